@@ -1,0 +1,134 @@
+"""The exception tree: every error a user can meet, in one place, with the sentence they need.
+
+Two families:
+
+1. `AgentRLError` and its plain subclasses: the run cannot go on as asked (settings, data, plug-ins, checkpoints).
+2. `Failure`: one trajectory went wrong. It says who is to blame, so that a policy table can decide what follows.
+"""
+
+from enum import StrEnum
+
+
+class AgentRLError(Exception):
+    """Base of all errors raised on purpose. The message says what was expected, what came, and what to do."""
+
+
+class SettingsError(AgentRLError):
+    """A setting is unknown, of the wrong type, or contradicts another one."""
+
+
+class DataError(AgentRLError):
+    """A data file is missing, empty or malformed; names the file, and the line and field where there is one."""
+
+
+class PluginError(AgentRLError):
+    """A user's object given by path (`pkg.mod:Name`, `path/file.py:Name`) could not be found, loaded or used."""
+
+
+class SampleError(AgentRLError, ValueError):
+    """A sample's tokens, mask, log-probs and lengths disagree."""
+
+
+class TemplateError(AgentRLError):
+    """A chat template cannot render what was asked of it, or would rewrite history under policy `fail`."""
+
+
+class CheckpointError(AgentRLError):
+    """A checkpoint is missing, incomplete or belongs to another model."""
+
+
+class LedgerError(AgentRLError):
+    """The ledger refused a transition that would train a group twice or lose it."""
+
+
+class TrainError(AgentRLError):
+    """The training step cannot go on: impossible layout, non-finite loss, or a batch that does not fit."""
+
+
+class Blame(StrEnum):
+    """Who caused a failed trajectory."""
+
+    MODEL = "model"
+    """The model's output cannot be used: no answer, broken call, and the like."""
+    TOOL = "tool"
+    """A tool raised, hung or returned nonsense and the environment did not take it as an observation."""
+    ENV = "env"
+    """The environment's or the custom generate function's own code raised or returned the wrong type."""
+    GRADER = "grader"
+    """The reward function raised, timed out or returned something that is not a finite number."""
+    ENGINE = "engine"
+    """The inference engine was unreachable, died, or refused the request."""
+    TIMEOUT = "timeout"
+    """The whole trajectory outlived its deadline."""
+    OVERFLOW = "overflow"
+    """The conversation no longer fits into the model's context."""
+
+
+class Failure(AgentRLError):
+    """One trajectory's failure: `blame` says whose fault, `kind` is a short stable slug for metrics."""
+
+    blame: Blame = Blame.ENV
+
+    def __init__(self, message: str, *, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind or self.blame.value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_failure, (type(self), str(self), self.kind))
+
+
+def _rebuild_failure(cls: type[Failure], message: str, kind: str) -> Failure:
+    return cls(message, kind=kind)
+
+
+class ModelFailure(Failure):
+    blame = Blame.MODEL
+
+
+class ToolFailure(Failure):
+    blame = Blame.TOOL
+
+
+class EnvFailure(Failure):
+    blame = Blame.ENV
+
+
+class GraderFailure(Failure):
+    blame = Blame.GRADER
+
+
+class TrajectoryTimeout(Failure):
+    blame = Blame.TIMEOUT
+
+
+class ContextOverflow(Failure):
+    blame = Blame.OVERFLOW
+
+
+class EngineFailure(Failure):
+    """Base of what the engine client raises."""
+
+    blame = Blame.ENGINE
+
+
+class EngineUnreachable(EngineFailure):
+    """No answer at all: connection refused, reset or lost before a response."""
+
+
+class EngineTimeout(EngineFailure):
+    """The engine did not answer within the request's deadline."""
+
+
+class EngineRejected(EngineFailure):
+    """The engine answered with an error status: `status` and the server's own message are kept."""
+
+    def __init__(self, message: str, *, status: int = 0, kind: str | None = None) -> None:
+        super().__init__(message, kind=kind)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_rejected, (type(self), str(self), self.status, self.kind))
+
+
+def _rebuild_rejected(cls: type[EngineRejected], message: str, status: int, kind: str) -> EngineRejected:
+    return cls(message, status=status, kind=kind)

@@ -1,0 +1,309 @@
+"""`Sample`: the one record that flows through the whole house.
+
+1. `tokens` is the whole sequence (prompt, then response). The response is everything after the first prompt:
+   what the model wrote and what it was shown in between.
+2. `loss_mask` and `rollout_log_probs` cover exactly the response: `response_length` entries each.
+3. A sample grows in two ways only: `append_model` (mask 1, real log-probs) and `append_observation` (mask 0,
+   log-prob 0). Lengths that disagree raise `SampleError` at the call that caused them; `validate` checks again
+   where a sample leaves user code.
+4. It round-trips to plain JSON types (`to_dict`) and to compact numpy arrays (`to_arrays`) without loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from agentrl.errors import SampleError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Message = dict[str, Any]
+"""One chat message: `role`, `content`, and where they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`."""
+
+
+class Status(Enum):
+    """How far a sample came."""
+
+    PENDING = "pending"
+    """Not yet generated."""
+    COMPLETED = "completed"
+    """The model (or the environment) ended it."""
+    TRUNCATED = "truncated"
+    """It hit a length, turn or context limit; what there is may be trained on."""
+    ABORTED = "aborted"
+    """It was cancelled from outside, for example by a weight update or a shutdown."""
+    FAILED = "failed"
+    """It broke; `metadata["failure"]` says how and who is to blame."""
+
+
+class Origin(StrEnum):
+    """Who wrote a segment of the response."""
+
+    MODEL = "model"
+    """Sampled by the model: loss mask 1."""
+    CLOSE = "close"
+    """Closing tokens that the model left out and the chat template needs: loss mask 0."""
+    ENV = "env"
+    """Tool results, user turns and generation prompts: loss mask 0."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """One contiguous run of response tokens with one author; `start` and `end` index into the response."""
+
+    origin: Origin
+    start: int
+    end: int
+    turn: int
+
+
+@dataclass(slots=True)
+class SpecInfo:
+    """Speculative-decoding counts summed over a sample's requests."""
+
+    spec_accept_token_num: int = 0
+    spec_draft_token_num: int = 0
+    spec_verify_ct: int = 0
+    completion_token_num: int = 0
+
+    def add(self, meta_info: Mapping[str, Any]) -> None:
+        """Add the counts of one engine answer's `meta_info`."""
+        self.spec_accept_token_num += int(meta_info.get("spec_accept_token_num", 0) or 0)
+        self.spec_draft_token_num += int(meta_info.get("spec_draft_token_num", 0) or 0)
+        self.spec_verify_ct += int(meta_info.get("spec_verify_ct", 0) or 0)
+        self.completion_token_num += int(meta_info.get("completion_tokens", 0) or 0)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One trajectory: a prompt, the tokens that followed, who wrote them, and what they earned.
+
+    Attributes:
+        group_index: index of the prompt's group; the group's samples share it.
+        index: running number of the sample over the whole run.
+        rollout_id: samples that one trajectory fanned out into share it; None means a trajectory of its own.
+        prompt: the prompt text, or a list of chat messages.
+        tokens: int token ids, prompt then response.
+        response: the response as text (for people and graders; never re-encoded).
+        response_length: number of response tokens.
+        reward: a finite number, or a dict of them (`--reward-key` picks one).
+        loss_mask: 1 where the token trains, one entry a response token.
+        rollout_log_probs: natural-log probability of each response token at sampling time, 0.0 where masked.
+        weight_versions: the weight versions that wrote the sample, in order of first use.
+        rollout_routed_experts: MoE routing as the engine reported it, one row a token.
+        remove_sample: keep the sample for statistics but give it no loss.
+        non_generation_time: seconds spent in tools and environment.
+        segments: who wrote which part of the response; empty if user code set `tokens` itself.
+    """
+
+    group_index: int | None = None
+    index: int | None = None
+    rollout_id: int | None = None
+    prompt: str | list[Message] = ""
+    tokens: list[int] = field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    label: Any = None
+    reward: float | dict[str, Any] | None = None
+    loss_mask: list[int] | None = None
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+    multimodal_inputs: Any = None
+    multimodal_train_inputs: Any = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    rollout_routed_experts: Any = None
+    remove_sample: bool = False
+    generate_function_path: str | None = None
+    train_metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    non_generation_time: float = 0.0
+    spec_info: SpecInfo = field(default_factory=SpecInfo)
+    segments: list[Segment] = field(default_factory=list)
+
+    Status = Status
+    SpecInfo = SpecInfo
+
+    # ---- growing ------------------------------------------------------------------------------------------
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of prompt tokens."""
+        return len(self.tokens) - self.response_length
+
+    def set_prompt_tokens(self, ids: Sequence[int]) -> None:
+        """Start (or restart) the sample from prompt token ids; any response is dropped."""
+        self.tokens = list(ids)
+        self.response, self.response_length = "", 0
+        self.loss_mask, self.rollout_log_probs = [], []
+        self.weight_versions, self.segments = [], []
+
+    def append_model(
+        self,
+        ids: Sequence[int],
+        log_probs: Sequence[float],
+        version: str | None = None,
+        *,
+        text: str = "",
+        turn: int = 0,
+    ) -> None:
+        """Append tokens that the model sampled (mask 1).
+
+        Args:
+            ids: the sampled token ids, exactly as the engine returned them.
+            log_probs: natural-log probability of each of them under the sampling policy.
+            version: the weight version that sampled them.
+            text: the decoded text, appended to `response`.
+            turn: the model turn they belong to, from 1.
+
+        Raises:
+            SampleError: `ids` and `log_probs` differ in length, or a log-prob is not a finite number.
+        """
+        if len(ids) != len(log_probs):
+            raise SampleError(
+                f"append_model got {len(ids)} ids but {len(log_probs)} log-probs; pass one log-prob an id"
+            )
+        if not all(map(math.isfinite, log_probs)):
+            bad = next(i for i, p in enumerate(log_probs) if not math.isfinite(p))
+            raise SampleError(f"append_model got log-prob {log_probs[bad]} at position {bad}; log-probs must be finite")
+        self._append(ids, log_probs, 1, Origin.MODEL, turn)
+        self.response += text
+        if version is not None and version not in self.weight_versions:
+            self.weight_versions.append(version)
+
+    def append_observation(
+        self, ids: Sequence[int], *, text: str = "", turn: int = 0, origin: Origin = Origin.ENV
+    ) -> None:
+        """Append tokens that the model was shown (mask 0, log-prob 0)."""
+        if origin is Origin.MODEL:
+            raise SampleError("append_observation cannot append model tokens; use append_model")
+        self._append(ids, [0.0] * len(ids), 0, origin, turn)
+        self.response += text
+
+    def _append(self, ids: Sequence[int], log_probs: Iterable[float], mask: int, origin: Origin, turn: int) -> None:
+        if self.loss_mask is None or self.rollout_log_probs is None:
+            if self.response_length:
+                raise SampleError(
+                    f"the sample has {self.response_length} response tokens but no loss_mask or rollout_log_probs; "
+                    "set both before appending, or build the sample with set_prompt_tokens and append_*"
+                )
+            self.loss_mask, self.rollout_log_probs = [], []
+        if not ids:
+            return
+        start = self.response_length
+        self.tokens.extend(ids)
+        self.loss_mask.extend([mask] * len(ids))
+        self.rollout_log_probs.extend(log_probs)
+        self.response_length += len(ids)
+        self.segments.append(Segment(origin, start, self.response_length, turn))
+
+    # ---- checking -----------------------------------------------------------------------------------------
+
+    def validate(self) -> Self:
+        """Check that lengths, mask, log-probs and segments agree; returns the sample.
+
+        Raises:
+            SampleError: names the field, what was expected and what came.
+        """
+        n = self.response_length
+        where = f"sample index={self.index} group_index={self.group_index}"
+        if not 0 <= n <= len(self.tokens):
+            raise SampleError(f"{where}: response_length is {n} but there are {len(self.tokens)} tokens")
+        if n and n == len(self.tokens):
+            raise SampleError(f"{where}: response_length covers all {n} tokens; the prompt's tokens are missing")
+        if self.loss_mask is not None:
+            if len(self.loss_mask) != n:
+                raise SampleError(f"{where}: loss_mask has {len(self.loss_mask)} entries, response_length is {n}")
+            if not {0, 1}.issuperset(self.loss_mask):
+                raise SampleError(f"{where}: loss_mask holds values other than 0 and 1")
+        if self.rollout_log_probs is not None:
+            if len(self.rollout_log_probs) != n:
+                raise SampleError(
+                    f"{where}: rollout_log_probs has {len(self.rollout_log_probs)} entries, response_length is {n}"
+                )
+            if not all(map(math.isfinite, self.rollout_log_probs)):
+                raise SampleError(f"{where}: rollout_log_probs holds a value that is not finite")
+        self._validate_segments(where)
+        return self
+
+    def _validate_segments(self, where: str) -> None:
+        if not self.segments or self.loss_mask is None:
+            return
+        at = 0
+        for segment in self.segments:
+            if segment.start != at or segment.end <= at or segment.end > self.response_length:
+                raise SampleError(f"{where}: segments do not cover the response: {segment} after position {at}")
+            want = 1 if segment.origin is Origin.MODEL else 0
+            trains = sum(self.loss_mask[segment.start : segment.end])
+            if (want == 0 and trains) or (want == 1 and trains not in (0, segment.end - segment.start)):
+                raise SampleError(f"{where}: loss_mask disagrees with who wrote {segment}")
+            at = segment.end
+        if at != self.response_length:
+            raise SampleError(f"{where}: segments cover {at} of {self.response_length} response tokens")
+
+    def get_reward_value(self, reward_key: str | None = None) -> float:
+        """The scalar reward; `reward_key` picks from a dict reward.
+
+        Raises:
+            SampleError: no reward, a key that the dict lacks, or a value that is not a finite number.
+        """
+        value: Any = self.reward
+        if isinstance(value, dict):
+            if reward_key is None or reward_key not in value:
+                raise SampleError(f"reward is a dict with keys {sorted(value)}; set --reward-key to one of them")
+            value = value[reward_key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise SampleError(f"sample index={self.index}: reward must be a finite number, got {value!r}")
+        return float(value)
+
+    # ---- carrying -----------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready types; `from_dict` restores an equal sample."""
+        out = {f.name: getattr(self, f.name) for f in fields(self)}
+        out["status"] = self.status.value
+        out["spec_info"] = {f.name: getattr(self.spec_info, f.name) for f in fields(self.spec_info)}
+        out["segments"] = [[s.origin.value, s.start, s.end, s.turn] for s in self.segments]
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; keys that are not fields raise `SampleError`."""
+        names = {f.name for f in fields(cls)}
+        if unknown := sorted(set(data) - names):
+            raise SampleError(f"unknown sample fields {unknown}; known are {sorted(names)}")
+        kept = dict(data)
+        if "status" in kept:
+            kept["status"] = Status(kept["status"])
+        if "spec_info" in kept:
+            kept["spec_info"] = SpecInfo(**kept["spec_info"])
+        if "segments" in kept:
+            kept["segments"] = [Segment(Origin(o), a, b, t) for o, a, b, t in kept["segments"]]
+        return cls(**kept)
+
+    def to_arrays(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Split into numpy arrays and the small rest.
+
+        Returns:
+            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` float64 [R] (absent if None).
+            rest: `to_dict` without those three.
+        """
+        import numpy as np
+
+        rest = self.to_dict()
+        arrays: dict[str, NDArray[Any]] = {"tokens": np.asarray(rest.pop("tokens"), dtype=np.int32)}
+        if (mask := rest.pop("loss_mask")) is not None:
+            arrays["loss_mask"] = np.asarray(mask, dtype=np.uint8)
+        if (log_probs := rest.pop("rollout_log_probs")) is not None:
+            arrays["rollout_log_probs"] = np.asarray(log_probs, dtype=np.float64)
+        return arrays, rest
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
+        """The inverse of `to_arrays`."""
+        return cls.from_dict({**rest, **{name: array.tolist() for name, array in arrays.items()}})
