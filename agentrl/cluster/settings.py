@@ -1,0 +1,50 @@
+"""Settings of the cluster room: which processes there are, on which devices, and how weights travel between them."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from agentrl.settings import Settings
+
+
+class ClusterSettings(Settings):
+    """Placement. A "GPU" in a flag's name is one trainer or engine process; on a CPU machine it is a CPU process."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where models run; auto takes CUDA if it is there."
+    )
+    ray_address: str | None = Field(None, description="A running Ray cluster to join; default: start one here.")
+    actor_num_nodes: PositiveInt = Field(1, description="Nodes of the trainer.")
+    actor_num_gpus_per_node: PositiveInt = Field(1, description="Trainer processes a node.")
+    rollout_num_gpus: PositiveInt = Field(1, description="Devices for all inference engines together.")
+    rollout_num_gpus_per_engine: PositiveInt = Field(1, description="Devices one inference engine uses.")
+    colocate: bool = Field(False, description="Trainer and engines share the same devices and take turns.")
+    offload_train: bool = Field(False, description="Move the trainer's state to host memory while engines generate.")
+    offload_rollout: bool = Field(False, description="Release the engines' memory while the trainer trains.")
+
+    update_weight_mode: Literal["broadcast", "disk"] = Field(
+        "broadcast", description="How new weights reach the engines: a process group, or files in the run's folder."
+    )
+    update_weights_interval: PositiveInt = Field(1, description="Send new weights every this many rollouts.")
+    update_weight_buffer_size: PositiveInt = Field(
+        512 * 1024 * 1024, description="Most bytes of weights sent in one go by broadcast."
+    )
+    weight_sync_timeout: PositiveFloat = Field(600.0, description="Seconds one weight update may take.")
+    train_timeout: PositiveFloat = Field(3600.0, description="Seconds one training step may take.")
+    start_timeout: PositiveFloat = Field(600.0, description="Seconds that starting all processes may take.")
+
+    debug_rollout_only: bool = Field(False, description="Generate and stop: start no trainer.")
+    load_debug_rollout_data: str | None = Field(
+        None,
+        description="Train on a dump of rollouts (path with {rollout_id}) instead of generating; no engine starts.",
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Number of trainer processes."""
+        return self.actor_num_nodes * self.actor_num_gpus_per_node
+
+    @property
+    def num_engines(self) -> int:
+        """Number of inference engines."""
+        return self.rollout_num_gpus // self.rollout_num_gpus_per_engine

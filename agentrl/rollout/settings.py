@@ -1,0 +1,111 @@
+"""Settings of the rollout room: what to generate, how to grade it, how long it may take, what failures lead to."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from agentrl.errors import Blame
+from agentrl.settings import Settings
+
+
+class FailureAction(StrEnum):
+    """What a failed trajectory leads to."""
+
+    RETRY = "retry"
+    """Start the trajectory again from its prompt; after `rollout_max_retries` it is kept masked."""
+    KEEP_MASKED = "keep_masked"
+    """Keep it with reward 0 for statistics and the group baseline, but train on none of its tokens."""
+    SCORE = "score"
+    """Grade what there is and train on it like any other trajectory."""
+    DROP_GROUP = "drop_group"
+    """Drop its whole group, with the reason in the ledger, and lease another prompt."""
+    RAISE = "raise"
+    """Stop the run with the failure's message."""
+
+
+DEFAULT_FAILURE_POLICY: dict[Blame, FailureAction] = {
+    Blame.MODEL: FailureAction.SCORE,
+    Blame.TOOL: FailureAction.RETRY,
+    Blame.ENV: FailureAction.RAISE,
+    Blame.GRADER: FailureAction.DROP_GROUP,
+    Blame.ENGINE: FailureAction.RAISE,
+    Blame.TIMEOUT: FailureAction.KEEP_MASKED,
+    Blame.OVERFLOW: FailureAction.SCORE,
+}
+
+
+class RolloutSettings(Settings):
+    """How trajectories are generated, graded and evaluated."""
+
+    env: str | None = Field(None, description="The agent's environment: pkg.mod:Name or path/file.py:Name.")
+    custom_generate_function_path: str | None = Field(
+        None, description="Your own generate function instead of an environment: pkg.mod:fn or path/file.py[:fn]."
+    )
+    max_turns: PositiveInt | None = Field(None, description="Model turns a trajectory; default: the environment's own.")
+
+    num_rollout: PositiveInt = Field(100, description="Rollouts (generate, then train) in the whole run.")
+    rollout_batch_size: PositiveInt = Field(16, description="Prompts a rollout.")
+    n_samples_per_prompt: PositiveInt = Field(8, description="Trajectories a prompt: the group's size.")
+    over_sampling_batch_size: PositiveInt | None = Field(
+        None,
+        description="Prompts in flight at once, at least rollout_batch_size; the extra ones replace dropped groups.",
+    )
+    rollout_seed: int = Field(42, description="Seed of prompt order and of each trajectory's sampling.")
+
+    rollout_temperature: float = Field(1.0, ge=0, description="Sampling temperature while training.")
+    rollout_top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling while training.")
+    rollout_top_k: int = Field(-1, ge=-1, description="Top-k sampling while training; -1 is off.")
+    rollout_max_prompt_len: PositiveInt | None = Field(
+        None, description="Longest prompt in tokens; longer is an error."
+    )
+    rollout_max_response_len: PositiveInt = Field(1024, description="Most tokens the model may write in one turn.")
+    rollout_max_context_len: PositiveInt | None = Field(
+        None, description="Most tokens of a whole trajectory; default: the model's context length."
+    )
+    rollout_stop: tuple[str, ...] = Field((), description="Extra stop strings.")
+    rollout_stop_token_ids: tuple[int, ...] = Field((), description="Extra stop token ids.")
+    rollout_skip_special_tokens: bool = Field(True, description="Leave special tokens out of the response text.")
+
+    rm_type: str | None = Field(None, description="Built-in grader of agentrl.rm_hub, for example exact_match.")
+    custom_rm_path: str | None = Field(None, description="Your own reward function: pkg.mod:fn or path/file.py[:fn].")
+    group_rm: bool = Field(False, description="Call the reward function once a group with all its samples.")
+    reward_key: str | None = Field(None, description="Which entry of a dict reward trains.")
+    eval_reward_key: str | None = Field(None, description="Which entry of a dict reward evaluation counts.")
+    dynamic_sampling_filter_path: str | None = Field(
+        None, description="fn(args, samples) -> bool: keep this group? Built in: agentrl.rollout.filters:nonzero_std."
+    )
+
+    eval_prompt_data: tuple[str, ...] = Field(
+        (), description="Evaluation sets: NAME PATH pairs, or one PATH; repeatable."
+    )
+    eval_interval: PositiveInt | None = Field(None, description="Evaluate every this many rollouts.")
+    eval_before_train: bool = Field(
+        True, description="Evaluate once before the first rollout where eval data is given."
+    )
+    n_samples_per_eval_prompt: PositiveInt = Field(1, description="Trajectories a prompt in evaluation.")
+    eval_temperature: float | None = Field(None, ge=0, description="Temperature in evaluation; default: training's.")
+    eval_top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling in evaluation.")
+    eval_top_k: int | None = Field(None, ge=-1, description="Top-k sampling in evaluation.")
+    eval_max_response_len: PositiveInt | None = Field(None, description="Most tokens a turn in evaluation.")
+
+    rollout_max_concurrency: PositiveInt = Field(1024, description="Trajectories in flight at once.")
+    trajectory_timeout: PositiveFloat = Field(600.0, description="Seconds one trajectory may take in all.")
+    env_timeout: PositiveFloat = Field(120.0, description="Seconds one call of the environment's own code may take.")
+    reward_timeout: PositiveFloat = Field(60.0, description="Seconds one call of the reward function may take.")
+    rollout_max_retries: int = Field(2, ge=0, description="Fresh starts of a trajectory whose failure says retry.")
+    failure_policy: dict[Blame, FailureAction] = Field(
+        default_factory=lambda: dict(DEFAULT_FAILURE_POLICY),
+        description="What a failure leads to by who is to blame, for example tool=retry or env=drop_group.",
+    )
+
+    chat_template_path: str | None = Field(None, description="A Jinja chat template instead of the model's own.")
+    tool_call_parser: str = Field("auto", description="Format of tool calls in the model's text: auto, hermes, llama3.")
+    reasoning_parser: str = Field("auto", description="Format of reasoning in the model's text: auto, think, none.")
+    history_policy: Literal["keep", "split", "fail"] = Field(
+        "keep", description="When the template would rewrite history: keep the sampled tokens, split the sample, fail."
+    )
+
+    def action(self, blame: Blame) -> FailureAction:
+        """What the policy table says about a failure caused by `blame`."""
+        return self.failure_policy.get(blame, DEFAULT_FAILURE_POLICY[blame])
