@@ -10,9 +10,7 @@ from agentrl.settings import Settings
 class ClusterSettings(Settings):
     """Placement. A "GPU" in a flag's name is one trainer or engine process; on a CPU machine it is a CPU process."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where models run; auto takes CUDA if it is there."
-    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where models run; auto takes CUDA if there.")
     ray_address: str | None = Field(None, description="A running Ray cluster to join; default: start one here.")
     actor_num_nodes: PositiveInt = Field(1, description="Nodes of the trainer.")
     actor_num_gpus_per_node: PositiveInt = Field(1, description="Trainer processes a node.")

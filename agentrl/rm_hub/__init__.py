@@ -1,0 +1,8 @@
+"""Graders: pure functions from an answer and a label to a score, usable without the trainer.
+
+`grade(rm_type, response, label)` looks a grader up by name; `async_rm(args, sample)` is what the rollout loop calls.
+"""
+
+from agentrl.rm_hub.registry import async_rm, final_answer, grade, graders
+
+__all__ = ["async_rm", "final_answer", "grade", "graders"]

@@ -49,15 +49,16 @@ class RolloutSettings(Settings):
     n_samples_per_prompt: PositiveInt = Field(8, description="Trajectories a prompt: the group's size.")
     over_sampling_batch_size: PositiveInt | None = Field(
         None,
-        description="Prompts in flight at once, at least rollout_batch_size; the extra ones replace dropped groups.",
+        description="Prompts in flight at once, at least rollout_batch_size.",
     )
     rollout_seed: int = Field(42, description="Seed of prompt order and of each trajectory's sampling.")
+    rollout_deterministic: bool = Field(True, description="Send the engine a sampling seed with every request.")
 
     rollout_temperature: float = Field(1.0, ge=0, description="Sampling temperature while training.")
     rollout_top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling while training.")
     rollout_top_k: int = Field(-1, ge=-1, description="Top-k sampling while training; -1 is off.")
     rollout_max_prompt_len: PositiveInt | None = Field(
-        None, description="Longest prompt in tokens; longer is an error."
+        None, description="Longest prompt in tokens; a longer one fails."
     )
     rollout_max_response_len: PositiveInt = Field(1024, description="Most tokens the model may write in one turn.")
     rollout_max_context_len: PositiveInt | None = Field(
@@ -80,9 +81,7 @@ class RolloutSettings(Settings):
         (), description="Evaluation sets: NAME PATH pairs, or one PATH; repeatable."
     )
     eval_interval: PositiveInt | None = Field(None, description="Evaluate every this many rollouts.")
-    eval_before_train: bool = Field(
-        True, description="Evaluate once before the first rollout where eval data is given."
-    )
+    eval_before_train: bool = Field(True, description="Evaluate once before the first rollout.")
     n_samples_per_eval_prompt: PositiveInt = Field(1, description="Trajectories a prompt in evaluation.")
     eval_temperature: float | None = Field(None, ge=0, description="Temperature in evaluation; default: training's.")
     eval_top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling in evaluation.")

@@ -1,0 +1,111 @@
+"""What a trajectory needs from its surroundings, and how user code reaches it.
+
+`RolloutContext` is built once per process. While a generate function runs, `current()` returns it, so that a
+custom function that got only `(args, samples)` can still call the engine and the chat room.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.errors import AgentRLError
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.sample import Sample
+
+N = TypeVar("N", int, float)
+
+if TYPE_CHECKING:
+    from agentrl.chat import Chat
+    from agentrl.envs import Environment
+
+
+class Generator(Protocol):
+    """The part of the engine client that generating needs."""
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        rid: str | None = None,
+        session_id: str | None = None,
+        deadline: float | None = None,
+    ) -> Generation:
+        """Sample a continuation of `input_ids`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutContext:
+    """Everything that generating needs; immutable and shared by all trajectories of a process.
+
+    Attributes:
+        args: the run's settings as users see them, read-only and flat, under slime's names.
+        context_length: most tokens of a whole trajectory, prompt included.
+    """
+
+    settings: RolloutSettings
+    args: Any
+    chat: "Chat"
+    client: Generator
+    context_length: int
+    environment: "type[Environment] | None" = None
+
+    def params(self, *, evaluation: bool = False) -> SamplingParams:
+        """The sampling parameters of training or evaluation, without seed and stop ids of the template."""
+        s = self.settings
+
+        def pick(own: N | None, training: N) -> N:
+            return own if evaluation and own is not None else training
+
+        return SamplingParams(
+            temperature=pick(s.eval_temperature, s.rollout_temperature),
+            top_p=pick(s.eval_top_p, s.rollout_top_p),
+            top_k=pick(s.eval_top_k, s.rollout_top_k),
+            max_new_tokens=pick(s.eval_max_response_len, s.rollout_max_response_len),
+            stop=s.rollout_stop,
+            stop_token_ids=(*self.chat.stop_token_ids, *s.rollout_stop_token_ids),
+            skip_special_tokens=s.rollout_skip_special_tokens,
+            no_stop_trim=True,
+        )
+
+    def turn_params(self, params: SamplingParams, sample: Sample, turn: int, budget: int) -> SamplingParams:
+        """`params` for one turn: no longer than `budget` tokens, and with the turn's own seed."""
+        seed = turn_seed(self.settings.rollout_seed, sample, turn) if self.settings.rollout_deterministic else None
+        most = budget if params.max_new_tokens is None else min(params.max_new_tokens, budget)
+        return replace(params, max_new_tokens=most, sampling_seed=seed)
+
+
+def turn_seed(seed: int, sample: Sample, turn: int) -> int:
+    """A 31-bit seed that is a pure function of the run's seed, the sample, its attempt and the turn."""
+    key = f"{seed}/{sample.group_index}/{sample.index}/{sample.metadata.get('attempt', 0)}/{turn}"
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1
+
+
+_CONTEXT: ContextVar[RolloutContext | None] = ContextVar("agentrl_rollout_context", default=None)
+
+
+def current() -> RolloutContext:
+    """The context of the rollout that is running this code.
+
+    Raises:
+        AgentRLError: called outside a generate function.
+    """
+    context = _CONTEXT.get()
+    if context is None:
+        raise AgentRLError("no rollout is running here: call this from inside a generate function")
+    return context
+
+
+@contextmanager
+def entered(context: RolloutContext) -> Iterator[None]:
+    """Make `context` the current one for the code inside."""
+    token = _CONTEXT.set(context)
+    try:
+        yield
+    finally:
+        _CONTEXT.reset(token)

@@ -1,0 +1,91 @@
+"""Evaluation: the same runner, parser and grader as in training, on prompts that are never trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import anyio
+
+from agentrl.observability.stats import pass_at_k
+from agentrl.rollout.loop import DropGroup, Group, RolloutStats, TrajectoryRunner
+from agentrl.sample import Sample, Status
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """One data set's evaluation.
+
+    Attributes:
+        metrics: mean reward, pass@k, lengths, truncation, tool use; names without the data set's.
+        groups: the graded samples, one group a prompt.
+    """
+
+    name: str
+    metrics: dict[str, float]
+    groups: list[Group] = field(default_factory=list)
+
+
+async def evaluate(
+    runner: TrajectoryRunner, name: str, prompts: Sequence[Group], *, pass_threshold: float = 1.0
+) -> EvalResult:
+    """Play every prompt's group and count.
+
+    Args:
+        name: the data set's name, for the metrics.
+        prompts: groups of pending samples, `n_samples_per_eval_prompt` each.
+        pass_threshold: least reward that counts as a success in pass@k.
+    """
+    stats = RolloutStats()
+    graded: list[Group] = [[] for _ in prompts]
+
+    async def one(at: int, group: Group) -> None:
+        try:
+            graded[at] = await runner.group(group, evaluation=True, stats=stats)
+        except DropGroup as drop:
+            stats.dropped[drop.reason] += 1
+
+    async with anyio.create_task_group() as tasks:
+        for at, group in enumerate(prompts):
+            tasks.start_soon(one, at, group)
+    return EvalResult(name, _metrics(runner, graded, stats, pass_threshold), graded)
+
+
+def _metrics(
+    runner: TrajectoryRunner, groups: Sequence[Group], stats: RolloutStats, pass_threshold: float
+) -> dict[str, float]:
+    settings = runner.context.settings
+    key = settings.eval_reward_key or settings.reward_key
+    finished = [group for group in groups if group]
+    rewards = [[sample.get_reward_value(key) for sample in _heads(group)] for group in finished]
+    flat = [reward for group in rewards for reward in group]
+    samples = [sample for group in finished for sample in group]
+    if not flat:
+        return {"samples": 0.0, "failed_groups": float(len(groups))}
+    metrics = {
+        "reward": sum(flat) / len(flat),
+        "samples": float(len(flat)),
+        "failed_groups": float(len(groups) - len(finished)),
+        "response_length": _mean([s.response_length for s in samples]),
+        "truncated": _mean([s.status is Status.TRUNCATED for s in samples]),
+        "failed": _mean([s.status is Status.FAILED for s in samples]),
+        "tool_calls": _mean([s.metadata.get("counters", {}).get("tool_calls", 0) for s in samples]),
+        "used_tool": _mean([bool(s.metadata.get("counters", {}).get("tool_ok", 0)) for s in samples]),
+    }
+    n = min(len(group) for group in rewards)
+    k = 1
+    while k <= n:
+        solved = [sum(r >= pass_threshold for r in group) for group in rewards]
+        metrics[f"pass@{k}"] = _mean([pass_at_k(len(g), c, k) for g, c in zip(rewards, solved, strict=True)])
+        k *= 2
+    return metrics
+
+
+def _heads(group: Group) -> list[Sample]:
+    """One sample a trajectory: fan-out siblings share their reward and count once."""
+    seen: dict[object, Sample] = {}
+    for at, sample in enumerate(group):
+        seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), sample)
+    return list(seen.values())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,60 @@
+"""Turning whatever goes wrong in one trajectory into a typed failure, and a failure into a marked sample.
+
+User code is called through `guarded`: a deadline, and every exception it raises becomes a `Failure` that says
+whose code it was, where it raised and why.
+"""
+
+import traceback
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import anyio
+
+from agentrl.errors import AgentRLError, Failure
+from agentrl.sample import Sample, Status
+
+T = TypeVar("T")
+
+
+async def guarded(call: Awaitable[T], *, what: str, timeout: float, failure: type[Failure]) -> T:
+    """Await `call` with a deadline; anything it raises comes out as `failure`.
+
+    Args:
+        call: the awaitable of user code.
+        what: whose code it is, for the message (`SearchEnv.step`).
+        timeout: seconds it may take.
+        failure: the type that names who is to blame.
+    """
+    try:
+        with anyio.fail_after(timeout) as scope:
+            return await call
+    except TimeoutError as error:
+        if scope.cancelled_caught:
+            raise failure(f"{what} took longer than {timeout:g} s", kind=f"{failure.blame}_timeout") from error
+        raise failure(describe(what, error), kind=f"{failure.blame}_raised") from error
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise failure(describe(what, error), kind=f"{failure.blame}_raised") from error
+
+
+def describe(what: str, error: BaseException) -> str:
+    """`what` raised `error`, with the innermost line of the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    return f"{what} raised {type(error).__name__}: {error}{where}"
+
+
+def mark_failed(sample: Sample, failure: Failure) -> Sample:
+    """Record `failure` on the sample; what it holds so far stays."""
+    sample.status = Status.FAILED
+    sample.metadata["failure"] = {"blame": failure.blame.value, "kind": failure.kind, "message": str(failure)}
+    return sample
+
+
+def mask_out(sample: Sample) -> Sample:
+    """Keep the sample for statistics and baselines with reward 0, and train on none of its tokens."""
+    sample.remove_sample = True
+    if sample.reward is None:
+        sample.reward = 0.0
+    return sample

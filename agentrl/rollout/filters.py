@@ -1,0 +1,55 @@
+"""Group filters: `fn(args, samples) -> bool` (or an object with `keep` and `reason`), asked once a finished group."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import PluginError
+from agentrl.plugins import load_object
+from agentrl.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class FilterOutput:
+    """A filter's verdict; `reason` goes into the ledger and the metrics when the group is dropped."""
+
+    keep: bool
+    reason: str | None = None
+
+
+GroupFilter = Callable[[Any, list[Sample]], "FilterOutput | bool"]
+
+
+def nonzero_std(args: Any, samples: list[Sample]) -> FilterOutput:
+    """Keep a group only if its rewards differ: equal rewards give no GRPO gradient (DAPO, arXiv:2503.14476)."""
+    rewards = [sample.get_reward_value(args.reward_key) for sample in samples]
+    keep = max(rewards) - min(rewards) > 1e-9
+    return FilterOutput(keep, None if keep else f"zero_std_{rewards[0]:g}")
+
+
+def load_filter(path: str) -> GroupFilter:
+    """Load `--dynamic-sampling-filter-path`.
+
+    Raises:
+        PluginError: not found or not a plain function of `(args, samples)`.
+    """
+    flag = "--dynamic-sampling-filter-path"
+    found = load_object(path, what=flag, default_names=("filter", "keep"))
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        raise PluginError(f"{flag} {path}: expected a plain function (args, samples) -> bool, got {found!r:.80}")
+    checked: GroupFilter = found
+    return checked
+
+
+def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]) -> FilterOutput:
+    """Ask the filter, if there is one."""
+    if group_filter is None:
+        return FilterOutput(True)
+    verdict = group_filter(args, list(samples))
+    if isinstance(verdict, bool):
+        return FilterOutput(verdict, None if verdict else "filtered")
+    keep = getattr(verdict, "keep", None)
+    if not isinstance(keep, bool):
+        raise PluginError(f"the group filter must return a bool or an object with a bool `keep`, got {verdict!r:.80}")
+    return FilterOutput(keep, getattr(verdict, "reason", None) or (None if keep else "filtered"))

@@ -1,0 +1,203 @@
+"""User functions behind one shape each.
+
+Generate, accepted forms (all async):
+    `(args, samples)`, `(args, samples, evaluation=...)`: a whole group at once;
+    `(args, sample, sampling_params)`, `(args, sample, sampling_params, evaluation=...)`: one trajectory.
+Each returns a `Sample`, a list of them, or (group form) a list with a `Sample` or a list of samples per input.
+
+Reward, accepted forms (async or plain):
+    `(args, sample, **kwargs)`; with `--group-rm` `(args, samples, **kwargs)`; `(samples, **kwargs)`.
+A plain function runs in a worker thread, never on the event loop.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+
+from agentrl.engine.wire import SamplingParams
+from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
+from agentrl.plugins import load_object
+from agentrl.sample import Sample, Status
+
+Generated = list[list[Sample]]
+"""For each input sample the samples that its trajectory produced, at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateFunction:
+    """A user's generate function and how to call it."""
+
+    function: Callable[..., Awaitable[Any]]
+    name: str
+    per_sample: bool
+    takes_evaluation: bool
+
+    @classmethod
+    def load(cls, path: str) -> "GenerateFunction":
+        """Load and inspect `--custom-generate-function-path`.
+
+        Raises:
+            PluginError: not found, not async, or with a signature that is none of the accepted forms.
+        """
+        flag = "--custom-generate-function-path"
+        function = load_object(path, what=flag, default_names=("generate", "custom_generate"))
+        return cls.of(function, f"{flag} {path}")
+
+    @classmethod
+    def of(cls, function: Any, name: str) -> "GenerateFunction":
+        """Inspect a function; `name` is used in messages."""
+        if not inspect.iscoroutinefunction(function):
+            raise PluginError(
+                f"{name}: expected an async function, got {_kind(function)}; write `async def generate(...)`"
+            )
+        parameters = inspect.signature(function).parameters
+        positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        takes_evaluation = "evaluation" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        required = [n for n in positional if n != "evaluation"]
+        if len(required) not in (2, 3):
+            raise PluginError(
+                f"{name}: expected (args, samples) or (args, sample, sampling_params), each optionally with "
+                f"evaluation=..., got ({', '.join(parameters)})"
+            )
+        return cls(function, name, len(required) == 3, takes_evaluation)
+
+    async def call_one(self, args: Any, sample: Sample, params: SamplingParams, evaluation: bool) -> list[Sample]:
+        """Call the per-sample form."""
+        extra = {"evaluation": evaluation} if self.takes_evaluation else {}
+        result = await self.function(args, sample, params.to_wire(), **extra)
+        return self._members(result)
+
+    async def call_group(self, args: Any, samples: list[Sample], evaluation: bool) -> Generated:
+        """Call the group form."""
+        extra = {"evaluation": evaluation} if self.takes_evaluation else {}
+        result = await self.function(args, samples, **extra)
+        if isinstance(result, Sample):
+            result = [result]
+        if not isinstance(result, (list, tuple)):
+            raise EnvFailure(f"{self.name} must return a list of samples, got {_kind(result)}", kind="env_bad_result")
+        if len(result) != len(samples):
+            raise EnvFailure(
+                f"{self.name} returned {len(result)} items for a group of {len(samples)} samples; return one item a "
+                "sample (an item may itself be a list of samples)",
+                kind="env_bad_result",
+            )
+        return [self._members(item) for item in result]
+
+    def _members(self, item: Any) -> list[Sample]:
+        members = [item] if isinstance(item, Sample) else item
+        if not isinstance(members, (list, tuple)) or not members or not all(isinstance(m, Sample) for m in members):
+            raise EnvFailure(
+                f"{self.name} must return a Sample or a non-empty list of them, got {_kind(item)}",
+                kind="env_bad_result",
+            )
+        return list(members)
+
+
+def settle(generated: list[Sample], origin: Sample, name: str) -> list[Sample]:
+    """Check samples where they leave user code, and complete what user code may leave out.
+
+    Samples that one trajectory fanned out into get a common `rollout_id`; a missing loss mask means that the
+    whole response trains; `PENDING` becomes `COMPLETED`.
+
+    Raises:
+        EnvFailure: tokens, mask or log-probs are missing or misaligned.
+    """
+    for member in generated:
+        member.group_index = origin.group_index
+        if len(generated) > 1 and member.rollout_id is None:
+            member.rollout_id = origin.index
+        if member.index is None:
+            member.index = origin.index
+        if not member.tokens:
+            raise EnvFailure(
+                f"{name} returned a sample without tokens; set tokens, response_length and loss_mask, or generate with "
+                "agentrl.rollout.helpers so that they are recorded for you",
+                kind="env_bad_result",
+            )
+        if member.loss_mask is None:
+            member.loss_mask = [1] * member.response_length
+        if member.status is Status.PENDING:
+            member.status = Status.COMPLETED
+        try:
+            member.validate()
+        except SampleError as error:
+            raise EnvFailure(f"{name} returned a misaligned sample: {error}", kind="env_bad_result") from error
+    return generated
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """A user's reward function and how to call it."""
+
+    function: Callable[..., Any]
+    name: str
+    samples_only: bool
+    group: bool
+
+    @classmethod
+    def load(cls, path: str, *, group: bool) -> "RewardFunction":
+        """Load and inspect `--custom-rm-path`.
+
+        Raises:
+            PluginError: not found, not callable, or with a signature that is none of the accepted forms.
+        """
+        flag = "--custom-rm-path"
+        names = ("batched_custom_rm", "reward_func", "custom_rm", "compute_reward")
+        function = load_object(path, what=flag, default_names=names if group else names[1:])
+        return cls.of(function, f"{flag} {path}", group=group)
+
+    @classmethod
+    def of(cls, function: Any, name: str, *, group: bool) -> "RewardFunction":
+        """Inspect a function; `name` is used in messages."""
+        if not callable(function):
+            raise PluginError(f"{name}: expected a function, got {_kind(function)}")
+        parameters = inspect.signature(function).parameters.values()
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        required = [p for p in positional if p.default is p.empty]
+        if len(required) not in (1, 2):
+            raise PluginError(
+                f"{name}: expected (args, sample), (args, samples) or (samples), got {len(required)} arguments"
+            )
+        samples_only = len(required) == 1
+        return cls(function, name, samples_only, group or samples_only)
+
+    async def __call__(self, args: Any, samples: Sequence[Sample]) -> list[Any]:
+        """The raw rewards of `samples`, in order; checked for number, not yet for value."""
+        if not self.group:
+            return await self._each(args, samples)
+        call = (
+            partial(self.function, list(samples)) if self.samples_only else partial(self.function, args, list(samples))
+        )
+        rewards = await _invoke(call)
+        if not isinstance(rewards, (list, tuple)) or len(rewards) != len(samples):
+            size = len(rewards) if isinstance(rewards, (list, tuple)) else _kind(rewards)
+            raise AgentRLError(
+                f"{self.name} returned {size} rewards for {len(samples)} samples; return a list with one each"
+            )
+        return list(rewards)
+
+    async def _each(self, args: Any, samples: Sequence[Sample]) -> list[Any]:
+        rewards: list[Any] = [None] * len(samples)
+
+        async def one(at: int, sample: Sample) -> None:
+            rewards[at] = await _invoke(partial(self.function, args, sample))
+
+        async with anyio.create_task_group() as group:
+            for at, sample in enumerate(samples):
+                group.start_soon(one, at, sample)
+        return rewards
+
+
+async def _invoke(call: "partial[Any]") -> Any:
+    if inspect.iscoroutinefunction(call.func):
+        return await call()
+    result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.80}"

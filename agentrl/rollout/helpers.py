@@ -1,0 +1,165 @@
+"""Helpers for custom generate functions that think in messages and text, and still train on the exact tokens.
+
+    from agentrl.rollout.helpers import generate_single, extract_tool_call, execute_tool, build_loss_mask
+
+`generate_single(conversation)` renders what is new in the conversation, samples one turn and returns its text;
+the ids, log-probs and weight versions are recorded. When the function returns, samples that it left without
+tokens get the recorded ones; `build_loss_mask(sample)` does so at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from agentrl.chat import ChatSession, ToolCall
+from agentrl.engine.wire import SamplingParams
+from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
+from agentrl.rollout.agent_loop import record_generation
+from agentrl.rollout.context import RolloutContext
+from agentrl.sample import Message, Origin, Sample, Status
+from agentrl.tools import Toolbox
+
+
+@dataclass(slots=True)
+class _Record:
+    """One conversation that the function drives: the session, its tokens so far, and how much of it was seen."""
+
+    conversation: list[Message]
+    session: ChatSession
+    sample: Sample
+    seen: int
+    turns: int = 0
+    owner: Sample | None = None
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Records the conversations of one call of a custom generate function."""
+
+    context: RolloutContext
+    params: SamplingParams
+    records: list[_Record] = field(default_factory=list)
+    toolbox: Toolbox = field(default_factory=Toolbox)
+
+    def __post_init__(self) -> None:
+        if self.context.environment is not None:
+            self.toolbox = self.context.environment.create(self.context.args).toolbox
+
+    async def turn(self, conversation: list[Message]) -> str:
+        """Sample the next assistant turn of `conversation`; returns its text without control tokens."""
+        record = self._find(conversation)
+        sample, context = record.sample, self.context
+        budget = context.context_length - len(sample.tokens) - 1
+        if budget < 1:
+            raise ContextOverflow(f"the conversation has {len(sample.tokens)} tokens, {context.context_length} fit")
+        record.turns += 1
+        params = context.turn_params(self.params, sample, record.turns, budget)
+        generation = await context.client.generate(sample.tokens, params, session_id=f"custom-{id(record)}")
+        record_generation(sample, generation, record.turns)
+        record.session.sampled(generation.ids, text=generation.text)
+        sample.status = Status.TRUNCATED if generation.finish_reason.type == "length" else Status.COMPLETED
+        record.seen = len(conversation)
+        return context.chat.decode(generation.ids, skip_special_tokens=True)
+
+    def _find(self, conversation: list[Message]) -> _Record:
+        for record in self.records:
+            if record.conversation is conversation:
+                self._show(record)
+                return record
+        tools = self.toolbox.schemas or None
+        session = self.context.chat.session(conversation, tools)
+        sample = Sample(index=len(self.records))
+        sample.set_prompt_tokens(session.prompt_ids)
+        self.records.append(_Record(conversation, session, sample, len(conversation)))
+        return self.records[-1]
+
+    def _show(self, record: _Record) -> None:
+        """Append what the caller added since the last turn; the model's own turn is already there as tokens."""
+        new = [m for m in record.conversation[record.seen :] if m.get("role") != "assistant"]
+        if not new:
+            raise EnvFailure(
+                "generate_single was called twice with nothing new in the conversation", kind="env_bad_call"
+            )
+        delta = record.session.extend(new)
+        decode = self.context.chat.decode
+        record.sample.append_observation(delta.close, text=decode(delta.close), origin=Origin.CLOSE, turn=record.turns)
+        record.sample.append_observation(delta.env, text=decode(delta.env), turn=record.turns)
+
+    def claim(self, sample: Sample) -> bool:
+        """Give `sample` the tokens of its conversation; False if none was recorded for it."""
+        free = [r for r in self.records if r.owner is None or r.owner is sample]
+        mine = [r for r in free if r.owner is sample or r.conversation is sample.prompt] or free
+        if not mine:
+            return False
+        record = mine[0]
+        record.owner = sample
+        _copy_tokens(record.sample, sample)
+        return True
+
+    def fill(self, samples: Sequence[Sample]) -> None:
+        """Give every sample that has no tokens those of its recorded conversation, in order."""
+        for sample in samples:
+            if not sample.tokens:
+                self.claim(sample)
+
+
+def _copy_tokens(source: Sample, target: Sample) -> None:
+    target.tokens, target.response_length = source.tokens, source.response_length
+    target.loss_mask, target.rollout_log_probs = source.loss_mask, source.rollout_log_probs
+    target.weight_versions, target.segments = source.weight_versions, source.segments
+    target.response = target.response or source.response
+    if target.status is Status.PENDING:
+        target.status = source.status
+
+
+_RECORDER: ContextVar[Recorder | None] = ContextVar("agentrl_recorder", default=None)
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Make `recorder` the one that the helpers of this module write to."""
+    token = _RECORDER.set(recorder)
+    try:
+        yield
+    finally:
+        _RECORDER.reset(token)
+
+
+def _recorder() -> Recorder:
+    recorder = _RECORDER.get()
+    if recorder is None:
+        raise AgentRLError("no generate function is running here: call this helper from inside one")
+    return recorder
+
+
+async def generate_single(conversation: list[Message]) -> str:
+    """Sample one assistant turn. Pass the same list each time, with what is new appended to it.
+
+    Returns:
+        The turn's text, control tokens left out.
+    """
+    return await _recorder().turn(conversation)
+
+
+def extract_tool_call(response: str) -> ToolCall | None:
+    """The first well-formed tool call in a turn's text, or None."""
+    recorder = _recorder()
+    calls = recorder.context.chat.parse(response, recorder.toolbox.schemas or None).tool_calls
+    return calls[0] if calls else None
+
+
+async def execute_tool(call: ToolCall) -> str:
+    """Run a call against the tools of `--env`; what goes wrong in the tool comes back as text for the model."""
+    return (await _recorder().toolbox.run(call.name, call.arguments)).text
+
+
+def build_loss_mask(sample: Sample) -> list[int]:
+    """The loss mask of the sample's recorded conversation; its tokens and log-probs are set on the sample too.
+
+    Raises:
+        EnvFailure: nothing was generated for it.
+    """
+    if not _recorder().claim(sample) or sample.loss_mask is None:
+        raise EnvFailure("build_loss_mask: nothing was generated with generate_single yet", kind="env_bad_call")
+    return sample.loss_mask

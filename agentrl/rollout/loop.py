@@ -1,0 +1,299 @@
+"""The rollout loop: many trajectories at once, each with its own deadline, failures typed, groups whole.
+
+1. Structured: every trajectory is a task of the rollout's task group. Leaving the loop, by success, error or
+   cancellation, leaves nothing running.
+2. A group is kept, or dropped with a reason, as a whole; the store (the ledger) is told before the loop goes on.
+3. Failures follow the policy table of the settings and are counted by blame and kind.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+
+from agentrl.engine.wire import SamplingParams
+from agentrl.errors import EnvFailure, Failure, TrajectoryTimeout
+from agentrl.rollout.agent_loop import run_environment
+from agentrl.rollout.context import RolloutContext, entered
+from agentrl.rollout.failures import guarded, mark_failed, mask_out
+from agentrl.rollout.filters import GroupFilter, judge
+from agentrl.rollout.functions import GenerateFunction, settle
+from agentrl.rollout.helpers import Recorder, recording
+from agentrl.rollout.rewards import Grader
+from agentrl.rollout.scheduler import GroupScheduler
+from agentrl.rollout.settings import FailureAction
+from agentrl.sample import Sample, Status
+
+Group = list[Sample]
+
+
+class GroupStore(Protocol):
+    """Where groups come from and where their fate is recorded."""
+
+    def lease(self, count: int, rollout_id: int) -> list[Group]:
+        """At most `count` new groups of pending samples; fewer when the data has ended."""
+        ...
+
+    def complete(self, group: Group) -> None:
+        """The group is finished and will be trained on."""
+        ...
+
+    def drop(self, group: Group, reason: str) -> None:
+        """The group is finished and will not be trained on."""
+        ...
+
+    def release(self, group: Group) -> None:
+        """The group was started but is not needed in this rollout; it stays to be generated later."""
+        ...
+
+
+class DropGroup(Exception):
+    """Internal: the policy says that this failure drops the group."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class RolloutStats:
+    """Counts of one rollout: what was offered, what was kept, and what went wrong."""
+
+    offered: list[Sample] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    retries: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class RolloutResult:
+    """The kept groups, in the order of their leases, and the counts."""
+
+    groups: list[Group]
+    stats: RolloutStats
+
+
+class TrajectoryRunner:
+    """Plays trajectories and groups: generate, failure policy, reward. Used by training and evaluation."""
+
+    def __init__(self, context: RolloutContext, grader: Grader, generate: GenerateFunction | None = None) -> None:
+        self.context, self.grader, self.generate = context, grader, generate
+        self._limit = anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
+
+    async def group(self, samples: Group, *, evaluation: bool, stats: RolloutStats) -> Group:
+        """Play all samples of a group and grade them.
+
+        Returns:
+            The finished samples, fan-out flattened, in order.
+
+        Raises:
+            DropGroup: a failure's policy drops the group.
+            Failure: a failure's policy stops the run.
+        """
+        params = self.context.params(evaluation=evaluation)
+        finished: list[Group] = [[] for _ in samples]
+        whole = self.generate is not None and not self.generate.per_sample
+        if whole:
+            finished = await self._whole_group(samples, params, evaluation, stats)
+        else:
+
+            async def one(at: int, sample: Sample) -> None:
+                finished[at] = await self._trajectory(sample, params, evaluation, stats)
+
+            async with anyio.create_task_group() as tasks:
+                for at, sample in enumerate(samples):
+                    tasks.start_soon(one, at, sample)
+        flat = [member for members in finished for member in members]
+        if whole or self.grader.by_group:
+            flat = await self._grade_group(flat, stats)
+        stats.offered.extend(flat)
+        return flat
+
+    async def _trajectory(
+        self, sample: Sample, params: SamplingParams, evaluation: bool, stats: RolloutStats
+    ) -> list[Sample]:
+        """One trajectory with retries; its failure is settled by the policy."""
+        settings = self.context.settings
+        attempt = 0
+        while True:
+            fresh = _fresh(sample, attempt)
+            try:
+                async with self._limit:
+                    return await self._deadline(self._play(fresh, params, evaluation))
+            except Failure as failure:
+                stats.failures[f"{failure.blame}/{failure.kind}"] += 1
+                action = settings.action(failure.blame)
+                if action is FailureAction.RETRY and attempt < settings.rollout_max_retries:
+                    attempt += 1
+                    stats.retries += 1
+                    continue
+                return [await self._settle_failure(fresh, failure, action)]
+
+    async def _deadline(self, play: Awaitable[list[Sample]]) -> list[Sample]:
+        timeout = self.context.settings.trajectory_timeout
+        return await guarded(play, what="the trajectory", timeout=timeout, failure=TrajectoryTimeout)
+
+    async def _play(self, sample: Sample, params: SamplingParams, evaluation: bool) -> list[Sample]:
+        own = self.grader.overrides_environment
+        if self.generate is None:
+            generated = await run_environment(self.context, sample, params, grade=not own)
+        else:
+            name = self.generate.name
+            recorder = Recorder(self.context, params)
+            with entered(self.context), recording(recorder):
+                call = self.generate.call_one(self.context.args, sample, params, evaluation)
+                generated = await guarded(
+                    call, what=name, timeout=self.context.settings.trajectory_timeout, failure=EnvFailure
+                )
+            recorder.fill(generated)
+            generated = settle(generated, sample, name)
+        if not self.grader.by_group:
+            await self.grader.grade(generated)
+        return generated
+
+    async def _whole_group(
+        self, samples: Group, params: SamplingParams, evaluation: bool, stats: RolloutStats
+    ) -> list[Group]:
+        """The group form of a custom generate function: one call, one deadline, one failure for all."""
+        assert self.generate is not None
+        settings, name = self.context.settings, self.generate.name
+        attempt = 0
+        while True:
+            fresh = [_fresh(sample, attempt) for sample in samples]
+            recorder = Recorder(self.context, params)
+            try:
+                async with self._limit:
+                    with entered(self.context), recording(recorder):
+                        call = self.generate.call_group(self.context.args, fresh, evaluation)
+                        timeout = settings.trajectory_timeout * len(samples)
+                        finished = await guarded(call, what=name, timeout=timeout, failure=EnvFailure)
+                recorder.fill([member for members in finished for member in members])
+                return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
+            except Failure as failure:
+                stats.failures[f"{failure.blame}/{failure.kind}"] += 1
+                action = settings.action(failure.blame)
+                if action is FailureAction.RETRY and attempt < settings.rollout_max_retries:
+                    attempt += 1
+                    stats.retries += 1
+                    continue
+                if action is FailureAction.RAISE:
+                    raise
+                raise DropGroup(f"{failure.blame}/{failure.kind}") from failure
+
+    async def _settle_failure(self, sample: Sample, failure: Failure, action: FailureAction) -> Sample:
+        if action is FailureAction.RAISE:
+            raise failure
+        if action is FailureAction.DROP_GROUP:
+            raise DropGroup(f"{failure.blame}/{failure.kind}")
+        mark_failed(sample, failure)
+        if action is not FailureAction.SCORE or not sample.response_length:
+            return mask_out(sample)
+        if sample.reward is None:
+            sample.reward = 0.0
+        return sample
+
+    async def _grade_group(self, samples: Group, stats: RolloutStats) -> Group:
+        try:
+            await self.grader.grade(samples)
+        except Failure as failure:
+            stats.failures[f"{failure.blame}/{failure.kind}"] += 1
+            if self.context.settings.action(failure.blame) is FailureAction.RAISE:
+                raise
+            raise DropGroup(f"{failure.blame}/{failure.kind}") from failure
+        return samples
+
+
+class RolloutLoop:
+    """Generates the groups of one rollout from a store."""
+
+    def __init__(self, runner: TrajectoryRunner, store: GroupStore, group_filter: GroupFilter | None = None) -> None:
+        self.runner, self.store, self.group_filter = runner, store, group_filter
+
+    async def run(self, rollout_id: int, *, done: Sequence[Group] = ()) -> RolloutResult:
+        """Generate until `rollout_batch_size` groups are kept, or the data has ended.
+
+        Args:
+            rollout_id: the rollout's number, from 0.
+            done: groups of this rollout that were completed before, in an earlier life of the run.
+        """
+        started = time.monotonic()
+        settings = self.runner.context.settings
+        target = settings.rollout_batch_size
+        scheduler = GroupScheduler(target, max(target, settings.over_sampling_batch_size or target))
+        scheduler.kept = len(done)
+        stats = RolloutStats()
+        kept: list[Group] = list(done)
+        send, receive = anyio.create_memory_object_stream[tuple[Group, Group | DropGroup]](float("inf"))
+        unfinished: dict[int, Group] = {}
+
+        async def play(leased: Group) -> None:
+            try:
+                outcome: Group | DropGroup = await self.runner.group(leased, evaluation=False, stats=stats)
+            except DropGroup as drop:
+                outcome = drop
+            send.send_nowait((leased, outcome))
+
+        async with AsyncExitStack() as stack:
+            stack.callback(self._release, unfinished)
+            stack.enter_context(send)
+            stack.enter_context(receive)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(tasks.cancel_scope.cancel)
+            while not scheduler.done:
+                leased = self.store.lease(scheduler.wanted, rollout_id) if scheduler.wanted else []
+                for group in leased:
+                    unfinished[id(group)] = group
+                    tasks.start_soon(play, group)
+                scheduler.started(len(leased))
+                if not scheduler.in_flight:
+                    break
+                group, outcome = await receive.receive()
+                del unfinished[id(group)]
+                self._finish(group, outcome, scheduler, stats, kept)
+        kept.sort(key=lambda group: group[0].group_index or 0)
+        stats.seconds = time.monotonic() - started
+        return RolloutResult(kept, stats)
+
+    def _finish(
+        self,
+        leased: Group,
+        outcome: "Group | DropGroup",
+        scheduler: GroupScheduler,
+        stats: RolloutStats,
+        kept: list[Group],
+    ) -> None:
+        reason = outcome.reason if isinstance(outcome, DropGroup) else None
+        if not isinstance(outcome, DropGroup):
+            if all(not sample.response_length or sample.remove_sample for sample in outcome):
+                reason = "nothing_to_train"
+            else:
+                verdict = judge(self.group_filter, self.runner.context.args, outcome)
+                reason = None if verdict.keep else verdict.reason or "filtered"
+        if reason is not None or isinstance(outcome, DropGroup):
+            scheduler.finished(keep=False)
+            stats.dropped[reason or "dropped"] += 1
+            self.store.drop(leased, reason or "dropped")
+        elif scheduler.finished(keep=True):
+            self.store.complete(outcome)
+            kept.append(outcome)
+
+    def _release(self, unfinished: dict[int, Group]) -> None:
+        for group in unfinished.values():
+            self.store.release(group)
+
+
+def _fresh(sample: Sample, attempt: int) -> Sample:
+    """A pending copy of a leased sample; nothing of an earlier attempt is left in it."""
+    copy = Sample.from_dict(sample.to_dict())
+    copy.prompt = [dict(m) for m in sample.prompt] if isinstance(sample.prompt, list) else sample.prompt
+    copy.metadata = dict(sample.metadata)
+    if attempt:
+        copy.metadata["attempt"] = attempt
+    copy.session_id = f"{sample.group_index}-{sample.index}-{attempt}"
+    copy.status = Status.PENDING
+    return copy

@@ -1,0 +1,78 @@
+"""The reward stage: who grades, with which deadline, and what counts as a reward."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub import async_rm
+from agentrl.rollout.failures import guarded
+from agentrl.rollout.functions import RewardFunction
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Grader:
+    """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`."""
+
+    settings: RolloutSettings
+    args: Any
+    function: RewardFunction | None = None
+
+    @property
+    def overrides_environment(self) -> bool:
+        """A custom reward function takes the place of `Environment.reward`."""
+        return self.function is not None
+
+    @property
+    def by_group(self) -> bool:
+        """The group must be complete before it can be graded."""
+        return self.function is not None and self.function.group
+
+    async def grade(self, samples: Sequence[Sample]) -> None:
+        """Set the reward of every sample that lacks one, and check all of them.
+
+        Raises:
+            GraderFailure: the function raised, timed out, or returned something that is not a finite number.
+        """
+        pending = [sample for sample in samples if sample.reward is None]
+        if pending:
+            timeout = self.settings.reward_timeout
+            if self.function is not None:
+                call, what = self.function(self.args, pending), self.function.name
+            else:
+                call, what = self._built_in(pending), f"--rm-type {self.settings.rm_type}"
+            rewards = await guarded(call, what=what, timeout=timeout, failure=GraderFailure)
+            for sample, reward in zip(pending, rewards, strict=True):
+                sample.reward = reward
+        for sample in samples:
+            check_reward(sample)
+
+    async def _built_in(self, samples: Sequence[Sample]) -> list[Any]:
+        if self.settings.rm_type is None:
+            raise GraderFailure(
+                "the sample has no reward and nothing grades it; return one from the environment or generate "
+                "function, or set --rm-type or --custom-rm-path",
+                kind="grader_missing",
+            )
+        return [await async_rm(self.args, sample) for sample in samples]
+
+
+def check_reward(sample: Sample) -> None:
+    """A reward is a finite number, or a dict whose numbers are finite.
+
+    Raises:
+        GraderFailure: names the value and the sample.
+    """
+    values = sample.reward.values() if isinstance(sample.reward, dict) else [sample.reward]
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    plain = not isinstance(sample.reward, dict)
+    if (plain and not numbers) or not all(map(math.isfinite, numbers)):
+        raise GraderFailure(
+            f"the reward of sample index={sample.index} must be a finite number or a dict of them, got {sample.reward!r:.80}",
+            kind="grader_bad_reward",
+        )
+    if plain:
+        sample.reward = float(numbers[0])
