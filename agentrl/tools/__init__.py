@@ -1,0 +1,15 @@
+"""Tools: Python functions that a model may call.
+
+1. `@tool` turns a function (sync or async) into a `Tool`. Name and description come from its docstring, the JSON
+   schema from its type hints; a parameter without a type hint is an error that names tool and parameter.
+2. `Toolbox` holds the tools of one environment and runs the model's calls. Whatever goes wrong in a call (unknown
+   tool, bad arguments, exception, deadline, unusable result) becomes a `ToolOutcome` with a sentence that the model
+   can act on; it never raises for the model's or the tool's mistakes, and never shows a traceback.
+3. This room imports neither torch nor ray, and knows nothing about tokens or templates.
+"""
+
+from agentrl.tools.base import Injected, Tool, as_tool, tool
+from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
+from agentrl.tools.toolbox import Toolbox
+
+__all__ = ["Injected", "OutcomeKind", "Tool", "ToolError", "ToolOutcome", "Toolbox", "as_tool", "tool"]

@@ -1,0 +1,127 @@
+"""`Environment`: the base class that users subclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import anyio
+
+from agentrl.envs.turn import Call, Step, Turn
+from agentrl.sample import Message, Sample
+from agentrl.tools import Tool, Toolbox, ToolOutcome, as_tool
+
+
+class Environment:
+    """A task that a model works on over one or more turns.
+
+    A complete environment:
+
+        class SearchEnv(Environment):
+            tools = [search]
+            max_turns = 4
+
+    Attributes:
+        tools: functions with type hints, or `Tool` objects. Methods decorated with `@tool` are added by themselves.
+        max_turns: how many turns the model gets at most.
+        args: the run's settings as a flat read-only view, or None outside a run.
+    """
+
+    tools: ClassVar[Sequence[Callable[..., Any] | Tool]] = ()
+    max_turns: ClassVar[int] = 8
+    args: Any = None
+
+    @classmethod
+    def create(cls, args: Any = None) -> Self:
+        """A fresh instance for one trajectory."""
+        instance = cls()
+        instance.args = args
+        return instance
+
+    @classmethod
+    async def setup(cls, args: Any) -> None:
+        """Open what all instances in this process share. Called once before the first instance."""
+
+    @classmethod
+    async def teardown(cls) -> None:
+        """Close what `setup` opened. Called once after the last instance."""
+
+    @classmethod
+    def declared_tools(cls) -> list[Tool]:
+        """The tools of the class: those in `tools`, then its `@tool` methods in the order of definition.
+
+        Raises:
+            PluginError: an entry of `tools` cannot be a tool.
+        """
+        found = [as_tool(entry) for entry in cls.tools]
+        names: dict[str, None] = {}
+        for base in reversed(cls.__mro__):
+            names.update(dict.fromkeys(name for name, value in vars(base).items() if isinstance(value, Tool)))
+        methods = [value for name in names if isinstance(value := getattr(cls, name), Tool)]
+        return found + [method for method in methods if method not in found]
+
+    @cached_property
+    def toolbox(self) -> Toolbox:
+        """The instance's tools, methods bound to it; `toolbox.schemas` is what the chat template shows the model."""
+        return Toolbox(entry.bind(self) for entry in self.declared_tools())
+
+    async def reset(self, sample: Sample) -> list[Message]:
+        """The messages that start the conversation. Default: the sample's prompt, plain text as a user message."""
+        if isinstance(sample.prompt, str):
+            return [{"role": "user", "content": sample.prompt}]
+        return list(sample.prompt)
+
+    async def step(self, turn: Turn) -> Step:
+        """Answer the model's turn. Default: run its tool calls; a turn without any ends the trajectory."""
+        if not turn.tool_calls and not turn.broken:
+            return Step(done=True)
+        return await self.run_tools(turn)
+
+    async def run_tools(self, turn: Turn) -> Step:
+        """Run the turn's tool calls side by side.
+
+        Returns:
+            A `Step` with one `tool` message a call, in the order of the calls, and after them a `user` message for
+            calls that could not be read. `info` counts `tool_calls`, `tool_<kind>` by outcome, `tool_broken`, and
+            sums `tool_seconds`.
+        """
+        outcomes: list[ToolOutcome | None] = [None] * len(turn.tool_calls)
+
+        async def run(position: int, call: Call) -> None:
+            outcomes[position] = await self.toolbox.run(call.name, call.arguments, state=self)
+
+        async with anyio.create_task_group() as group:
+            for position, call in enumerate(turn.tool_calls):
+                group.start_soon(run, position, call)
+        done = [outcome for outcome in outcomes if outcome is not None]
+        messages: list[Message] = [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text}
+            for call, outcome in zip(turn.tool_calls, done, strict=True)
+        ]
+        if turn.broken:
+            messages.append({"role": "user", "content": _broken_text(turn.broken)})
+        return Step(messages, info=_counts(done, len(turn.broken)))
+
+    async def reward(self, sample: Sample) -> float | dict[str, Any]:
+        """The reward of a finished trajectory. Default: the grader that the run's or the sample's `rm_type` names."""
+        from agentrl.rm_hub import async_rm
+
+        return await async_rm(self.args, sample)
+
+    async def close(self) -> None:
+        """Free what this instance holds. Always called, also when the trajectory is cancelled or fails."""
+
+
+def _broken_text(broken: Sequence[str]) -> str:
+    return "\n".join(f"Error: the tool call could not be read: {problem}" for problem in broken)
+
+
+def _counts(outcomes: Sequence[ToolOutcome], broken: int) -> dict[str, float]:
+    counts: dict[str, float] = {"tool_calls": len(outcomes) + broken}
+    if broken:
+        counts["tool_broken"] = broken
+    for outcome in outcomes:
+        counts[f"tool_{outcome.kind}"] = counts.get(f"tool_{outcome.kind}", 0) + 1
+    counts["tool_seconds"] = sum(outcome.seconds for outcome in outcomes)
+    return counts

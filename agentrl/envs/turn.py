@@ -1,0 +1,62 @@
+"""`Turn` and `Step`: what passes between the rollout loop and an environment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentrl.sample import Message, Sample
+
+
+class Call(Protocol):
+    """One tool call as the chat room parses it; `arguments` is a str where the model's JSON did not parse."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> Mapping[str, Any] | str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the model wrote in one turn.
+
+    Attributes:
+        index: number of the model's turn in its trajectory, from 1.
+        text: the turn as sampled, with its markup, without the end token.
+        content: the text without reasoning and tool calls.
+        reasoning: the reasoning part, where the model has one.
+        tool_calls: the calls in the order in which they were written.
+        broken: one sentence for each call that could not be read.
+        ids: the sampled token ids.
+        finish_reason: why sampling stopped: `stop`, `length` or `abort`.
+        sample: the trajectory so far, this turn included.
+    """
+
+    index: int
+    text: str
+    content: str
+    reasoning: str | None = None
+    tool_calls: Sequence[Call] = ()
+    broken: Sequence[str] = ()
+    ids: Sequence[int] = ()
+    finish_reason: str = "stop"
+    sample: Sample = field(default_factory=Sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The environment's answer to a turn.
+
+    Attributes:
+        messages: what the model is shown next; may be empty only if `done`.
+        reward: an optional reward of this step alone.
+        done: whether the trajectory ends here.
+        info: numbers to sum over the trajectory and report.
+    """
+
+    messages: Sequence[Message] = ()
+    reward: float | None = None
+    done: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,182 @@
+"""`Tool` and the `@tool` decorator."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self, overload
+
+import anyio
+import anyio.to_thread
+from pydantic_core import PydanticSerializationError, to_json
+
+from agentrl.errors import PluginError
+from agentrl.tools.arguments import Arguments, Injected, needs_self, read_arguments
+from agentrl.tools.docstring import parse_docstring
+from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
+
+DEFAULT_TIMEOUT = 30.0
+DEFAULT_MAX_OUTPUT_CHARS = 16_384
+
+__all__ = ["DEFAULT_MAX_OUTPUT_CHARS", "DEFAULT_TIMEOUT", "Injected", "Tool", "as_tool", "tool"]
+
+
+class Tool:
+    """A function that a model may call.
+
+    Attributes:
+        name: what the model calls it.
+        description: what the model reads about it.
+        schema: the OpenAI form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
+        timeout: deadline of one call in seconds. A sync function that overruns it is left behind in its thread.
+        max_output_chars: longer results are cut, with a note of how much is missing.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
+    ) -> None:
+        self.name = name or getattr(function, "__name__", "") or type(function).__name__
+        summary, argument_descriptions = parse_docstring(getattr(function, "__doc__", None))
+        self.description = description or summary or self.name.replace("_", " ")
+        if not timeout > 0:
+            raise PluginError(f"tool {self.name!r}: expected a positive `timeout` in seconds, got {timeout!r}")
+        if max_output_chars < 1:
+            raise PluginError(f"tool {self.name!r}: expected a positive `max_output_chars`, got {max_output_chars!r}")
+        self.timeout = timeout
+        self.max_output_chars = max_output_chars
+        self._function = function
+        self._arguments: Arguments = read_arguments(function, self.name, argument_descriptions)
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
+        )
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        function = {"name": self.name, "description": self.description, "parameters": self._arguments.schema}
+        return copy.deepcopy({"type": "function", "function": function})
+
+    @property
+    def unbound(self) -> bool:
+        """Whether this is a method of a class that still needs its instance (`bind`)."""
+        return needs_self(self._function)
+
+    def bind(self, instance: object) -> Self:
+        """The same tool with `self` given; a tool that is no method is returned as it is."""
+        if not self.unbound:
+            return self
+        bound = copy.copy(self)
+        bound._function = functools.partial(self._function, instance)
+        return bound
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self:
+        return self if instance is None else self.bind(instance)
+
+    async def call(self, arguments: Mapping[str, Any], *, state: object = None) -> str:
+        """Run the tool and return the text to show the model.
+
+        Args:
+            arguments: the model's arguments, already parsed from JSON.
+            state: handed to parameters annotated `Annotated[..., Injected]`.
+
+        Raises:
+            ToolError: anything that went wrong; the message is written for the model, `kind` says what it was.
+        """
+        keywords = self._arguments.validate(arguments)
+        keywords.update(dict.fromkeys(self._arguments.injected, state))
+        result: Any = None
+        with anyio.move_on_after(self.timeout) as scope:
+            try:
+                result = await self._invoke(keywords)
+            except ToolError:
+                raise
+            except Exception as error:  # a tool is user code: whatever it raises is an observation for the model
+                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                raise ToolError(self._cut(text)) from error
+        if scope.cancelled_caught:
+            raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
+        return self._cut(self._text(result))
+
+    async def run(self, arguments: Mapping[str, Any], *, state: object = None) -> ToolOutcome:
+        """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `."""
+        start = time.perf_counter()
+        try:
+            text, kind = await self.call(arguments, state=state), OutcomeKind.OK
+        except ToolError as error:
+            text, kind = f"Error: {error}", error.kind
+        return ToolOutcome(text, kind, time.perf_counter() - start)
+
+    async def _invoke(self, keywords: dict[str, Any]) -> Any:
+        if self._is_async:
+            return await self._function(**keywords)
+        call = functools.partial(self._function, **keywords)
+        result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return await result if isinstance(result, Awaitable) else result
+
+    def _text(self, result: Any) -> str:
+        if isinstance(result, str):
+            return result
+        problem = f"`{self.name}` returned {type(result).__name__}; expected text, a number or a JSON value"
+        if result is None or isinstance(result, (bytes, bytearray)):
+            raise ToolError(problem, kind=OutcomeKind.BAD_RESULT)
+        try:
+            return to_json(result).decode()
+        except (PydanticSerializationError, ValueError, RecursionError) as error:
+            raise ToolError(problem, kind=OutcomeKind.BAD_RESULT) from error
+
+    def _cut(self, text: str) -> str:
+        if len(text) <= self.max_output_chars:
+            return text
+        return f"{text[: self.max_output_chars]}\n[{len(text) - self.max_output_chars} more characters cut]"
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r})"
+
+
+def as_tool(function: Callable[..., Any] | Tool) -> Tool:
+    """A `Tool` from a function; a `Tool` is returned as it is.
+
+    Raises:
+        PluginError: it is neither, or it cannot become a tool.
+    """
+    if isinstance(function, Tool):
+        return function
+    if not callable(function) or isinstance(function, type):
+        raise PluginError(f"expected a function or a Tool, got {function!r}")
+    return Tool(function)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, timeout: float = ..., max_output_chars: int = ...
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a function a `Tool`: `@tool`, or with options `@tool(timeout=5)`.
+
+    Raises:
+        PluginError: the function cannot become a tool; names the tool and the parameter.
+    """
+    options: dict[str, Any] = dict(
+        name=name, description=description, timeout=timeout, max_output_chars=max_output_chars
+    )
+    if function is not None:
+        return Tool(function, **options)
+    return lambda decorated: Tool(decorated, **options)
