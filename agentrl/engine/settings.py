@@ -1,0 +1,67 @@
+"""Settings of the engine room: which inference servers there are, how they are started, how patient the client is."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from agentrl.settings import Settings
+
+
+class EngineSettings(Settings):
+    """Inference engines. All of them speak SGLang's HTTP protocol; only the launcher knows their kind."""
+
+    engine: Literal["embedded", "sglang", "external"] = Field(
+        "embedded",
+        description="Kind of inference engine: the built-in CPU server, a real SGLang server, or servers already up.",
+    )
+    rollout_external_engine_addrs: tuple[str, ...] = Field(
+        (), description="Addresses (host:port or URL) of running engines for --engine external."
+    )
+    sglang_server_concurrency: PositiveInt = Field(
+        512, description="Requests in flight at one engine; more wait in the client."
+    )
+
+    engine_start_timeout: PositiveFloat = Field(
+        600.0, description="Seconds an engine may take from start to first healthy answer."
+    )
+    engine_request_timeout: PositiveFloat = Field(
+        1800.0,
+        description="Seconds one generation may take, waiting and retries included, if the caller sets no deadline.",
+    )
+    engine_control_timeout: PositiveFloat = Field(
+        300.0, description="Seconds one control call (pause, flush, weight update) may take at one engine."
+    )
+    engine_connect_timeout: PositiveFloat = Field(10.0, description="Seconds to open a connection to an engine.")
+    engine_max_retries: NonNegativeInt = Field(
+        5, description="Times a generation is sent again after a lost connection or a busy answer (429, 502, 503)."
+    )
+    engine_retry_backoff: NonNegativeFloat = Field(
+        0.2, description="Seconds before the first retry; doubles with each one, up to 10 seconds."
+    )
+
+    engine_python: str | None = Field(
+        None, description="Python interpreter that has SGLang, for --engine sglang; default: the one running now."
+    )
+    sglang_cpu: bool | None = Field(
+        None, description="Start SGLang in its CPU mode; default: yes where the machine has no NVIDIA GPU."
+    )
+    sglang_options: dict[str, str | int | float | bool | None] = Field(
+        default_factory=dict,
+        description="Options passed to the SGLang server as they are: --sglang-mem-fraction-static 0.7 and the like.",
+    )
+
+    embedded_slots: PositiveInt = Field(64, description="Sequences the built-in engine keeps in memory at once.")
+    embedded_threads: PositiveInt | None = Field(
+        None, description="CPU threads of one built-in engine; default: as many as the machine's cores allow."
+    )
+    embedded_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Number format of the built-in engine's weights; auto takes the model's own."
+    )
+
+    engine_context_length: PositiveInt | None = Field(
+        None, description="Longest sequence an engine accepts, in tokens; default: the model's own limit."
+    )
+    engine_host: str = Field("127.0.0.1", min_length=1, description="Address that started engines listen on.")
+    engine_port_base: PositiveInt | None = Field(
+        None, le=65535, description="First port of started engines, the next ones follow; default: free ports."
+    )
