@@ -1,0 +1,302 @@
+"""`TrainBatch`: what crosses from rollout to training, as flat numpy arrays.
+
+1. All samples' tokens lie one after the other in one array; offsets say where each sample begins. Nothing is padded.
+2. It is immutable (arrays are read-only) and holds arrays only, so Ray's object store shares it without copies.
+3. Sample order is kept; `select` and `split` give new batches of whole samples.
+4. `from_samples` is the check at the door: what a trainer cannot use is refused here, with the sample's index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from agentrl.errors import DataError, SampleError, TrainError
+from agentrl.sample import Sample
+
+FORMAT = 1
+"""Version of the file format written by `save`."""
+
+_OPTIONAL = {"rollout_log_probs"}
+_DTYPES = {
+    "tokens": np.int32,
+    "offsets": np.int64,
+    "loss_mask": np.uint8,
+    "rollout_log_probs": np.float32,
+    "response_offsets": np.int64,
+    "rewards": np.float64,
+    "group_ids": np.int64,
+    "rollout_ids": np.int64,
+    "group_indices": np.int64,
+    "sample_indices": np.int64,
+    "weight_versions": np.str_,
+    "version_offsets": np.int64,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainBatch:
+    """S samples with T tokens and R response tokens in all.
+
+    Attributes:
+        tokens: int32 [T], each sample's prompt and response.
+        offsets: int64 [S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`.
+        loss_mask: uint8 [R], 1 where the token trains.
+        rollout_log_probs: float32 [R], natural logs as the engine reported them, 0 where masked; None if unknown.
+        response_offsets: int64 [S + 1], the same for the response arrays.
+        rewards: float64 [S]; NaN for a removed sample without a reward.
+        group_ids: int64 [S], position of the sample's group in the batch.
+        rollout_ids: int64 [S], number of the sample's trajectory in the batch; fan-out siblings share it.
+        group_indices: int64 [S], `Sample.group_index`, -1 if it had none.
+        sample_indices: int64 [S], `Sample.index`, -1 if it had none.
+        weight_versions: unicode [V], the versions that wrote each sample, in order of first use.
+        version_offsets: int64 [S + 1], which of them belong to which sample.
+    """
+
+    tokens: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    loss_mask: NDArray[np.uint8]
+    rollout_log_probs: NDArray[np.float32] | None
+    response_offsets: NDArray[np.int64]
+    rewards: NDArray[np.float64]
+    group_ids: NDArray[np.int64]
+    rollout_ids: NDArray[np.int64]
+    group_indices: NDArray[np.int64]
+    sample_indices: NDArray[np.int64]
+    weight_versions: NDArray[np.str_]
+    version_offsets: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name, array in self.arrays().items():
+            if array.dtype.type is not _DTYPES[name] or array.ndim != 1:
+                raise DataError(
+                    f"train batch: {name} must be one-dimensional {_DTYPES[name].__name__}, "
+                    f"got {array.dtype} of shape {array.shape}"
+                )
+            array.flags.writeable = False
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        per_sample = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices")
+        want = {name: len(self) for name in per_sample}
+        want |= {name: len(self) + 1 for name in ("offsets", "response_offsets", "version_offsets")}
+        want |= {"tokens": int(self.offsets[-1]), "weight_versions": int(self.version_offsets[-1])}
+        want |= {"loss_mask": int(self.response_offsets[-1]), "rollout_log_probs": int(self.response_offsets[-1])}
+        for name, array in self.arrays().items():
+            if len(array) != want[name]:
+                raise DataError(f"train batch: {name} has {len(array)} entries, expected {want[name]}")
+        if (
+            (self.response_lengths > self.lengths).any()
+            or (self.lengths < 0).any()
+            or (self.response_lengths < 0).any()
+        ):
+            raise DataError("train batch: offsets give a sample a negative length, or a response longer than itself")
+
+    # ---- building -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_samples(
+        cls, groups: Sequence[Sequence[Sample]], reward_key: str | None = None, *, supervised: bool = False
+    ) -> Self:
+        """Check the samples and lay them out, in the order given.
+
+        A `remove_sample` keeps its tokens and reward (group statistics use it) but its mask becomes all 0; such a
+        sample may lack a reward. A sample without a `loss_mask` trains on its whole response.
+
+        Args:
+            groups: groups of samples; those of one group are compared with each other.
+            reward_key: picks from dict rewards.
+            supervised: the batch is for sft_loss, so rewards (then 0) and log-probs may be missing.
+
+        Raises:
+            SampleError: a sample is inconsistent, has no tokens, or lacks its reward or log-probs.
+            TrainError: there are no samples, or one carries inputs that no backend can use yet.
+        """
+        samples = [sample for group in groups for sample in group]
+        if not samples:
+            raise TrainError("a train batch needs at least one sample; all groups were dropped or empty")
+        for sample in samples:
+            _check(sample, supervised)
+        log_probs = None
+        if all(sample.rollout_log_probs is not None for sample in samples):
+            log_probs = _flat([sample.rollout_log_probs or [] for sample in samples], np.float32)
+        versions = [v for sample in samples for v in sample.weight_versions]
+        return cls(
+            tokens=_flat([sample.tokens for sample in samples], np.int32),
+            offsets=_offsets([len(sample.tokens) for sample in samples]),
+            loss_mask=_flat([_mask(sample) for sample in samples], np.uint8),
+            rollout_log_probs=log_probs,
+            response_offsets=_offsets([sample.response_length for sample in samples]),
+            rewards=np.array([_reward(sample, reward_key, supervised) for sample in samples], np.float64),
+            group_ids=np.repeat(np.arange(len(groups)), [len(group) for group in groups]).astype(np.int64),
+            rollout_ids=_number_rollouts(groups),
+            group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
+            sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
+            weight_versions=np.array(versions, dtype=np.str_),
+            version_offsets=_offsets([len(sample.weight_versions) for sample in samples]),
+        )
+
+    # ---- reading ------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All arrays by field name; absent optional ones are left out."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: array for name, array in found.items() if array is not None}
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample, [S]."""
+        return np.diff(self.offsets)
+
+    @property
+    def response_lengths(self) -> NDArray[np.int64]:
+        """Response tokens of each sample, [S]."""
+        return np.diff(self.response_offsets)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of distinct groups."""
+        return len(np.unique(self.group_ids))
+
+    def sample_tokens(self, i: int) -> NDArray[np.int32]:
+        """Tokens of sample i, a view."""
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    def sample_loss_mask(self, i: int) -> NDArray[np.uint8]:
+        """Loss mask over sample i's response, a view."""
+        return self.loss_mask[self.response_slice(i)]
+
+    def sample_log_probs(self, i: int) -> NDArray[np.float32] | None:
+        """The engine's log-probs over sample i's response, a view, or None."""
+        return None if self.rollout_log_probs is None else self.rollout_log_probs[self.response_slice(i)]
+
+    def sample_versions(self, i: int) -> tuple[str, ...]:
+        """Weight versions that wrote sample i, in order of first use."""
+        return tuple(self.weight_versions[self.version_offsets[i] : self.version_offsets[i + 1]].tolist())
+
+    def response_slice(self, i: int) -> slice:
+        """Where sample i's response lies in flat response arrays [R]."""
+        return slice(int(self.response_offsets[i]), int(self.response_offsets[i + 1]))
+
+    # ---- splitting ----------------------------------------------------------------------------------------
+
+    def select(self, indices: ArrayLike) -> Self:
+        """A new batch of the samples at `indices` [K], in that order; group and rollout numbers are kept."""
+        chosen = np.asarray(indices, dtype=np.int64).reshape(-1)
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
+            raise IndexError(f"sample indices must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
+        response = _ranges(self.response_offsets, chosen)
+        log_probs = self.rollout_log_probs
+        return type(self)(
+            tokens=self.tokens[_ranges(self.offsets, chosen)],
+            offsets=_offsets(self.lengths[chosen]),
+            loss_mask=self.loss_mask[response],
+            rollout_log_probs=None if log_probs is None else log_probs[response],
+            response_offsets=_offsets(self.response_lengths[chosen]),
+            rewards=self.rewards[chosen],
+            group_ids=self.group_ids[chosen],
+            rollout_ids=self.rollout_ids[chosen],
+            group_indices=self.group_indices[chosen],
+            sample_indices=self.sample_indices[chosen],
+            weight_versions=self.weight_versions[_ranges(self.version_offsets, chosen)],
+            version_offsets=_offsets(np.diff(self.version_offsets)[chosen]),
+        )
+
+    def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
+        """Sample indices of each of `num_steps` optimizer steps: whole groups in order, as even as they come.
+
+        Every sample is in exactly one step. With fewer groups than steps there is one step a group.
+        """
+        group_of_sample = np.unique(self.group_ids, return_inverse=True)[1]
+        groups = int(group_of_sample.max()) + 1 if len(self) else 0
+        for chunk in np.array_split(np.arange(groups), max(1, min(num_steps, groups))):
+            yield np.flatnonzero(np.isin(group_of_sample, chunk))
+
+    # ---- files --------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write an uncompressed `.npz`; it holds no pickled objects."""
+        arrays: dict[str, Any] = self.arrays()
+        with Path(path).open("wb") as file:
+            np.savez(file, allow_pickle=False, format=np.array(FORMAT), **arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: the file is not a train batch, or of another format version.
+        """
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+        version = found.pop("format", None)
+        if version is None or int(version) != FORMAT:
+            raise DataError(f"{path}: expected a train batch of format {FORMAT}, got {version}")
+        if set(found) | _OPTIONAL != set(_DTYPES):
+            raise DataError(f"{path}: expected the arrays {sorted(_DTYPES)}, got {sorted(found)}")
+        return cls(**{name: found.get(name) for name in _DTYPES})  # type: ignore[arg-type]
+
+
+def _check(sample: Sample, supervised: bool) -> None:
+    where = f"sample index={sample.index} group_index={sample.group_index}"
+    sample.validate()
+    if not sample.tokens:
+        raise SampleError(f"{where}: it has no tokens (status {sample.status.value}); only generated samples train")
+    if min(sample.tokens) < 0:
+        raise SampleError(f"{where}: token id {min(sample.tokens)} is negative")
+    if sample.rollout_log_probs is None and not supervised and not sample.remove_sample:
+        raise SampleError(
+            f"{where}: rollout_log_probs is missing; append tokens with append_model, or set it beside tokens"
+        )
+    if sample.multimodal_train_inputs is not None:
+        raise TrainError(f"{where}: multimodal_train_inputs are not supported by the trainer")
+
+
+def _mask(sample: Sample) -> list[int]:
+    if sample.remove_sample:
+        return [0] * sample.response_length
+    return [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
+
+
+def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:
+    if sample.reward is None and sample.remove_sample:
+        return float("nan")
+    if sample.reward is None and supervised:
+        return 0.0
+    return sample.get_reward_value(reward_key)
+
+
+def _number_rollouts(groups: Sequence[Sequence[Sample]]) -> NDArray[np.int64]:
+    numbers: dict[object, int] = {}
+    out = []
+    for g, group in enumerate(groups):
+        for i, sample in enumerate(group):
+            key = ("own", g, i) if sample.rollout_id is None else ("shared", g, sample.rollout_id)
+            out.append(numbers.setdefault(key, len(numbers)))
+    return np.array(out, np.int64)
+
+
+def _flat(parts: Sequence[Sequence[float]], dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+
+
+def _offsets(lengths: ArrayLike) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, dtype=np.int64))])
+
+
+def _ranges(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Flat positions of the chosen samples' entries, in order."""
+    starts, lengths = offsets[chosen], np.diff(offsets)[chosen]
+    first = np.repeat(starts - (_offsets(lengths)[:-1]), lengths)
+    return first + np.arange(int(lengths.sum()), dtype=np.int64)
+
+
+__all__ = ["FORMAT", "TrainBatch"]

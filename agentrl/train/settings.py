@@ -1,0 +1,142 @@
+"""Settings of the trainer: checkpoints, batch sizes, optimizer, schedule and parallel layout."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from agentrl.settings import Settings
+
+DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
+
+
+class TrainSettings(Settings):
+    """How the model is trained. Names are slime's and Megatron's flags."""
+
+    train_backend: Literal["megatron"] = Field("megatron", description="The training backend.")
+
+    hf_checkpoint: str | None = Field(
+        None, description="Hugging Face folder with config, tokenizer and the weights to start from."
+    )
+    ref_load: str | None = Field(
+        None, description="Hugging Face folder of the reference model; by default the starting weights."
+    )
+    load: str | None = Field(None, description="Folder of checkpoints to resume from.")
+    save: str | None = Field(None, description="Folder to write checkpoints to; none are written without it.")
+    save_interval: int | None = Field(None, ge=1, description="Write a checkpoint every so many rollouts.")
+    keep_checkpoints: int | None = Field(
+        None, ge=1, description="Keep only the newest checkpoints, this many; by default all."
+    )
+
+    global_batch_size: int | None = Field(
+        None, ge=1, description="Trajectories per optimizer step; by default a rollout's, over num_steps_per_rollout."
+    )
+    num_steps_per_rollout: int = Field(1, ge=1, description="Optimizer steps that a rollout's groups are split into.")
+    micro_batch_size: int = Field(1, ge=1, description="Samples per microbatch when use_dynamic_batch_size is off.")
+    use_dynamic_batch_size: bool = Field(False, description="Pack samples into microbatches by number of tokens.")
+    max_tokens_per_gpu: int | None = Field(
+        None, ge=1, description="Most tokens of a packed microbatch on one device; longer samples go alone."
+    )
+    balance_data: bool = Field(True, description="Spread samples over data-parallel ranks by number of tokens.")
+
+    optimizer: Literal["adam", "muon"] = Field(
+        "adam", description="AdamW, or Muon for the matrices with AdamW for the rest."
+    )
+    lr: float = Field(1e-6, ge=0, description="Peak learning rate.")
+    min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the decay.")
+    muon_lr: float | None = Field(None, ge=0, description="Peak learning rate of the matrices under Muon; default lr.")
+    lr_decay_style: DecayStyle = Field("constant", description="Shape of the learning rate after the warm-up.")
+    lr_decay_iters: int | None = Field(
+        None, ge=1, description="Optimizer step at which the decay ends; by default the run's last."
+    )
+    lr_warmup_iters: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
+    lr_warmup_fraction: float | None = Field(
+        None, ge=0, lt=1, description="Warm-up as a share of lr_decay_iters, in place of lr_warmup_iters."
+    )
+    lr_warmup_init: float = Field(0.0, ge=0, description="Learning rate of the first step of the warm-up.")
+    lr_wsd_decay_iters: int | None = Field(None, ge=1, description="Steps of the final decay of the WSD style.")
+    lr_wsd_decay_style: WsdDecayStyle = Field("exponential", description="Shape of the final decay of the WSD style.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay of matrices.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
+    adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    clip_grad: float = Field(1.0, ge=0, description="Clip the global gradient norm to this; 0 is off.")
+
+    tensor_model_parallel_size: int = Field(1, ge=1, description="Devices that share each layer's matrices.")
+    pipeline_model_parallel_size: int = Field(1, ge=1, description="Devices that share the layers.")
+    context_parallel_size: int = Field(1, ge=1, description="Devices that share each sequence.")
+    sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
+    use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
+
+    bf16: bool = Field(False, description="Compute in bfloat16 with fp32 master weights; off computes in fp32.")
+    attention_softmax_in_fp32: bool = Field(True, description="Compute the attention softmax in fp32.")
+    recompute_granularity: Literal["full", "selective"] | None = Field(
+        None, description="Recompute activations in the backward pass: whole layers, or attention only."
+    )
+    recompute_method: Literal["uniform", "block"] | None = Field(
+        None, description="Which layers a full recomputation covers."
+    )
+    recompute_num_layers: int | None = Field(
+        None, ge=1, description="Layers per recomputed unit (uniform) or recomputed layers (block)."
+    )
+
+    seed: int = Field(1234, ge=0, description="Seed of the trainer's random numbers.")
+    train_threads: int | None = Field(
+        None, ge=1, description="CPU threads of each trainer process; by default torch's own choice."
+    )
+    distributed_backend: Literal["auto", "nccl", "gloo"] = Field(
+        "auto", description="Collectives between trainer processes; auto is nccl with CUDA and gloo without."
+    )
+    distributed_timeout_minutes: int = Field(
+        10, ge=1, description="A collective that takes longer than this fails the trainer."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = [*self._batch_problems(), *self._schedule_problems(), *self._layout_problems()]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _batch_problems(self) -> list[str]:
+        problems = []
+        if self.use_dynamic_batch_size and self.max_tokens_per_gpu is None:
+            problems.append("use_dynamic_batch_size needs max_tokens_per_gpu")
+        if self.max_tokens_per_gpu is not None and not self.use_dynamic_batch_size:
+            problems.append("max_tokens_per_gpu has no effect without use_dynamic_batch_size; set that too")
+        if self.save_interval is not None and self.save is None:
+            problems.append("save_interval needs save, the folder to write checkpoints to")
+        return problems
+
+    def _schedule_problems(self) -> list[str]:
+        problems = []
+        if self.min_lr > self.lr:
+            problems.append(f"min_lr {self.min_lr} is above lr {self.lr}")
+        if self.lr_warmup_init > self.lr:
+            problems.append(f"lr_warmup_init {self.lr_warmup_init} is above lr {self.lr}")
+        if self.lr_warmup_iters and self.lr_warmup_fraction is not None:
+            problems.append("set lr_warmup_iters or lr_warmup_fraction, not both")
+        if self.lr_decay_iters is not None and self.lr_warmup_iters >= self.lr_decay_iters:
+            problems.append(f"lr_warmup_iters {self.lr_warmup_iters} must be below lr_decay_iters")
+        if self.lr_decay_style == "WSD" and self.lr_wsd_decay_iters is None:
+            problems.append("lr_decay_style WSD needs lr_wsd_decay_iters")
+        if self.muon_lr is not None and self.optimizer != "muon":
+            problems.append("muon_lr has no effect with optimizer adam; set optimizer to muon")
+        return problems
+
+    def _layout_problems(self) -> list[str]:
+        problems = []
+        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
+            problems.append("sequence_parallel needs tensor_model_parallel_size above 1")
+        if self.recompute_granularity == "full" and (
+            self.recompute_method is None or self.recompute_num_layers is None
+        ):
+            problems.append("recompute_granularity full needs recompute_method and recompute_num_layers")
+        if self.recompute_granularity != "full" and self.recompute_method is not None:
+            problems.append("recompute_method needs recompute_granularity full")
+        return problems
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Devices that hold one replica of the model: TP x PP x CP."""
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
