@@ -112,7 +112,7 @@ def read_arguments(function: Callable[..., Any], name: str, descriptions: Mappin
     schema = {
         key: value for key, value in schema.items() if key not in ("title", "additionalProperties", "description")
     }
-    return Arguments(name, {"properties": {}, **schema}, tuple(injected), model, names)
+    return Arguments(name, {"type": "object", "properties": {}, **schema}, tuple(injected), model, names)
 
 
 def visible_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

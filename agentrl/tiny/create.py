@@ -1,0 +1,123 @@
+"""Writing a tiny model's folder."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentrl.errors import SettingsError
+from agentrl.tiny.tokenizer import DEFAULT_CORPUS, train_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+Arch = Literal["qwen3", "qwen2", "llama"]
+
+_ARCHS = {
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "llama": ("LlamaConfig", "LlamaForCausalLM"),
+}
+
+# Query and key norms above 1 sharpen attention from the start; a short rope base suits short contexts. Together they
+# let induction heads (and so copying) form some hundred steps earlier.
+_QK_NORM_START = 1.5
+_ROPE_THETA = 1000.0
+_INIT_STD = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """What `create` wrote: the folder, and the model's size."""
+
+    path: Path
+    arch: Arch
+    parameters: int
+    vocab_size: int
+
+
+def create(
+    path: str | os.PathLike[str],
+    *,
+    arch: Arch = "qwen3",
+    layers: int = 4,
+    hidden: int = 128,
+    heads: int = 4,
+    kv_heads: int = 2,
+    ffn: int | None = None,
+    vocab_size: int = 512,
+    context_length: int = 1024,
+    tie_embeddings: bool = True,
+    seed: int = 0,
+    corpus: Iterable[str] | None = None,
+) -> TinyModel:
+    """Write a tiny causal language model with random float32 weights.
+
+    Args:
+        path: the folder to write; made if it does not exist.
+        arch: the architecture, one that the trainer and SGLang know.
+        layers: number of transformer layers.
+        hidden: width of the residual stream, a multiple of `heads`.
+        heads: attention heads.
+        kv_heads: key-value heads, a divisor of `heads`.
+        ffn: width of the feed-forward layer; default three times `hidden`.
+        vocab_size: size of the embedding; the tokenizer has at most as many ids.
+        context_length: longest sequence in tokens.
+        tie_embeddings: whether the output layer shares the embedding's weights.
+        seed: of the weights.
+        corpus: texts to train the tokenizer on; words that are frequent here become single tokens.
+
+    Raises:
+        SettingsError: the sizes do not fit together.
+    """
+    if arch not in _ARCHS:
+        raise SettingsError(f"arch: expected one of {', '.join(_ARCHS)}, got {arch!r}")
+    if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
+        raise SettingsError(
+            f"hidden={hidden}, heads={heads}, kv_heads={kv_heads}: expected hidden to be an even multiple of heads, "
+            "and heads a multiple of kv_heads"
+        )
+    tokenizer = train_tokenizer(DEFAULT_CORPUS if corpus is None else corpus, vocab_size)
+    config = _config(
+        arch,
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=ffn or 3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=context_length,
+        tie_word_embeddings=tie_embeddings,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = _model(arch, config, seed)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return TinyModel(Path(path), arch, sum(parameter.numel() for parameter in model.parameters()), vocab_size)
+
+
+def _config(arch: Arch, **sizes: Any) -> "PretrainedConfig":
+    import transformers
+
+    rope = {"rope_type": "default", "rope_theta": _ROPE_THETA}
+    family = getattr(transformers, _ARCHS[arch][0])
+    return family(**sizes, rope_parameters=rope, initializer_range=_INIT_STD, bos_token_id=None, dtype="float32")
+
+
+def _model(arch: Arch, config: "PretrainedConfig", seed: int) -> "PreTrainedModel":
+    import torch
+    import transformers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, _ARCHS[arch][1])(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.constant_(parameter, _QK_NORM_START)
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, do_sample=True, temperature=1.0
+    )
+    return model

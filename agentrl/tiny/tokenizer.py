@@ -1,0 +1,68 @@
+"""Training a byte-level BPE tokenizer of a few hundred ids."""
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from agentrl.errors import SettingsError
+from agentrl.tiny.template import CHAT_TEMPLATE, MARKUP_TOKENS, SPECIAL_TOKENS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# A digit, an operator or a bracket is always a token of its own: `*7` never merges, so numbers can be copied by token.
+_SPLIT = r""" ?\p{L}+|\p{N}|[-+*/=()]| ?[^\s\p{L}\p{N}+*/=()-]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+
+_BYTES = 256
+
+DEFAULT_CORPUS = (
+    "system\nuser\nassistant\ntool\n",
+    '{"type": "function", "function": {"name": "search", "description": "Search for a text.", "parameters": '
+    '{"type": "object", "properties": {"query": {"type": "string", "description": "What to look for."}}, '
+    '"required": ["query"]}}}\n',
+    '\n{"name": "search", "arguments": {"query": "the capital of France"}}\n',
+    '\n{"name": "calculator", "arguments": {"expression": "12*34+56"}}\n',
+    "What is 12 times 34? How much is it? Give the value of the answer. The answer is 408.\n",
+    "Use the tool to work out the result, then answer the question with a number.\n",
+    "Error: unknown tool; the arguments are not valid JSON. Try again.\n",
+)
+
+
+def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+    """A tokenizer with exactly `vocab_size` ids or, if the corpus is too small for that many merges, fewer.
+
+    Raises:
+        SettingsError: `vocab_size` does not hold the bytes and the control tokens.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    least = _BYTES + len(SPECIAL_TOKENS) + len(MARKUP_TOKENS)
+    if vocab_size < least:
+        raise SettingsError(f"a tiny model's vocabulary needs at least {least} ids, got {vocab_size}")
+    model = Tokenizer(models.BPE())
+    model.decoder = decoders.ByteLevel()
+    model.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(MARKUP_TOKENS),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        min_frequency=1,
+    )
+    markup = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + MARKUP_TOKENS)))
+    model.train_from_iterator((part for text in corpus for part in markup.split(text) if part), trainer)
+    model.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in MARKUP_TOKENS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
