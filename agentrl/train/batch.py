@@ -106,7 +106,7 @@ class TrainBatch:
         """Check the samples and lay them out, in the order given.
 
         A `remove_sample` keeps its tokens and reward (group statistics use it) but its mask becomes all 0; such a
-        sample may lack a reward. A sample without a `loss_mask` trains on its whole response.
+        sample may lack its reward and log-probs. A sample without a `loss_mask` trains on its whole response.
 
         Args:
             groups: groups of samples; those of one group are compared with each other.
@@ -123,8 +123,8 @@ class TrainBatch:
         for sample in samples:
             _check(sample, supervised)
         log_probs = None
-        if all(sample.rollout_log_probs is not None for sample in samples):
-            log_probs = _flat([sample.rollout_log_probs or [] for sample in samples], np.float32)
+        if all(sample.rollout_log_probs is not None or sample.remove_sample for sample in samples):
+            log_probs = _flat([s.rollout_log_probs or [0.0] * s.response_length for s in samples], np.float32)
         versions = [v for sample in samples for v in sample.weight_versions]
         return cls(
             tokens=_flat([sample.tokens for sample in samples], np.int32),
@@ -142,6 +142,12 @@ class TrainBatch:
         )
 
     # ---- reading ------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return (
+            f"TrainBatch(samples={len(self)}, groups={self.num_groups}, tokens={len(self.tokens)}, "
+            f"trained={int(self.loss_mask.sum())})"
+        )
 
     def __len__(self) -> int:
         return len(self.rewards)

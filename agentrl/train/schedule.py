@@ -1,0 +1,79 @@
+"""The learning rate as a pure function of the optimizer step.
+
+1. Same shapes and same numbers as Megatron-LM's `OptimizerParamScheduler`, so curves can be compared: step 0 of a
+   warm-up has the rate `lr_warmup_init`, and the peak is reached at step `lr_warmup_iters`.
+2. No state: resuming needs only the number of steps taken.
+"""
+
+import math
+from collections.abc import Callable
+
+from agentrl.errors import SettingsError
+from agentrl.train.settings import TrainSettings
+
+
+def learning_rate(step: int, settings: TrainSettings, total_steps: int | None = None) -> float:
+    """The learning rate of optimizer step `step`, counted from 0.
+
+    Args:
+        step: optimizer steps taken so far.
+        settings: peak, shape, warm-up and end of the decay.
+        total_steps: steps of the whole run; the decay ends there if `lr_decay_iters` is not set.
+
+    Raises:
+        SettingsError: the shape needs an end and neither is known, or the warm-up is not shorter than the decay.
+    """
+    decay_end = settings.lr_decay_iters or total_steps
+    warmup = _warmup_steps(settings, decay_end)
+    if warmup and step <= warmup:
+        return settings.lr_warmup_init + (settings.lr - settings.lr_warmup_init) * step / warmup
+    if settings.lr_decay_style == "constant":
+        return settings.lr
+    if decay_end is None:
+        raise SettingsError(f"lr_decay_style {settings.lr_decay_style} needs lr_decay_iters or the run's length")
+    if warmup >= decay_end:
+        raise SettingsError(f"the warm-up of {warmup} steps must be shorter than the {decay_end} steps of the decay")
+    if step > decay_end:
+        return settings.min_lr
+    if settings.lr_decay_style == "inverse-square-root":
+        return max(settings.min_lr, settings.lr * math.sqrt(max(warmup, 1) / max(step, 1)))
+    share = _share_of_peak(step, warmup, decay_end, settings)
+    return settings.min_lr + share * (settings.lr - settings.min_lr)
+
+
+def muon_learning_rate(step: int, settings: TrainSettings, total_steps: int | None = None) -> float:
+    """The same curve for Muon's matrices, scaled so that its peak is `muon_lr` (by default `lr`)."""
+    rate = learning_rate(step, settings, total_steps)
+    if settings.muon_lr is None or not settings.lr:
+        return rate
+    return rate * (settings.muon_lr / settings.lr)
+
+
+def _warmup_steps(settings: TrainSettings, decay_end: int | None) -> int:
+    if settings.lr_warmup_fraction is None:
+        return settings.lr_warmup_iters
+    if decay_end is None:
+        raise SettingsError("lr_warmup_fraction needs lr_decay_iters or the run's length")
+    return int(settings.lr_warmup_fraction * decay_end)
+
+
+def _share_of_peak(step: int, warmup: int, decay_end: int, settings: TrainSettings) -> float:
+    if settings.lr_decay_style == "WSD":
+        cooldown = settings.lr_wsd_decay_iters or 0
+        start = decay_end - cooldown
+        return 1.0 if step <= start else _WSD_SHAPES[settings.lr_wsd_decay_style]((step - start) / cooldown)
+    progress = (step - warmup) / (decay_end - warmup)
+    return 1.0 - progress if settings.lr_decay_style == "linear" else _half_cosine(progress)
+
+
+def _half_cosine(progress: float) -> float:
+    return 0.5 * (math.cos(math.pi * progress) + 1.0)
+
+
+_WSD_SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda x: 1.0 - x,
+    "cosine": _half_cosine,
+    "exponential": lambda x: 2.0 * 0.5**x - 1.0,
+    "minus_sqrt": lambda x: 1.0 - math.sqrt(x),
+}
+"""Final decay from 1 at 0 to 0 at 1, in Megatron-LM's four shapes."""
