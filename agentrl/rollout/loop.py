@@ -16,7 +16,7 @@ from typing import Protocol
 import anyio
 
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import EnvFailure, Failure, TrajectoryTimeout
+from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext, entered
 from agentrl.rollout.failures import guarded, mark_failed, mask_out
@@ -32,21 +32,21 @@ Group = list[Sample]
 
 
 class GroupStore(Protocol):
-    """Where groups come from and where their fate is recorded."""
+    """Where groups come from and where their fate is recorded, by group id (`Sample.group_index`)."""
 
-    def lease(self, count: int, rollout_id: int) -> list[Group]:
-        """At most `count` new groups of pending samples; fewer when the data has ended."""
+    def lease(self, n: int, step: int) -> list[Group]:
+        """At most `n` groups of pending samples for rollout `step`; fewer when the data has ended."""
         ...
 
-    def complete(self, group: Group) -> None:
+    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
         """The group is finished and will be trained on."""
         ...
 
-    def drop(self, group: Group, reason: str) -> None:
+    def drop(self, group_id: int, reason: str) -> None:
         """The group is finished and will not be trained on."""
         ...
 
-    def release(self, group: Group) -> None:
+    def release(self, group_id: int, reason: str) -> None:
         """The group was started but is not needed in this rollout; it stays to be generated later."""
         ...
 
@@ -277,14 +277,24 @@ class RolloutLoop:
         if reason is not None or isinstance(outcome, DropGroup):
             scheduler.finished(keep=False)
             stats.dropped[reason or "dropped"] += 1
-            self.store.drop(leased, reason or "dropped")
+            self.store.drop(group_id(leased), reason or "dropped")
         elif scheduler.finished(keep=True):
-            self.store.complete(outcome)
+            self.store.complete(group_id(leased), outcome)
             kept.append(outcome)
+        else:
+            self.store.release(group_id(leased), "more groups than the rollout needs")
 
     def _release(self, unfinished: dict[int, Group]) -> None:
         for group in unfinished.values():
-            self.store.release(group)
+            self.store.release(group_id(group), "not needed in this rollout")
+
+
+def group_id(group: Group) -> int:
+    """The ledger's number of a group."""
+    index = group[0].group_index
+    if index is None:
+        raise AgentRLError("a group's samples have no group_index; take groups from a data source")
+    return index
 
 
 def _fresh(sample: Sample, attempt: int) -> Sample:

@@ -1,0 +1,52 @@
+"""What a rollout looked like, as numbers: pure functions over samples and counts."""
+
+from collections.abc import Sequence
+
+from agentrl.rollout.loop import RolloutStats
+from agentrl.sample import Sample, Status
+
+
+def rollout_metrics(
+    groups: Sequence[Sequence[Sample]], stats: RolloutStats, reward_key: str | None
+) -> dict[str, float]:
+    """Metrics of one rollout: what was trained on, beside what was offered, and what went wrong.
+
+    Names: `rollout/...` for the kept samples, `offered/...` for all that were finished, `failures/<blame>/<kind>`,
+    `dropped/<reason>`.
+    """
+    kept = [sample for group in groups for sample in group]
+    metrics = {f"rollout/{name}": value for name, value in _describe(kept, reward_key).items()}
+    metrics.update({f"offered/{name}": value for name, value in _describe(stats.offered, reward_key).items()})
+    spreads = [_spread([s.get_reward_value(reward_key) for s in group]) for group in groups if group]
+    metrics["rollout/zero_std_groups"] = _mean([spread < 1e-9 for spread in spreads])
+    metrics["rollout/groups"] = float(len(groups))
+    metrics["rollout/retries"] = float(stats.retries)
+    metrics.update({f"failures/{name}": float(count) for name, count in stats.failures.items()})
+    metrics.update({f"dropped/{name}": float(count) for name, count in stats.dropped.items()})
+    tokens = sum(sum(sample.loss_mask or ()) for sample in stats.offered)
+    metrics["perf/rollout_seconds"] = stats.seconds
+    metrics["perf/rollout_tokens_per_second"] = tokens / stats.seconds if stats.seconds else 0.0
+    return metrics
+
+
+def _describe(samples: Sequence[Sample], reward_key: str | None) -> dict[str, float]:
+    counters = [sample.metadata.get("counters", {}) for sample in samples]
+    return {
+        "reward": _mean([s.get_reward_value(reward_key) for s in samples if s.reward is not None]),
+        "response_length": _mean([s.response_length for s in samples]),
+        "model_tokens": _mean([sum(s.loss_mask or ()) for s in samples]),
+        "truncated": _mean([s.status is Status.TRUNCATED for s in samples]),
+        "failed": _mean([s.status is Status.FAILED for s in samples]),
+        "turns": _mean([max((segment.turn for segment in s.segments), default=0) for s in samples]),
+        "tool_calls": _mean([c.get("tool_calls", 0) for c in counters]),
+        "used_tool": _mean([bool(c.get("tool_ok", 0)) for c in counters]),
+        "non_generation_seconds": _mean([s.non_generation_time for s in samples]),
+    }
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(values) - min(values)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,100 @@
+"""The rollout worker: one async Ray actor that owns the data, the ledger, the engine client and the rollout loop."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import ray
+
+from agentrl.cluster.metrics import rollout_metrics
+from agentrl.cluster.runtime import enter_workspace
+from agentrl.cluster.session import RolloutSession
+from agentrl.config import RunSettings
+from agentrl.train.batch import TrainBatch
+
+
+@ray.remote
+class RolloutWorker:
+    """Generates, grades, evaluates, and hands weights to the engines."""
+
+    def __init__(self, settings: RunSettings, folder: str, run_folder: str) -> None:
+        enter_workspace(folder)
+        self._settings, self._run_folder = settings, Path(run_folder)
+
+    async def start(self, engine_urls: Sequence[str], checkpoint_step: int | None) -> dict[str, Any]:
+        """Open everything.
+
+        Args:
+            engine_urls: the engines.
+            checkpoint_step: the last rollout that the loaded checkpoint covers; None for a fresh start.
+        """
+        self._session = RolloutSession(self._settings, self._run_folder, engine_urls)
+        await self._session.open()
+        recovery = self._session.open_feed(checkpoint_step)
+        return {"replayed": len(recovery.replayed), "released": len(recovery.released)}
+
+    @ray.method(num_returns=2)
+    async def generate(self, rollout_id: int) -> tuple[TrainBatch, dict[str, Any]]:
+        """Generate rollout `rollout_id`.
+
+        Returns:
+            The train batch (kept in the object store until the trainers take it), and a dict with `group_ids`,
+            `metrics` and `ended` (the data has come to its end before the batch was full).
+        """
+        settings = self._settings
+        result = await self._session.rollout(rollout_id)
+        metrics = rollout_metrics(result.groups, result.stats, settings.rollout.reward_key)
+        full = len(result.groups) == settings.rollout.rollout_batch_size
+        batch = TrainBatch.from_samples(result.groups, settings.rollout.reward_key) if full else TrainBatch.empty()
+        ids = [group[0].group_index for group in result.groups]
+        return batch, {"group_ids": ids, "metrics": metrics, "ended": not full}
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Play all evaluation sets with the engines' current weights."""
+        return await self._session.evaluate(step)
+
+    async def trained(self, group_ids: list[int], rollout_id: int) -> None:
+        """The optimizer has taken the rollout's steps."""
+        self._session.feed.trained(group_ids, rollout_id)
+
+    async def checkpointed(self, rollout_id: int) -> None:
+        """A durable checkpoint covers everything up to `rollout_id`."""
+        self._session.feed.checkpointed(rollout_id)
+
+    # ---- weights ------------------------------------------------------------------------------------------
+
+    async def pause_engines(self) -> None:
+        """Stop sampling and empty the engines' caches."""
+        await self._session.client.pause()
+        await self._session.client.flush_cache()
+
+    async def resume_engines(self) -> None:
+        """Sample on."""
+        await self._session.client.resume()
+
+    async def join_weight_group(self, address: tuple[str, int], world_size: int, backend: str) -> None:
+        """Have every engine join the process group that weights are broadcast in; the trainer is rank 0."""
+        await self._session.client.init_weights_group(
+            master_address=address[0], master_port=address[1], world_size=world_size, backend=backend
+        )
+
+    async def receive_weights(self, buckets: list[list[tuple[str, str, list[int]]]], version: str) -> None:
+        """Have every engine take the tensors that the trainer broadcasts, bucket by bucket."""
+        async with self._session.client.weight_update():
+            for bucket in buckets:
+                names, dtypes, shapes = zip(*bucket, strict=True)
+                await self._session.client.update_weights_from_distributed(
+                    list(names), list(dtypes), list(shapes), version=version
+                )
+
+    async def load_weights(self, folder: str, version: str) -> None:
+        """Have every engine load a Hugging Face folder."""
+        await self._session.client.update_weights_from_disk(folder, version=version)
+
+    # ---- the end ------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Close the environment, the client and the ledger."""
+        with anyio.move_on_after(10, shield=True):
+            await self._session.close()

@@ -1,0 +1,96 @@
+"""Ray: joining or starting a cluster, calling actors with deadlines, and turning what Ray reports into our errors.
+
+1. A cluster started here ends with the run, and dies with this process even if it is killed.
+2. `wait` is the only place where the driver blocks: it has a deadline and says what it was waiting for.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from agentrl.cluster.settings import ClusterSettings
+from agentrl.errors import AgentRLError
+
+
+@contextlib.contextmanager
+def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
+    """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict[str, Any] = {
+        "namespace": f"agentrl-{uuid.uuid4().hex[:8]}",
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+    }
+    if settings.ray_address is not None:
+        options["address"] = settings.ray_address
+    else:
+        options.update(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, address="local")
+    try:
+        ray.init(**options)
+    except ConnectionError as error:
+        raise AgentRLError(f"--ray-address {settings.ray_address}: no Ray cluster answers there: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment variables for our actors: quiet, and free of surprises from the parent's shell."""
+    keep = {
+        name: os.environ[name] for name in ("HF_HUB_OFFLINE", "AGENTRL_DEBUG", "XDG_CACHE_HOME") if name in os.environ
+    }
+    return {"TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", **keep}
+
+
+def enter_workspace(folder: str) -> None:
+    """Make the driver's working folder the actor's, where it exists, so that relative paths mean the same."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def wait(references: Any, *, what: str, timeout: float) -> Any:
+    """Wait for one Ray reference, or a list of them, and return the values.
+
+    Args:
+        references: what actor methods returned.
+        what: what is being waited for, for messages ("the training step").
+        timeout: seconds.
+
+    Raises:
+        AgentRLError: the actor died, the deadline passed, or the remote code raised one.
+    """
+    pending: Sequence[Any] = references if isinstance(references, list) else [references]
+    try:
+        # The first failure ends the wait, even while the other calls hang in a collective that cannot finish.
+        left = list(pending)
+        while left:
+            done, left = ray.wait(left, num_returns=1, timeout=timeout, fetch_local=False)
+            if not done:
+                raise GetTimeoutError
+            ray.get(done)
+        values = ray.get(list(pending))
+    except GetTimeoutError as error:
+        raise AgentRLError(f"{what} took longer than {timeout:g} s") from error
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, AgentRLError):
+            raise cause from None
+        raise AgentRLError(f"{what} failed: {type(cause).__name__}: {cause}") from error
+    except RayActorError as error:
+        raise AgentRLError(f"{what} failed: {_who_died(error)}") from error
+    return values if isinstance(references, list) else values[0]
+
+
+def _who_died(error: RayActorError) -> str:
+    lines = str(error).strip().splitlines()
+    return f"a process of the run died ({lines[0] if lines else 'no reason given'}); start the same command again to resume"

@@ -1,0 +1,110 @@
+"""Everything that generating needs in one process: chat, client, environment, data, ledger and loop.
+
+Used inside the rollout worker's actor, and directly by `agentrl rollout` and `agentrl eval`, which need no Ray.
+"""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from agentrl.buffer import GroupFeed, Ledger, Recovery, load_source, save_rollout
+from agentrl.chat import Chat
+from agentrl.cluster.evalsets import EvalSet, eval_sets
+from agentrl.config import RunSettings
+from agentrl.engine import EngineClient
+from agentrl.envs import load_environment
+from agentrl.errors import SettingsError
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.evaluate import EvalResult, evaluate
+from agentrl.rollout.filters import load_filter
+from agentrl.rollout.functions import GenerateFunction, RewardFunction
+from agentrl.rollout.loop import RolloutLoop, RolloutResult, TrajectoryRunner
+from agentrl.rollout.rewards import Grader
+
+
+class RolloutSession:
+    """Open with `open`, close with `close`; in between `rollout` and `evaluate`."""
+
+    def __init__(self, settings: RunSettings, run_folder: Path, engine_urls: Sequence[str]) -> None:
+        self.settings, self.run_folder, self.engine_urls = settings, run_folder, engine_urls
+        self._stack = AsyncExitStack()
+        self.client: EngineClient
+        self.feed: GroupFeed
+        self.runner: TrajectoryRunner
+        self._evals: list[EvalSet] = []
+
+    async def open(self) -> None:
+        """Load the chat template, open the data and the ledger, connect to the engines, set up the environment."""
+        s, args = self.settings, self.settings.args
+        rollout = s.rollout
+        assert s.train.hf_checkpoint is not None
+        chat = Chat.load(
+            s.train.hf_checkpoint,
+            chat_template=Path(rollout.chat_template_path).read_text() if rollout.chat_template_path else None,
+            template_kwargs=s.buffer.apply_chat_template_kwargs,
+            tool_call_parser=rollout.tool_call_parser,
+            reasoning_parser=rollout.reasoning_parser,
+            history_policy=rollout.history_policy,
+        )
+        environment = load_environment(rollout.env) if rollout.env else None
+        generate = None
+        if rollout.custom_generate_function_path:
+            generate = GenerateFunction.load(rollout.custom_generate_function_path)
+        reward = None
+        if rollout.custom_rm_path:
+            reward = RewardFunction.load(rollout.custom_rm_path, group=rollout.group_rm)
+        self._filter = (
+            load_filter(rollout.dynamic_sampling_filter_path) if rollout.dynamic_sampling_filter_path else None
+        )
+        self._evals = eval_sets(s)
+        self.client = await self._stack.enter_async_context(EngineClient(self.engine_urls, s.engine))
+        length = rollout.rollout_max_context_len or await self._engine_context_length()
+        context = RolloutContext(rollout, args, chat, self.client, length, environment)
+        self.runner = TrajectoryRunner(context, Grader(rollout, args, reward), generate)
+        if environment is not None:
+            await environment.setup(args)
+            self._stack.push_async_callback(environment.teardown)
+
+    async def _engine_context_length(self) -> int:
+        info = await self.client.server_info()
+        length = info.get("context_length") or info.get("max_total_num_tokens")
+        if not isinstance(length, int):
+            raise SettingsError("the engine does not say its context length; set --rollout-max-context-len")
+        return length
+
+    def open_feed(self, checkpoint_step: int | None) -> Recovery:
+        """Open data and ledger, and put the ledger back to what the loaded checkpoint proves.
+
+        Args:
+            checkpoint_step: the last rollout that the checkpoint covers; None for a fresh start.
+        """
+        args = self.settings.args
+        ledger = self._stack.enter_context(
+            Ledger(self.run_folder / "ledger.sqlite", keep=self.settings.buffer.ledger_keep)
+        )
+        self.feed = GroupFeed(load_source(args), ledger, args, checkpoint_step)
+        self._loop = RolloutLoop(self.runner, self.feed, self._filter)
+        return self.feed.recovery
+
+    async def rollout(self, rollout_id: int) -> RolloutResult:
+        """Generate one rollout, groups of an earlier life included, and dump it if asked to."""
+        count = self.settings.rollout.rollout_batch_size
+        done = [list(group.samples) for group in self.feed.batch(count, rollout_id)]
+        result = await self._loop.run(rollout_id, done=done)
+        result.groups = [list(group.samples) for group in self.feed.batch(count, rollout_id)]
+        if template := self.settings.observability.save_debug_rollout_data:
+            save_rollout(template, rollout_id, result.groups)
+        return result
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate on every set; the samples go to `<run>/eval/<set>/<step>.jsonl`."""
+        metrics: dict[str, float] = {}
+        for held_out in self._evals:
+            result: EvalResult = await evaluate(self.runner, held_out.name, held_out.groups())
+            save_rollout(str(self.run_folder / "eval" / held_out.name), step, result.groups)
+            metrics.update({f"eval/{held_out.name}/{name}": value for name, value in result.metrics.items()})
+        return metrics
+
+    async def close(self) -> None:
+        """Close what `open` opened."""
+        await self._stack.aclose()
