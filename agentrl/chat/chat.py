@@ -1,0 +1,208 @@
+"""`Chat`: messages to ids and model text to turns, for one tokenizer and one chat template.
+
+1. Immutable and thread-safe; one a process is enough. Everything slow happens in `load`.
+2. Training and evaluation use the same object, so they have the same template, deltas and parser.
+3. transformers is imported inside `load`; torch is never needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from agentrl.chat.delta import DeltaRenderer
+from agentrl.chat.encoding import Codec, SafeEncoder
+from agentrl.chat.messages import ParsedTurn, normalise_messages, normalise_tools
+from agentrl.chat.parsers import make_parser
+from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
+from agentrl.chat.report import TemplateReport
+from agentrl.chat.session import ChatSession
+from agentrl.chat.template import Template
+from agentrl.errors import SettingsError, TemplateError
+
+HistoryPolicy = Literal["keep", "split", "fail"]
+
+
+class Chat:
+    """A tokenizer with its chat template, probed and ready."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat_template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
+        history_policy: HistoryPolicy = "keep",
+        stop_tokens: Iterable[int | str] = (),
+    ) -> None:
+        """
+        Args:
+            tokenizer: a transformers tokenizer.
+            chat_template: the template's text; the tokenizer's own if None.
+            template_kwargs: arguments for the template (`enable_thinking=False`).
+            tool_call_parser: "auto", a name of `parsers.FAMILIES`, or `pkg.mod:function`.
+            reasoning_parser: "auto" or a name of `parsers.REASONING`.
+            history_policy: where the template would rewrite history: keep it as sampled, split samples, or fail.
+            stop_tokens: ids or texts of tokens that end generation, besides the tokenizer's EOS and the template's.
+
+        Raises:
+            TemplateError: there is no template, or it does not compile.
+            SettingsError: an unknown policy or parser.
+        """
+        if history_policy not in ("keep", "split", "fail"):
+            raise SettingsError(f"--history-policy must be keep, split or fail, got {history_policy!r}")
+        source = chat_template if chat_template is not None else _own_template(tokenizer)
+        self.tokenizer = tokenizer
+        self.history_policy: HistoryPolicy = history_policy
+        self._codec = Codec(tokenizer)
+        self._encoder = SafeEncoder(self._codec, source)
+        template = Template(source, _special_tokens(tokenizer), template_kwargs)
+        stops = self._find_stops(template, stop_tokens)
+        parser = make_parser(tool_call_parser, reasoning_parser, source)
+        chosen = choose_history_kwargs(template, self._codec, stops, parser.tags)
+        self.template = template.with_kwargs(chosen) if chosen else template
+        self.report: TemplateReport = probe(self.template, self._codec, stops, parser.tags, chosen)
+        self.turn_parser = parser.opened(self.report.opens_reasoning)
+        self.stop_token_ids: tuple[int, ...] = tuple(self._codec.added[stop] for stop in stops)
+        self.stop_ids = frozenset(self.stop_token_ids)
+        self.closer_ids = frozenset(self._codec.added[stop] for stop in self.report.closers)
+        self.reasoning_close_ids: list[int] = self._codec.encode(parser.tags.close) if parser.tags else []
+        self._delta = DeltaRenderer(self.template, self.report.can, stops)
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        *,
+        chat_template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
+        history_policy: HistoryPolicy = "keep",
+        trust_remote_code: bool = False,
+    ) -> Self:
+        """Load from a Hugging Face model folder.
+
+        Args:
+            path: folder with `tokenizer.json` and `tokenizer_config.json`; `generation_config.json` is read for
+                end tokens if it is there.
+            chat_template: a file (`*.jinja`) or the template's text; the folder's own if None.
+
+        Raises:
+            SettingsError: the folder has no tokenizer, or an option is unknown.
+            TemplateError: there is no template, or it does not compile.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{path}: no tokenizer could be loaded from here: {error}") from error
+        return cls(
+            tokenizer,
+            chat_template=_read_template(chat_template),
+            template_kwargs=template_kwargs,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
+            history_policy=history_policy,
+            stop_tokens=_generation_stops(Path(path)),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return self._codec.vocab_size
+
+    def session(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ChatSession:
+        """Begin a trajectory.
+
+        Raises:
+            TemplateError: the template cannot render the messages.
+        """
+        return ChatSession(self, messages, tools)
+
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ParsedTurn:
+        """Parse one model turn's text (end token removed)."""
+        return self.turn_parser.parse(text, tools)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokenizer's ids of trusted text: control strings become control tokens."""
+        return self._codec.encode(text)
+
+    def encode_untrusted(self, text: str) -> list[int]:
+        """The ids of text from users, tools or data: no control token, whatever it says."""
+        return self._encoder.encode_untrusted(text)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of ids."""
+        return self._codec.decode(ids, skip_special_tokens)
+
+    def render_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a whole conversation in the template's own rendering, safe against control text in messages."""
+        marked = [self._encoder.mark_message(message) for message in normalise_messages(messages)]
+        schemas = normalise_tools(tools)
+        text = self.template.render(
+            marked, self._encoder.mark(schemas) if schemas else None, generation_prompt=generation_prompt
+        )
+        return self._encoder.encode_rendered(text)
+
+    def delta_ids(self, calls: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids from a turn's end token through `new` (normal form) to the next generation prompt."""
+        marked = [self._encoder.mark_message(dict(message)) for message in new]
+        return self._encoder.encode_rendered(self._delta.text(self._encoder.mark(list(calls)), marked))
+
+    def _find_stops(self, template: Template, extra: Iterable[int | str]) -> tuple[str, ...]:
+        """Texts of the end tokens: those asked for, the tokenizer's EOS, and the one that closes the template's turns."""
+        texts = {number: text for text, number in self._codec.added.items()}
+        named = [texts.get(token) if isinstance(token, int) else token for token in extra]
+        eos = self.tokenizer.eos_token
+        known = tuple(t for t in dict.fromkeys([eos, *named]) if t in self._codec.added)
+        closer = find_closer(template, self._codec, known)
+        return tuple(dict.fromkeys([*((closer,) if closer else ()), *known]))
+
+
+def _own_template(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        template = template.get("tool_use") or template.get("default")
+    if not isinstance(template, str) or not template:
+        raise TemplateError("the tokenizer has no chat template; give one with --chat-template (a .jinja file)")
+    return template
+
+
+def _read_template(given: str | None) -> str | None:
+    """A template's text: `given` is a file's path, or the text itself if it has template syntax."""
+    if given is None or "{%" in given or "{{" in given:
+        return given
+    file = Path(given).expanduser()
+    if not file.is_file():
+        raise SettingsError(f"--chat-template: no file {given!r}, and it is not template text either")
+    return file.read_text(encoding="utf-8")
+
+
+def _special_tokens(tokenizer: Any) -> dict[str, str]:
+    return {name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)}
+
+
+def _generation_stops(folder: Path) -> list[int]:
+    import json
+
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return []
+    try:
+        eos = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except ValueError as error:
+        raise SettingsError(f"{file}: not valid JSON: {error}") from error
+    return [eos] if isinstance(eos, int) else list(eos or [])

@@ -1,0 +1,162 @@
+"""Text to ids, so that text from users, tools and data can never become a control token.
+
+1. Every control string in untrusted text is bracketed by private-use marks before rendering (`mark`). Templates carry
+   the marks along, and `encode_rendered` encodes each bracketed string as ordinary text.
+2. Text without control strings gets exactly the ids that the tokenizer itself would give, marks or no marks.
+3. Control strings are the special tokens, every added token that the template writes, and whatever looks like one
+   (`<|...|>`). Other added tokens (a tokenizer's `<table>`) are ordinary text.
+4. Assistant messages may carry the markers that a model itself writes (`<think>`, `<tool_call>`), but no special
+   tokens: an assistant message in a data row cannot end its own turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from agentrl.sample import Message
+
+OPEN, CLOSE, ESCAPE = "\U0010fffb", "\U0010fffc", "\U0010fffd"
+"""Private-use code points of the last plane. Untrusted text that holds one gets it escaped, so nothing is lost."""
+
+_ESCAPES = {ESCAPE: ESCAPE + "e", OPEN: ESCAPE + "o", CLOSE: ESCAPE + "c"}
+_UNESCAPES = {v: k for k, v in _ESCAPES.items()}
+_RESERVED = re.compile(f"[{OPEN}{CLOSE}{ESCAPE}]")
+_ESCAPED = re.compile(f"{ESCAPE}[eoc]")
+_LOOKS_LIKE_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>|<\|[a-z_]+>|<[a-z_]+\|>")
+
+
+class Codec:
+    """The tokenizer behind two plain functions, without special-token additions, truncation or padding."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        decoder = tokenizer.added_tokens_decoder
+        self.added: dict[str, int] = {str(token.content): int(number) for number, token in decoder.items()}
+        self.special = frozenset(str(token.content) for token in decoder.values() if token.special)
+        self.vocab_size = len(tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokenizer's ids of trusted text: control strings become control tokens."""
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of ids; nothing is cleaned up."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return str(
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def fingerprint(self) -> str:
+        """Tells tokenizers apart for caching: class, size, added tokens, and how a mixed sentence splits."""
+        sentence = self.encode("The naïve 東京 user's\n\n  value is 42.\t{\"k\": [1, 2]} don't 🙂\n")
+        return repr((type(self.tokenizer).__name__, self.vocab_size, sorted(self.added.items()), sentence))
+
+
+class SafeEncoder:
+    """Marks untrusted text and encodes rendered text; immutable apart from a cache, thread-safe."""
+
+    def __init__(self, codec: Codec, template: str) -> None:
+        self._codec = codec
+        self.controls = _control_strings(codec, template)
+        self._control_ids = frozenset(codec.added[text] for text in self.controls)
+        self._firsts = tuple({text[0] for text in self.controls})
+        self._all = _matcher(self.controls)
+        self._hard = _matcher(self.controls & codec.special)
+        self._marked = re.compile(f"{OPEN}(?:({_alternatives(self.controls)}){CLOSE}?)?|{CLOSE}")
+        self._as_text = cache(self._split_control)
+
+    def encode_untrusted(self, text: str) -> list[int]:
+        """The ids of untrusted text: no control token, whatever it says."""
+        return self.encode_rendered(self.mark(text))
+
+    def mark(self, value: Any) -> Any:
+        """`value` with every control string in it (also in keys, lists and dicts) bracketed."""
+        return self._mark(value, self._all)
+
+    def mark_message(self, message: Message) -> Message:
+        """A normal-form message marked; its role is trusted."""
+        matcher = self._hard if message["role"] == "assistant" else self._all
+        out: Message = {}
+        for key, value in message.items():
+            out[key] = value if key == "role" else self._mark(value, self._all if key == "tool_calls" else matcher)
+        return out
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The ids of rendered text: bracketed control strings as ordinary text, all else as the tokenizer has it."""
+        if OPEN not in text and CLOSE not in text and ESCAPE not in text:
+            return self._codec.encode(text)
+        ids: list[int] = []
+        at = 0
+        for match in self._marked.finditer(text):
+            ids += self._encode_piece(text[at : match.start()])
+            if match[1] in self.controls:
+                ids += self._as_text(match[1])
+                at = match.end()
+            else:
+                at = match.start() + 1
+        return ids + self._encode_piece(text[at:])
+
+    def _encode_piece(self, text: str) -> list[int]:
+        if not text:
+            return []
+        if ESCAPE in text:
+            text = _ESCAPED.sub(lambda match: _UNESCAPES[match[0]], text)
+        return self._codec.encode(text)
+
+    def _mark(self, value: Any, matcher: re.Pattern[str]) -> Any:
+        if isinstance(value, str):
+            return self._mark_text(value, matcher)
+        if isinstance(value, Mapping):
+            return {self._mark(k, matcher): self._mark(v, matcher) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._mark(item, matcher) for item in value]
+        return value
+
+    def _mark_text(self, text: str, matcher: re.Pattern[str]) -> str:
+        if not text.isascii() and _RESERVED.search(text):
+            text = _RESERVED.sub(lambda match: _ESCAPES[match[0]], text)
+        if not any(first in text for first in self._firsts):
+            return text
+        return matcher.sub(lambda match: f"{OPEN}{match[0]}{CLOSE}" if match[0] in self.controls else match[0], text)
+
+    def _split_control(self, control: str) -> tuple[int, ...]:
+        """A control string as ordinary text: the shortest encoding of its two-part splits without control ids."""
+        splits = [
+            (*self._codec.encode(control[:cut]), *self._codec.encode(control[cut:])) for cut in range(1, len(control))
+        ]
+        splits.append(tuple(i for char in control for i in self._codec.encode(char)))
+        safe = [ids for ids in splits if not self._control_ids.intersection(ids)]
+        faithful = [ids for ids in safe if self._codec.decode(ids) == control]
+        return min(faithful or safe or [()], key=len)
+
+
+def _control_strings(codec: Codec, template: str) -> frozenset[str]:
+    return frozenset(
+        text
+        for text in codec.added
+        if len(text) > 1
+        and not text.isspace()
+        and (text in codec.special or (len(text) > 2 and text in template) or _LOOKS_LIKE_CONTROL.fullmatch(text))
+    )
+
+
+def _alternatives(controls: Iterable[str]) -> str:
+    """One pattern for all control strings, longest first; numbered families (`<unused17>`) share a branch."""
+    patterns = {re.sub(r"\d+", r"\\d+", re.escape(text)) for text in controls}
+    return "|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)"
+
+
+def _matcher(controls: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(_alternatives(controls))

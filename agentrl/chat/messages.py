@@ -1,0 +1,189 @@
+"""What a model turn and a chat message look like, and the one normal form that templates are given.
+
+1. `ToolCall` and `ParsedTurn` are what a parser makes of a model's text.
+2. `normalise_messages` accepts what users write (content parts, `None` content, arguments as text or dict, reasoning
+   under three names, flat or nested calls) and returns fresh messages of one form: `content` is always a string,
+   `arguments` a dict where they are JSON, reasoning is `reasoning_content`, absent things are absent keys.
+3. `normalise_tools` returns schemas in OpenAI's function form with JSON-Schema type names.
+4. The caller's objects are never changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import TemplateError
+from agentrl.sample import Message
+
+ToolSchema = dict[str, Any]
+"""A tool as OpenAI writes it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Names under which peers keep a message's reasoning, in order of preference."""
+
+_JSON_TYPES = {
+    "dict": "object",
+    "float": "number",
+    "tuple": "array",
+    "list": "array",
+    "int": "integer",
+    "bool": "boolean",
+    "str": "string",
+    "none": "null",
+}
+_NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model wrote: `arguments` is a dict, or text where the format does not require JSON."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | str
+
+    def to_message(self) -> dict[str, Any]:
+        """The call in OpenAI's form, with the arguments as JSON text."""
+        arguments = (
+            self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+        )
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """What one model turn says.
+
+    Attributes:
+        content: the text for the user, without reasoning and calls, edge whitespace removed.
+        reasoning: the reasoning, or None where the turn has none.
+        tool_calls: the calls that are complete and well formed, in order.
+        broken: the raw text of each call that is not; nothing is guessed from them.
+        reasoning_open: the turn ended inside its reasoning.
+    """
+
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    broken: tuple[str, ...] = ()
+    reasoning_open: bool = False
+
+    def to_message(self) -> Message:
+        """The turn as an assistant message."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_message() for call in self.tool_calls]
+        return message
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Fresh messages in the normal form.
+
+    Raises:
+        TemplateError: a message is not a mapping, lacks a role, or has content that is not text.
+    """
+    return [_message(message, index) for index, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], index: int) -> Message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise TemplateError(f"message {index}: expected a mapping with a 'role', got {message!r}")
+    out = {key: value for key, value in message.items() if value is not None and key not in REASONING_KEYS}
+    out["content"] = _content(message.get("content"), index)
+    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
+    if reasoning is not None:
+        out["reasoning_content"] = _content(reasoning, index)
+    if calls := out.pop("tool_calls", None):
+        out["tool_calls"] = [_call(call, index) for call in calls]
+    return out
+
+
+def _content(content: Any, index: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "".join(_part(part, index) for part in content)
+    raise TemplateError(f"message {index}: content must be text or a list of text parts, got {type(content).__name__}")
+
+
+def _part(part: Any, index: int) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise TemplateError(f"message {index}: only text parts can be rendered, got a part of type {kind!r}")
+
+
+def _call(call: Any, index: int) -> dict[str, Any]:
+    if isinstance(call, ToolCall):
+        call = call.to_message()
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise TemplateError(f"message {index}: a tool call needs a function name, got {call!r}")
+    out = {"type": "function", "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+    if call.get("id") is not None:
+        out["id"] = str(call["id"])
+    return out
+
+
+def _arguments(arguments: Any) -> Any:
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            return arguments
+        return value if isinstance(value, dict) else arguments
+    return arguments
+
+
+def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[ToolSchema] | None:
+    """Fresh schemas in OpenAI's function form; None and an empty list both mean no tools.
+
+    Raises:
+        TemplateError: a schema has no name.
+    """
+    if not tools:
+        return None
+    return [_tool(tool, index) for index, tool in enumerate(tools)]
+
+
+def _tool(tool: Mapping[str, Any], index: int) -> ToolSchema:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise TemplateError(f"tool {index}: expected an OpenAI function schema with a name, got {tool!r}")
+    out = {key: value for key, value in function.items() if key != "type"}
+    out["parameters"] = _schema(function.get("parameters") or {"type": "object", "properties": {}})
+    return {"type": "function", "function": out}
+
+
+def _schema(schema: Any) -> Any:
+    """A JSON schema with Python's and BFCL's type names replaced; property names are left alone."""
+    if isinstance(schema, list):
+        return [_schema(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "type":
+            out[key] = [_json_type(v) for v in value] if isinstance(value, list) else _json_type(value)
+        elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            out[key] = {name: _schema(sub) for name, sub in value.items()}
+        elif key in ("enum", "const", "default", "example", "examples", "required"):
+            out[key] = value
+        else:
+            out[key] = _schema(value)
+    return out
+
+
+def _json_type(name: Any) -> Any:
+    return _JSON_TYPES.get(name.lower(), name) if isinstance(name, str) else name

@@ -1,0 +1,51 @@
+"""Hermes format (Qwen2.5, Qwen3, Hermes): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number.
+
+The JSON body is read as JSON, so `</tool_call>` inside an argument does not end the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.chat.parsers.base import Parsed, read_arguments, read_json
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def parse_hermes(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+    """Split a turn (without its reasoning) into text, calls and broken calls."""
+    out, kept, at = Parsed(), [], 0
+    while (start := text.find(OPEN, at)) >= 0:
+        kept.append(text[at:start])
+        call = _call(text, start + len(OPEN))
+        if call is not None:
+            out.calls.append((call[0], call[1]))
+            at = call[2]
+        else:
+            at = _end_of_broken(text, start)
+            out.broken.append(text[start:at])
+    out.text = "".join([*kept, text[at:]])
+    return out
+
+
+def _call(text: str, start: int) -> tuple[str, dict[str, Any], int] | None:
+    found = read_json(text, start)
+    if found is None or not isinstance(found[0], dict):
+        return None
+    body, at = found
+    while at < len(text) and text[at].isspace():
+        at += 1
+    arguments = read_arguments(body.get("arguments", body.get("parameters")))
+    name = body.get("name")
+    if not text.startswith(CLOSE, at) or not isinstance(name, str) or not name or arguments is None:
+        return None
+    return name, arguments, at + len(CLOSE)
+
+
+def _end_of_broken(text: str, start: int) -> int:
+    """A broken call ends with its closing tag, or before the next opening one, or with the text."""
+    close, following = text.find(CLOSE, start), text.find(OPEN, start + len(OPEN))
+    if close >= 0 and (following < 0 or close < following):
+        return close + len(CLOSE)
+    return following if following >= 0 else len(text)

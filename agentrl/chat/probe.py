@@ -1,0 +1,304 @@
+"""Probing a chat template with a few dozen small renderings.
+
+1. `probe` answers with a `TemplateReport`; the same template, tokenizer, arguments and stops are probed once a process.
+2. A boundary's verdict compares `prompt ids + completion ids + delta ids` with the ids of the template's own full
+   rendering, where the completion is what the template writes for that turn.
+3. `choose_history_kwargs` tries the arguments by which known templates keep their history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from agentrl.chat.delta import Capabilities, DeltaRenderer
+from agentrl.chat.encoding import Codec
+from agentrl.chat.parsers import ReasoningTags
+from agentrl.chat.report import Boundary, TemplateReport, Verdict
+from agentrl.chat.template import Template
+from agentrl.errors import TemplateError
+from agentrl.sample import Message
+
+HISTORY_KWARGS: Mapping[str, bool] = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "keep_past_thinking": True,
+    "auto_drop_analysis": False,
+    "keep_all_reasoning": True,
+    "drop_thinking": False,
+}
+"""Arguments, and the values of them, by which templates keep reasoning in history."""
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "zqtool",
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "string", "description": "A value."}},
+            "required": ["a"],
+        },
+    },
+}
+_CACHE: dict[str, TemplateReport] = {}
+_CACHE_LOCK = threading.Lock()
+
+
+def user(number: int) -> Message:
+    return {"role": "user", "content": f"zqUser{number}zq"}
+
+
+def assistant(number: int, *, reasoning: bool = False, calls: Sequence[int] = (), content: bool = True) -> Message:
+    message: Message = {"role": "assistant", "content": f"zqAsst{number}zq" if content else ""}
+    if reasoning:
+        message["reasoning_content"] = f"zqReason{number}zq"
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call{call:05d}",
+                "type": "function",
+                "function": {"name": "zqtool", "arguments": {"a": f"zqArg{call}zq"}},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def result(call: int) -> Message:
+    return {"role": "tool", "tool_call_id": f"call{call:05d}", "name": "zqtool", "content": f"zqTool{call}zq"}
+
+
+def probe(
+    template: Template, codec: Codec, stops: Sequence[str], tags: ReasoningTags | None, chosen: Mapping[str, Any]
+) -> TemplateReport:
+    """The report of `template`, whose arguments already include the `chosen` history arguments."""
+    facts = (template.source, template.special_tokens, template.kwargs, list(stops), repr(tags), dict(chosen))
+    key = hashlib.sha256((json.dumps(facts, default=str) + codec.fingerprint()).encode()).hexdigest()
+    with _CACHE_LOCK:
+        if key in _CACHE:
+            return _CACHE[key]
+    report = _Probe(template, codec, tuple(stops), tags).report(chosen)
+    with _CACHE_LOCK:
+        return _CACHE.setdefault(key, report)
+
+
+def choose_history_kwargs(
+    template: Template, codec: Codec, stops: Sequence[str], tags: ReasoningTags | None
+) -> dict[str, Any]:
+    """The known history arguments that make more boundaries exact; those that the user set are left alone."""
+    read = template.variables()
+    known = {k: v for k, v in HISTORY_KWARGS.items() if k in read and k not in template.kwargs}
+    if not known:
+        return {}
+    plain = probe(template, codec, stops, tags, {}).exact_count
+    return {
+        name: value
+        for name, value in known.items()
+        if probe(template.with_kwargs({name: value}), codec, stops, tags, {name: value}).exact_count > plain
+    }
+
+
+def find_closer(template: Template, codec: Codec, stops: Sequence[str]) -> str | None:
+    """The token with which the template closes a final answer: the first stop after it, else the first added token."""
+    try:
+        text = template.render([user(1), assistant(1)], generation_prompt=False)
+    except TemplateError:
+        return None
+    _, found, after = text.partition("zqAsst1zq")
+    if not found:
+        return None
+    for candidates in (stops, sorted(codec.special, key=len, reverse=True)):
+        hits = [(after.find(token), -len(token), token) for token in candidates if token and token in after]
+        if hits:
+            return min(hits)[2]
+    return None
+
+
+@dataclass(frozen=True)
+class _Probe:
+    template: Template
+    codec: Codec
+    stops: tuple[str, ...]
+    tags: ReasoningTags | None
+
+    def report(self, chosen: Mapping[str, Any]) -> TemplateReport:
+        can = self._capabilities()
+        tools = [_TOOL] if can.tools else None
+        prompt = self._render([user(1)], tools) or ""
+        generation_prompt = prompt[prompt.rfind("zqUser1zq") + 9 :] if "zqUser1zq" in prompt else ""
+        start = self.codec.encode(generation_prompt)
+        return TemplateReport(
+            can=can,
+            generation_prompt=self._after_user(generation_prompt),
+            opens_reasoning=self._opens(generation_prompt),
+            stops=self.stops,
+            closers=self._closers(can),
+            history_kwargs=dict(chosen),
+            uses_date=self._uses_date(prompt),
+            double_bos=self._double_bos(prompt),
+            whitespace=self._whitespace(can),
+            merges_with=tuple(
+                text
+                for text in ("\n", "\n\n", " ", "a", "1", "<")
+                if self.codec.encode(f"{generation_prompt}{text}zq")[: len(start)] != start
+            ),
+            boundaries=tuple(self._boundaries(can, tools)),
+        )
+
+    def _render(self, messages: Sequence[Message], tools: Any = None, generation_prompt: bool = True) -> str | None:
+        try:
+            return self.template.render(messages, tools, generation_prompt=generation_prompt)
+        except TemplateError:
+            return None
+
+    def _shows(self, messages: Sequence[Message], *needles: str, tools: Any = None) -> bool:
+        text = self._render(messages, tools, generation_prompt=False) or ""
+        return all(needle in text for needle in needles)
+
+    def _capabilities(self) -> Capabilities:
+        one = [user(1), assistant(1, calls=[1], content=False), result(1), assistant(2)]
+        two = [user(1), assistant(1, calls=[1, 2], content=False), result(1), result(2), assistant(2)]
+        return Capabilities(
+            system=self._shows([{"role": "system", "content": "zqSyszq"}, user(1)], "zqSyszq"),
+            tools=self._shows([user(1)], "zqtool", tools=[_TOOL]),
+            tool_messages=self._shows(one, "zqArg1zq", "zqTool1zq"),
+            parallel_calls=self._shows(two, "zqArg1zq", "zqArg2zq", "zqTool1zq", "zqTool2zq"),
+            reasoning=self._shows([user(1), assistant(1, reasoning=True)], "zqReason1zq"),
+        )
+
+    def _after_user(self, tail: str) -> str:
+        """The generation prompt alone: what a rendering without it does not already end with."""
+        bare = self._render([user(1)], None, generation_prompt=False) or ""
+        end = bare[bare.rfind("zqUser1zq") + 9 :] if "zqUser1zq" in bare else ""
+        return tail.removeprefix(end)
+
+    def _opens(self, prompt: str) -> bool:
+        return self.tags is not None and prompt.rfind(self.tags.open) > prompt.rfind(self.tags.close)
+
+    def _closers(self, can: Capabilities) -> tuple[str, ...]:
+        """Stops that close a turn. If a final answer ends bare, stops are the next turns' openers and none closes."""
+        last = self._first_stop([user(1), assistant(1)], "zqAsst1zq", generation_prompt=False)
+        if last is None:
+            return ()
+        found = [last, self._first_stop([user(1), assistant(1), user(2)], "zqAsst1zq")]
+        return tuple(dict.fromkeys(stop for stop in found if stop))
+
+    def _first_stop(self, messages: list[Message], after: str, generation_prompt: bool = True) -> str | None:
+        text = self._render(messages, None, generation_prompt) or ""
+        start = text.find(after)
+        hits = [(text.find(stop, start), stop) for stop in self.stops if start >= 0 and text.find(stop, start) >= 0]
+        return min(hits)[1] if hits else None
+
+    def _uses_date(self, prompt: str) -> bool:
+        now = datetime.now()
+        dates = (
+            now.strftime("%Y-%m-%d"),
+            now.strftime("%d %b %Y"),
+            now.strftime("%B %d, %Y"),
+            now.strftime("%d %B %Y"),
+        )
+        return "strftime_now" in self.template.source and any(date in prompt for date in dates)
+
+    def _double_bos(self, prompt: str) -> bool:
+        bos = self.template.special_tokens.get("bos_token")
+        if not bos or not prompt.startswith(bos):
+            return False
+        return list(self.codec.tokenizer.encode(prompt)[:2]) == [self.codec.added.get(bos)] * 2
+
+    def _whitespace(self, can: Capabilities) -> dict[str, str]:
+        edged = "\n zqWzq \n"
+        cases: dict[str, list[Message]] = {
+            "assistant": [user(1), {"role": "assistant", "content": edged}, user(2)],
+            "user": [{"role": "user", "content": edged}, assistant(1), user(2)],
+        }
+        if can.tool_messages:
+            cases["tool"] = [user(1), assistant(1, calls=[1], content=False), {**result(1), "content": edged}]
+        return {role: _edge(self._render(messages)) for role, messages in cases.items()}
+
+    def _boundaries(self, can: Capabilities, tools: Any) -> Iterator[Boundary]:
+        delta = DeltaRenderer(self.template, can, self.stops)
+        for reasoning in (False, True):
+            for name, history, new in _cases(can, reasoning):
+                verdict, detail = self._judge(delta, history, new, tools)
+                yield Boundary(name, new[0]["role"], reasoning, verdict, detail)
+
+    def _judge(
+        self, delta: DeltaRenderer, history: list[Message], new: list[Message], tools: Any
+    ) -> tuple[Verdict, str]:
+        try:
+            tail = delta.text(history[-1].get("tool_calls", ()), new)
+            truth = self.template.render([*history, *new], tools)
+            prompt = self.template.render(history[:-1], tools)
+            completion = self._completion(prompt, history, tools, tail)
+        except TemplateError as error:
+            return Verdict.REFUSED, str(error)[-80:]
+        tail_ids, truth_ids, stop = self.codec.encode(tail), self.codec.encode(truth), self._leading_stop(tail)
+        if stop and completion.endswith(stop):
+            tail, tail_ids = tail[len(stop) :], tail_ids[1:]
+        if truth_ids[len(truth_ids) - len(tail_ids) :] != tail_ids:
+            return Verdict.DELTA_DIFFERS, f"{tail[:40]!r} against {truth[len(truth) - len(tail) :][:40]!r}"
+        if self.codec.encode(prompt) + self.codec.encode(completion) + tail_ids == truth_ids:
+            return Verdict.EXACT, ""
+        grown = prompt + completion + tail
+        if grown == truth:
+            return Verdict.MERGES, ""
+        if lost := sorted({r for r in re.findall(r"zqReason\dzq", grown) if r not in truth}):
+            return Verdict.REASONING_DROPPED, f"of {len(lost)} earlier turns" if len(lost) > 1 else ""
+        at = _common(grown, truth)
+        return Verdict.REWRITTEN, f"{grown[max(0, at - 8) : at + 22]!r} becomes {truth[max(0, at - 8) : at + 22]!r}"
+
+    def _completion(self, prompt: str, history: list[Message], tools: Any, tail: str) -> str:
+        """What the model writes for the last turn: the template's own text of it, through the stop token."""
+        written = self.template.render(history, tools, generation_prompt=False)
+        body = written[_common(prompt, written) :]
+        stop = re.search("|".join(map(re.escape, self.stops)), body) if self.stops else None
+        if stop:
+            return body[: stop.end()]
+        return body + (self._leading_stop(tail) or "")
+
+    def _leading_stop(self, tail: str) -> str | None:
+        return next((stop for stop in self.stops if tail.startswith(stop)), None)
+
+
+def _cases(can: Capabilities, reasoning: bool) -> Iterator[tuple[str, list[Message], list[Message]]]:
+    """(name, history ending with a model turn, new messages) of every kind of boundary."""
+    start: list[Message] = [{"role": "system", "content": "zqSyszq"}] if can.system else []
+    start.append(user(1))
+    answer = assistant(4, reasoning=reasoning)
+    if can.tool_messages:
+        numbers = [1, 2] if can.parallel_calls else [1]
+        call = assistant(1, reasoning=reasoning, calls=numbers, content=False)
+        text_call = assistant(1, reasoning=reasoning, calls=numbers)
+        results = [result(number) for number in numbers]
+        again = assistant(3, reasoning=reasoning, calls=[3], content=False)
+        yield "call, then tool", [*start, call], results
+        yield "text and call, then tool", [*start, text_call], results
+        yield "second call, then tool", [*start, call, *results, again], [result(3)]
+        yield "later call, then tool", [*start, assistant(5, reasoning=reasoning), user(3), call], results
+        yield "tools and answer, then user", [*start, call, *results, answer], [user(2)]
+        yield "text, tools, answer, then user", [*start, text_call, *results, answer], [user(2)]
+    first, second = assistant(1, reasoning=reasoning), assistant(2, reasoning=reasoning)
+    yield "answer, then user", [*start, first], [user(2)]
+    yield "two answers, then user", [*start, first, user(3), second], [user(2)]
+
+
+def _edge(text: str | None) -> str:
+    if text is None:
+        return "refused"
+    if "\n zqWzq \n" in text:
+        return "kept"
+    return "escaped" if "\\n zqWzq" in text else "stripped"
+
+
+def _common(a: str, b: str) -> int:
+    """Length of the common prefix."""
+    limit = min(len(a), len(b))
+    return next((i for i in range(limit) if a[i] != b[i]), limit)

@@ -1,0 +1,138 @@
+"""What a chat template does to a conversation, found once by probing (`probe.py`) and printed for people.
+
+1. A `TemplateReport` is frozen and says what the template shows, how turns open and close, and what each kind of turn
+   boundary does to the ids that the model sampled.
+2. `predict` is the one question that sessions ask: is `previous ids + delta` what the template itself would render?
+   It answers for the worst boundary of that kind, so "exact" is a promise and anything else a possibility.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from agentrl.chat.delta import Capabilities
+
+
+class Verdict(StrEnum):
+    """What the template's own full rendering makes of a boundary, from best to worst."""
+
+    EXACT = "exact"
+    """The full rendering gives the same ids."""
+    MERGES = "tokens merge"
+    """The same text, but the tokenizer would merge tokens over the generation prompt's edge."""
+    REASONING_DROPPED = "reasoning dropped"
+    """The template removes earlier reasoning from the history."""
+    REWRITTEN = "history rewritten"
+    """The template writes an earlier turn in another way than the model did."""
+    DELTA_DIFFERS = "delta differs"
+    """The new messages themselves render otherwise than they do alone: the template keeps state over turns."""
+    REFUSED = "refused"
+    """The template raises on this conversation."""
+
+    @property
+    def rewrites(self) -> bool:
+        """The model would see another history than the one that it wrote."""
+        return self in (Verdict.REASONING_DROPPED, Verdict.REWRITTEN)
+
+
+_ORDER = {verdict: rank for rank, verdict in enumerate(Verdict)}
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """One probed case: the kind of history, who speaks next, whether the turns had reasoning, and what came out."""
+
+    name: str
+    next_role: str
+    reasoning: bool
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """The probe's findings.
+
+    Attributes:
+        can: what the template shows.
+        generation_prompt: what comes after the last message, before the model writes.
+        opens_reasoning: the generation prompt ends inside reasoning.
+        stops: the tokens that end generation, as text.
+        closers: those of them that close a turn in the template's history; a stop that opens the next turn is none.
+        history_kwargs: template arguments that were chosen because they keep history as the model wrote it.
+        uses_date: the prompt depends on today's date.
+        double_bos: encoding a rendered prompt with `add_special_tokens=True` would double the BOS.
+        whitespace: per role, what happens to edge whitespace: kept, stripped or escaped.
+        merges_with: first characters of a turn that would merge with the generation prompt's last token.
+        boundaries: the probed turn boundaries.
+    """
+
+    can: Capabilities
+    generation_prompt: str
+    opens_reasoning: bool
+    stops: tuple[str, ...]
+    closers: tuple[str, ...]
+    history_kwargs: Mapping[str, Any]
+    uses_date: bool
+    double_bos: bool
+    whitespace: Mapping[str, str]
+    merges_with: tuple[str, ...]
+    boundaries: tuple[Boundary, ...]
+
+    def predict(self, next_role: str, reasoning: Iterable[bool]) -> Verdict:
+        """The worst verdict for a boundary before `next_role` ("tool", else a user).
+
+        Args:
+            reasoning: whether the conversation has turns with (True) and without (False) reasoning; empty is both.
+        """
+        kinds = set(reasoning) or {True, False}
+        role = "tool" if next_role == "tool" else "user"
+        found = [b.verdict for b in self.boundaries if b.next_role == role and b.reasoning in kinds]
+        return max(found, key=_ORDER.__getitem__, default=Verdict.REFUSED)
+
+    @property
+    def exact_count(self) -> int:
+        """How many probed boundaries are exact."""
+        return sum(b.verdict is Verdict.EXACT for b in self.boundaries)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know before training on this template, one sentence each."""
+        notes = []
+        if not self.can.tools:
+            notes.append("tool schemas are ignored: describe the tools in the system prompt, or set --chat-template")
+        if not self.can.tool_messages:
+            notes.append("tool calls and tool results are not shown: answer the model with user messages")
+        elif not self.can.parallel_calls:
+            notes.append("only one tool call per turn can be shown")
+        if not self.can.system:
+            notes.append("system messages are not shown")
+        if self.uses_date:
+            notes.append("the prompt holds today's date: runs on different days differ")
+        if not self.stops:
+            notes.append("no token ends a turn: generation stops at its length limit")
+        if any(b.verdict is Verdict.DELTA_DIFFERS for b in self.boundaries):
+            notes.append("new messages render differently behind a real history: the context is not what it would be")
+        if any(b.verdict.rewrites for b in self.boundaries):
+            notes.append("history would be rewritten: --history-policy says whether to keep it, split samples, or fail")
+        return tuple(notes)
+
+    def __str__(self) -> str:
+        can = self.can
+        rows = [
+            ("shows", ", ".join(name for name in Capabilities.__slots__ if getattr(can, name)) or "user text only"),
+            ("generation prompt", repr(self.generation_prompt) + (" (opens reasoning)" * self.opens_reasoning)),
+            ("generation ends at", " ".join(self.stops) or "nothing"),
+            ("turns are closed by", " ".join(self.closers) or "the next turn's opener"),
+            ("edge whitespace", ", ".join(f"{role} {what}" for role, what in self.whitespace.items())),
+            ("merges with prompt", " ".join(map(repr, self.merges_with)) or "nothing"),
+            ("history arguments", ", ".join(f"{k}={v}" for k, v in self.history_kwargs.items()) or "none"),
+            ("boundaries", f"{self.exact_count} of {len(self.boundaries)} exact"),
+        ]
+        lines = [f"{name:20} {value}" for name, value in rows]
+        for b in self.boundaries:
+            case = f"{b.name}, {'with' if b.reasoning else 'without'} reasoning"
+            lines.append(f"  {case:46} {b.verdict}" + (f": {b.detail}" if b.detail else ""))
+        return "\n".join([*lines, *(f"note: {note}" for note in self.warnings())])

@@ -1,0 +1,206 @@
+"""One trajectory's conversation, token in and token out.
+
+1. `prompt_ids` is rendered once. `sampled` is told what the model wrote and parses it; `extend` answers with the ids
+   that come next: `close` (a turn's end that the model left out), then `env` (new messages, generation prompt).
+2. Sampled ids are never decoded and re-encoded: the context is always `prompt + sampled + close + env + sampled ...`.
+3. Work per turn is proportional to the turn: no history is rendered, encoded or scanned again. The exception is a
+   restart under policy `split`, which renders a new prompt.
+4. A session is used by one task at a time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentrl.chat.messages import ParsedTurn, ToolCall, normalise_messages, normalise_tools
+from agentrl.errors import TemplateError
+from agentrl.sample import Message
+
+if TYPE_CHECKING:
+    from agentrl.chat.chat import Chat
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What follows a model turn.
+
+    Attributes:
+        close: ids that end the turn where the model did not (loss mask 0, `Origin.CLOSE`).
+        env: ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`).
+        notes: what was out of the ordinary, one short sentence each.
+        restart: under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty.
+    """
+
+    close: list[int] = field(default_factory=list)
+    env: list[int] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    restart: list[int] | None = None
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The last model turn, as far as `extend` needs it."""
+
+    ids: list[int]
+    stop_at: int | None
+    parsed: ParsedTurn
+
+
+class ChatSession:
+    """A growing conversation; made by `Chat.session`."""
+
+    def __init__(
+        self, chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> None:
+        self._chat = chat
+        self._messages = normalise_messages(messages)
+        self._tools = normalise_tools(tools)
+        self._reasoning: set[bool] = set()
+        self._calls_made = 0
+        self._turn: _Turn | None = None
+        self.prompt_ids: list[int] = chat.render_ids(self._messages, self._tools)
+        """The first prompt, or after a restart the new sample's: int token ids, generation prompt included."""
+        self._ids = array("q", self.prompt_ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """The whole context so far: prompt, sampled, close and env ids (a copy)."""
+        return self._ids.tolist()
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation so far as messages (a copy of the list)."""
+        return list(self._messages)
+
+    def sampled(self, ids: Sequence[int], *, text: str | None = None) -> ParsedTurn:
+        """Take the ids that the model sampled, and parse them.
+
+        Args:
+            ids: exactly as the engine returned them, with or without an end token.
+            text: the turn's text without its end token; decoded from `ids` if not given.
+
+        Raises:
+            TemplateError: two model turns without `extend` between them.
+        """
+        if self._turn is not None:
+            raise TemplateError("sampled was called twice in a row; call extend with the answer to the first turn")
+        ids = list(ids)
+        stops = self._chat.stop_ids
+        stop_at = next((at for at, token in enumerate(ids) if token in stops), None)
+        if text is None:
+            text = self._chat.decode(ids if stop_at is None else ids[:stop_at])
+        parsed = self._chat.turn_parser.parse(text, self._tools, first_call=self._calls_made + 1)
+        self._calls_made += len(parsed.tool_calls)
+        self._reasoning.add(parsed.reasoning is not None)
+        self._ids.extend(ids)
+        self._messages.append(_as_message(parsed, text))
+        self._turn = _Turn(ids, stop_at, parsed)
+        return parsed
+
+    def extend(self, messages: Sequence[Mapping[str, Any]]) -> Delta:
+        """Answer the last model turn with new messages.
+
+        Tool messages without `tool_call_id` or `name` are given those of the turn's calls, in order.
+
+        Raises:
+            TemplateError: no model turn to answer, a message that the template cannot show, or policy `fail` and a
+                template that would rewrite history here.
+        """
+        turn = self._turn
+        if turn is None:
+            raise TemplateError("extend was called before sampled; tell the session first what the model wrote")
+        new = _name_results(normalise_messages(messages), turn.parsed.tool_calls)
+        verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._reasoning)
+        if verdict.rewrites and self._chat.history_policy == "fail":
+            raise TemplateError(
+                f"the chat template would rewrite history here ({verdict}) and --history-policy is 'fail'; "
+                "choose 'keep' or 'split', or another --chat-template"
+            )
+        notes = []
+        if verdict.rewrites and self._chat.history_policy == "split":
+            delta = self._restart(new, f"{verdict}: split into a new sample")
+        else:
+            if verdict.rewrites:
+                notes.append(f"history kept as sampled ({verdict} in the template's own rendering)")
+            delta = self._append(turn, new, notes)
+        self._messages += new
+        self._turn = None
+        return delta
+
+    def _restart(self, new: list[Message], note: str) -> Delta:
+        ids = self._chat.render_ids([*self._messages, *new], self._tools)
+        self.prompt_ids = ids
+        self._ids = array("q", ids)
+        return Delta(notes=(note,), restart=list(ids))
+
+    def _append(self, turn: _Turn, new: list[Message], notes: list[str]) -> Delta:
+        env = self._chat.delta_ids(_calls_for(turn.parsed.tool_calls, new), new)
+        close: list[int] = []
+        if turn.stop_at is None:
+            close, env = self._close_cut_turn(turn, env, notes)
+        else:
+            close, env = self._join_at_stop(turn.ids[turn.stop_at], env, notes)
+            if after := turn.ids[turn.stop_at + 1 :]:
+                notes.append(f"{len(after)} ids after the end token kept as sampled")
+                if not close and env[: len(after)] == after:
+                    env = env[len(after) :]
+        self._ids.extend(close)
+        self._ids.extend(env)
+        return Delta(close, env, tuple(notes))
+
+    def _close_cut_turn(self, turn: _Turn, env: list[int], notes: list[str]) -> tuple[list[int], list[int]]:
+        """The turn has no end token (length limit, stop string): close reasoning and turn as context."""
+        close: list[int] = []
+        if turn.parsed.reasoning_open:
+            close += self._chat.reasoning_close_ids
+            notes.append("reasoning left open: closed as context")
+        if env and env[0] in self._chat.closer_ids:
+            close.append(env[0])
+            env = env[1:]
+        notes.append("no end token sampled: closed as context")
+        return close, env
+
+    def _join_at_stop(self, stop: int, env: list[int], notes: list[str]) -> tuple[list[int], list[int]]:
+        """The turn has an end token; the delta begins with the template's own."""
+        closers = self._chat.closer_ids
+        if not env or env[0] == stop:
+            return [], env[1:]
+        if stop in closers and env[0] in closers:
+            notes.append(f"end token {self._chat.decode([stop])} stands for {self._chat.decode([env[0]])}")
+            return [], env[1:]
+        if env[0] in closers:
+            notes.append(f"ended by {self._chat.decode([stop])}: {self._chat.decode([env[0]])} added as context")
+            return [env[0]], env[1:]
+        return [], env
+
+
+def _as_message(parsed: ParsedTurn, text: str) -> Message:
+    """The turn as history. A broken call has no message form, so such a turn is its text."""
+    message = {"role": "assistant", "content": text.strip()} if parsed.broken else parsed.to_message()
+    return normalise_messages([message])[0]
+
+
+def _name_results(new: list[Message], calls: Sequence[ToolCall]) -> list[Message]:
+    names = {call.id: call.name for call in calls}
+    taken = {message.get("tool_call_id") for message in new}
+    free = iter([call for call in calls if call.id not in taken])
+    for message in new:
+        if message["role"] != "tool":
+            continue
+        if "tool_call_id" not in message:
+            named = next(free, None)
+            message["tool_call_id"] = named.id if named else "call00000"
+            message.setdefault("name", named.name if named else "tool")
+        message.setdefault("name", names.get(message["tool_call_id"], "tool"))
+    return new
+
+
+def _calls_for(calls: Sequence[ToolCall], new: Sequence[Message]) -> list[dict[str, Any]]:
+    """The calls that the delta's assistant turn carries: the parsed ones, or one for each tool message without any."""
+    if calls:
+        return [call.to_message() for call in calls]
+    results = [m for m in new if m["role"] == "tool"] if new and new[0]["role"] == "tool" else []
+    return [ToolCall(str(m["tool_call_id"]), str(m["name"]), {}).to_message() for m in results]

@@ -1,0 +1,104 @@
+"""A chat template, compiled once, rendered from messages in the normal form of `messages.py`.
+
+1. The environment is transformers' own sandboxed Jinja, so a checkpoint's template renders here as it does there.
+2. What templates differ in is found once and hidden: arguments as dict or as text, content as text or as parts,
+   reasoning under any of its names.
+3. Whatever a template raises becomes a `TemplateError` with the template's own words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.chat.messages import REASONING_KEYS, ToolSchema
+from agentrl.errors import TemplateError
+from agentrl.sample import Message
+
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+
+
+class Template:
+    """A compiled template with its fixed keyword arguments; immutable, thread-safe."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        self.kwargs = dict(kwargs or {})
+        try:
+            self._compiled = _compile_jinja_template(source)
+        except Exception as error:  # jinja2's syntax errors and transformers' version errors alike
+            raise TemplateError(f"the chat template does not compile: {type(error).__name__}: {error}") from error
+        self._text_arguments = False
+        self._content_parts = False
+        self._probe_forms()
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> Template:
+        """The same template with `kwargs` laid over its own."""
+        return Template(self.source, self.special_tokens, {**self.kwargs, **kwargs})
+
+    def variables(self) -> frozenset[str]:
+        """Names of the keyword arguments that the template reads."""
+        from jinja2 import meta
+
+        names = meta.find_undeclared_variables(self._compiled.environment.parse(self.source))
+        return frozenset(names - _GIVEN - set(self.special_tokens))
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None, *, generation_prompt: bool = True
+    ) -> str:
+        """The rendered text of normal-form messages.
+
+        Raises:
+            TemplateError: the template refuses the conversation or fails on it.
+        """
+        try:
+            text = self._compiled.render(
+                messages=[self._adapt(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **{**self.special_tokens, **self.kwargs},
+            )
+        except Exception as error:  # a template is a program: it can raise anything
+            roles = " ".join(message["role"] for message in messages)
+            raise TemplateError(
+                f"the chat template cannot render this conversation (roles: {roles}): {type(error).__name__}: {error}"
+            ) from error
+        return str(text)
+
+    def _adapt(self, message: Message) -> Message:
+        out = dict(message)
+        if (reasoning := out.get("reasoning_content")) is not None:
+            out |= dict.fromkeys(REASONING_KEYS, reasoning)
+        if self._content_parts:
+            out["content"] = [{"type": "text", "text": out["content"]}]
+        if self._text_arguments and "tool_calls" in out:
+            out["tool_calls"] = [_with_text_arguments(call) for call in out["tool_calls"]]
+        return out
+
+    def _probe_forms(self) -> None:
+        user: Message = {"role": "user", "content": "zqUserzq"}
+        if not self._shows("zqUserzq", [user]):
+            self._content_parts = True
+            self._content_parts = self._shows("zqUserzq", [user])
+        call = {"type": "function", "id": "call00001", "function": {"name": "zqfn", "arguments": {"a": "zqArgzq"}}}
+        calling = [user, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        if not self._shows("zqArgzq", calling):
+            self._text_arguments = True
+            self._text_arguments = self._shows("zqArgzq", calling)
+
+    def _shows(self, needle: str, messages: list[Message]) -> bool:
+        try:
+            return needle in self.render(messages, generation_prompt=False)
+        except TemplateError:
+            return False
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": text}}
