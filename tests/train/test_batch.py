@@ -1,0 +1,202 @@
+"""The door between rollout and training: what is laid out, what is refused, what survives the way."""
+
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import DataError, SampleError, TrainError
+from agentrl.sample import Sample
+from agentrl.train.batch import TrainBatch
+
+
+def make_sample(
+    index: int = 0, model: int = 2, observed: int = 1, reward: float | None = 1.0, **changes: object
+) -> Sample:
+    sample = Sample(index=index, group_index=100, reward=reward)
+    sample.set_prompt_tokens([1, 2, 3])
+    sample.append_model(list(range(10, 10 + model)), [-0.5 * (i + 1) for i in range(model)], "v1", turn=1)
+    sample.append_observation([7] * observed, turn=1)
+    sample.append_model([20], [-0.25], "v2", turn=2)
+    for name, value in changes.items():
+        setattr(sample, name, value)
+    return sample
+
+
+@st.composite
+def group_lists(draw: st.DrawFn) -> list[list[Sample]]:
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
+    shape = st.tuples(st.integers(0, 4), st.integers(0, 3), st.sampled_from([None, 0, 1]))
+    groups, index = [], 0
+    for size in sizes:
+        group = []
+        for model, observed, rollout in draw(st.lists(shape, min_size=size, max_size=size)):
+            group.append(make_sample(index, model, observed, float(index), rollout_id=rollout))
+            index += 1
+        groups.append(group)
+    return groups
+
+
+def assert_same_samples(batch: TrainBatch, samples: list[Sample]) -> None:
+    assert len(batch) == len(samples)
+    for i, sample in enumerate(samples):
+        assert batch.sample_tokens(i).tolist() == sample.tokens
+        assert batch.sample_loss_mask(i).tolist() == sample.loss_mask
+        log_probs = batch.sample_log_probs(i)
+        assert log_probs is not None
+        np.testing.assert_array_equal(log_probs, np.float32(sample.rollout_log_probs))
+        assert batch.rewards[i] == sample.reward
+        assert batch.sample_versions(i) == tuple(sample.weight_versions)
+        assert batch.sample_indices[i] == sample.index
+        assert (batch.lengths[i], batch.response_lengths[i]) == (len(sample.tokens), sample.response_length)
+
+
+@given(group_lists())
+def test_samples_are_laid_out_in_order(groups: list[list[Sample]]) -> None:
+    batch = TrainBatch.from_samples(groups)
+    assert_same_samples(batch, [s for group in groups for s in group])
+    assert batch.group_ids.tolist() == [g for g, group in enumerate(groups) for _ in group]
+    assert batch.num_groups == len(groups)
+
+
+@given(group_lists(), st.data())
+def test_select_takes_whole_samples_in_the_order_asked(groups: list[list[Sample]], data: st.DataObject) -> None:
+    samples = [s for group in groups for s in group]
+    batch = TrainBatch.from_samples(groups)
+    chosen = data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=6))
+    part = batch.select(chosen)
+    assert_same_samples(part, [samples[i] for i in chosen])
+    assert part.group_ids.tolist() == batch.group_ids[chosen].tolist()
+    assert part.rollout_ids.tolist() == batch.rollout_ids[chosen].tolist()
+
+
+@given(group_lists(), st.integers(1, 7))
+def test_steps_are_whole_groups_and_cover_everything_once(groups: list[list[Sample]], steps: int) -> None:
+    batch = TrainBatch.from_samples(groups)
+    parts = list(batch.split(steps))
+    assert np.concatenate(parts).tolist() == list(range(len(batch)))
+    sets = [set(batch.group_ids[part].tolist()) for part in parts]
+    assert sum(map(len, sets)) == len(set().union(*sets)) == len(groups)
+    assert len(parts) == min(steps, len(groups))
+    assert max(map(len, sets)) - min(map(len, sets)) <= 1
+
+
+def test_siblings_share_a_rollout_number_only_within_their_group() -> None:
+    shared = [make_sample(0, rollout_id=5), make_sample(1, rollout_id=5), make_sample(2), make_sample(3)]
+    other = [make_sample(4, rollout_id=5)]
+    assert TrainBatch.from_samples([shared, other]).rollout_ids.tolist() == [0, 0, 1, 2, 3]
+
+
+def test_a_removed_sample_keeps_its_reward_and_loses_its_mask() -> None:
+    batch = TrainBatch.from_samples([[make_sample(0), make_sample(1, reward=0.5, remove_sample=True)]])
+    assert batch.sample_loss_mask(1).tolist() == [0] * 4
+    assert batch.rewards.tolist() == [1.0, 0.5]
+    assert batch.sample_loss_mask(0).any()
+
+
+def test_a_removed_sample_may_lack_reward_and_log_probs() -> None:
+    broken = make_sample(1, reward=None, remove_sample=True, rollout_log_probs=None)
+    batch = TrainBatch.from_samples([[make_sample(0), broken]])
+    assert math.isnan(batch.rewards[1])
+    assert batch.rollout_log_probs is not None
+    assert batch.sample_log_probs(1).tolist() == [0.0] * 4  # type: ignore[union-attr]
+
+
+def test_dict_rewards() -> None:
+    samples = [make_sample(reward={"score": 0.5, "other": 2.0})]  # type: ignore[arg-type]
+    assert TrainBatch.from_samples([samples], "score").rewards.tolist() == [0.5]
+    with pytest.raises(SampleError, match="--reward-key"):
+        TrainBatch.from_samples([samples])
+
+
+def test_without_a_loss_mask_the_whole_response_trains() -> None:
+    plain = Sample(tokens=[1, 2, 3], response_length=2, reward=0.0, rollout_log_probs=[-1.0, -2.0])
+    assert TrainBatch.from_samples([[plain]]).loss_mask.tolist() == [1, 1]
+
+
+def test_supervised_batches_need_neither_reward_nor_log_probs() -> None:
+    plain = Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1])
+    batch = TrainBatch.from_samples([[plain]], supervised=True)
+    assert batch.rollout_log_probs is None
+    assert batch.sample_log_probs(0) is None
+    assert batch.rewards.tolist() == [0.0]
+    with pytest.raises(SampleError, match="rollout_log_probs is missing"):
+        TrainBatch.from_samples([[plain]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": [], "response_length": 0, "loss_mask": [], "rollout_log_probs": [], "segments": []}, "no tokens"),
+        ({"tokens": [1, 2, -3, 4, 5, 6, 7]}, "-3 is negative"),
+        ({"loss_mask": [1]}, "loss_mask has 1"),
+        ({"reward": None}, "reward must be a finite number"),
+        ({"reward": float("nan")}, "reward must be a finite number"),
+        ({"rollout_log_probs": None}, "append_model"),
+    ],
+)
+def test_bad_samples_are_refused_by_index(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(SampleError, match=words) as caught:
+        TrainBatch.from_samples([[make_sample(0), make_sample(41, **changes)]])
+    assert "index=41" in str(caught.value)
+
+
+def test_what_no_trainer_can_use_is_refused() -> None:
+    with pytest.raises(TrainError, match="at least one sample"):
+        TrainBatch.from_samples([[], []])
+    with pytest.raises(TrainError, match="multimodal"):
+        TrainBatch.from_samples([[make_sample(multimodal_train_inputs={"pixel_values": 1})]])
+
+
+def test_arrays_are_read_only() -> None:
+    batch = TrainBatch.from_samples([[make_sample()]])
+    with pytest.raises(ValueError, match="read-only"):
+        batch.tokens[0] = 5
+
+
+@given(group_lists())
+def test_pickle_is_out_of_band(groups: list[list[Sample]]) -> None:
+    batch = TrainBatch.from_samples(groups)
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    again = pickle.loads(data, buffers=buffers)  # noqa: S301
+    for name, array in batch.arrays().items():
+        np.testing.assert_array_equal(getattr(again, name), array)
+    assert any(np.shares_memory(again.tokens, np.frombuffer(b, np.uint8)) for b in buffers if b.raw().nbytes)
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_file_round_trip(tmp_path: Path, supervised: bool) -> None:
+    changes = {"rollout_log_probs": None} if supervised else {}
+    batch = TrainBatch.from_samples([[make_sample(**changes)], [make_sample(3, 4, 0)]], supervised=supervised)
+    batch.save(tmp_path / "batch.npz")
+    again = TrainBatch.load(tmp_path / "batch.npz")
+    assert again.arrays().keys() == batch.arrays().keys()
+    for name, array in batch.arrays().items():
+        np.testing.assert_array_equal(getattr(again, name), array)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", tokens=np.zeros(3))
+    with pytest.raises(DataError, match="format 1, got None"):
+        TrainBatch.load(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", format=np.array(1), tokens=np.zeros(3))
+    with pytest.raises(DataError, match="expected the arrays"):
+        TrainBatch.load(tmp_path / "b.npz")
+
+
+def test_arrays_that_disagree_are_refused() -> None:
+    arrays = TrainBatch.from_samples([[make_sample()]]).arrays()
+    with pytest.raises(DataError, match="rollout_ids has 2 entries, expected 1"):
+        TrainBatch(**{**arrays, "rollout_ids": np.zeros(2, np.int64)})  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="tokens must be one-dimensional int32"):
+        TrainBatch(**{**arrays, "tokens": arrays["tokens"].astype(np.int64)})  # type: ignore[arg-type]
+
+
+def test_selecting_beyond_the_end() -> None:
+    with pytest.raises(IndexError, match=r"0\.\.0"):
+        TrainBatch.from_samples([[make_sample()]]).select([1])

@@ -1,0 +1,137 @@
+"""Plans: what always holds, and how good they are beside simpler ones and the optimum."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import TrainError
+from agentrl.train.packing import balanced_partition, first_fit_decreasing, make_plan, plan, required_alignment
+from agentrl.train.settings import TrainSettings
+
+lengths_st = st.lists(st.integers(1, 200), min_size=1, max_size=40)
+
+
+@given(
+    lengths_st,
+    st.integers(1, 5),
+    st.sampled_from([None, 64, 200, 1000]),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 8]),
+    st.booleans(),
+)
+def test_plans_hold_their_promises(
+    lengths: list[int], ranks: int, max_tokens: int | None, size: int, alignment: int, balance: bool
+) -> None:
+    made = make_plan(lengths, ranks, max_tokens=max_tokens, micro_batch_size=size, alignment=alignment, balance=balance)
+    assert len(made.ranks) == ranks
+    assert {len(rank) for rank in made.ranks} == {made.num_microbatches}
+    placed = sorted(i for rank in made.ranks for microbatch in rank for i in microbatch)
+    assert placed == list(range(len(lengths)))
+    for r, rank in enumerate(made.ranks):
+        for m, microbatch in enumerate(rank):
+            tokens = made.microbatch_tokens(r, m)
+            assert tokens % alignment == 0
+            assert tokens >= sum(lengths[i] for i in microbatch)
+            if max_tokens is None:
+                assert len(microbatch) <= size
+            else:
+                assert tokens <= max_tokens or len(microbatch) == 1
+    assert sum(made.rank_tokens()) < sum(lengths) + alignment * len(lengths)
+
+
+@given(lengths_st, st.integers(1, 5))
+def test_fixed_microbatches_deal_out_equal_numbers(lengths: list[int], ranks: int) -> None:
+    made = make_plan(lengths, ranks, micro_batch_size=1)
+    counts = [sum(map(len, rank)) for rank in made.ranks]
+    assert max(counts) - min(counts) <= 1
+    assert made.num_microbatches == -(-len(lengths) // ranks)
+
+
+@given(lengths_st, st.integers(1, 4))
+def test_empty_microbatches_only_where_samples_run_out(lengths: list[int], ranks: int) -> None:
+    made = make_plan(lengths, ranks, max_tokens=256)
+    for rank in made.ranks:
+        if any(not microbatch for microbatch in rank):
+            assert all(len(microbatch) <= 1 for microbatch in rank)
+
+
+@given(lengths_st, st.integers(1, 5), st.booleans())
+def test_partition_covers_everything_once(sizes: list[int], parts: int, equal_size: bool) -> None:
+    shares = balanced_partition(sizes, parts, equal_size=equal_size)
+    assert len(shares) == parts
+    assert sorted(i for share in shares for i in share) == list(range(len(sizes)))
+    if equal_size:
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(lengths_st, st.integers(2, 5))
+def test_partition_spread_is_at_most_the_largest_item(sizes: list[int], parts: int) -> None:
+    sums = [sum(sizes[i] for i in share) for share in balanced_partition(sizes, parts)]
+    assert max(sums) - min(sums) <= max(sizes)
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=8))
+def test_two_way_partition_is_near_the_optimum(sizes: list[int]) -> None:
+    total = sum(sizes)
+    best = min(abs(total - 2 * sum(chosen)) for k in range(len(sizes)) for chosen in itertools.combinations(sizes, k))
+    left, right = (sum(sizes[i] for i in share) for share in balanced_partition(sizes, 2))
+    heavier, optimum = max(left, right), (total + best) / 2
+    assert heavier <= optimum * 7 / 6 + 1e-9  # the bound of Fischetti and Martello (1987) for two parts
+
+
+def test_textbook_example() -> None:
+    shares = balanced_partition([8, 7, 6, 5, 4], 2)
+    assert sorted(sum([8, 7, 6, 5, 4][i] for i in share) for share in shares) == [14, 16]
+
+
+@given(lengths_st, st.integers(50, 300))
+def test_first_fit_decreasing_keeps_its_bound(sizes: list[int], capacity: int) -> None:
+    bins = first_fit_decreasing(range(len(sizes)), sizes, capacity)
+    assert all(sum(sizes[i] for i in b) <= capacity or len(b) == 1 for b in bins)
+    fitting = [n for n in sizes if n <= capacity]
+    above = len(sizes) - len(fitting)
+    # No two half-full bins can remain: whatever is in the later one would have fitted into the earlier one.
+    half_full = [b for b in bins if sum(sizes[i] for i in b) * 2 <= capacity]
+    assert len(half_full) <= 1
+    assert len(bins) - above <= max(1, 2 * sum(fitting) / capacity + 1)
+
+
+def test_a_long_sample_goes_alone() -> None:
+    made = make_plan([10, 500, 20], 1, max_tokens=64)
+    assert (1,) in made.ranks[0]
+    assert made.num_microbatches == 2
+
+
+def test_fewer_samples_than_ranks() -> None:
+    made = make_plan([5], 3, max_tokens=64)
+    assert sorted(made.ranks) == [((),), ((),), ((0,),)]
+
+
+def test_the_plan_is_the_same_every_time() -> None:
+    lengths = [7, 7, 7, 3, 3, 9, 1, 7]
+    assert make_plan(lengths, 2, max_tokens=16) == make_plan(list(lengths), 2, max_tokens=16)
+
+
+def test_settings_become_a_plan() -> None:
+    settings = TrainSettings(use_dynamic_batch_size=True, max_tokens_per_gpu=16, context_parallel_size=2)
+    made = plan([5, 9, 30], settings, 1)
+    assert made.alignment == 4
+    assert made.num_microbatches == 2  # 32 tokens over two devices; 8 + 12 go together
+    fixed = plan([5, 9, 30], TrainSettings(micro_batch_size=2, balance_data=False), 1)
+    assert fixed.ranks == (((0, 1), (2,)),)
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "sp", "want"), [(1, 1, False, 1), (2, 1, False, 1), (2, 1, True, 2), (1, 2, False, 4), (2, 2, True, 8)]
+)
+def test_alignment(tp: int, cp: int, sp: bool, want: int) -> None:
+    settings = TrainSettings(tensor_model_parallel_size=tp, context_parallel_size=cp, sequence_parallel=sp)
+    assert required_alignment(settings) == want
+
+
+@pytest.mark.parametrize("lengths", [[], [3, 0]])
+def test_nothing_to_pack(lengths: list[int]) -> None:
+    with pytest.raises(TrainError, match="at least one token"):
+        make_plan(lengths, 1)

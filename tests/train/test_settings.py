@@ -1,0 +1,45 @@
+import pytest
+from pydantic import ValidationError
+
+from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.train.settings import TrainSettings
+
+
+def test_field_names_are_unique_over_both_rooms_and_have_help() -> None:
+    assert not set(TrainSettings.model_fields) & set(AlgorithmSettings.model_fields)
+    assert all(field.description for field in TrainSettings.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dynamic_batch_size": True}, "max_tokens_per_gpu"),
+        ({"max_tokens_per_gpu": 10}, "use_dynamic_batch_size"),
+        ({"save_interval": 10}, "save"),
+        ({"lr": 1e-6, "min_lr": 1e-5}, "min_lr"),
+        ({"lr_warmup_init": 1.0}, "lr_warmup_init"),
+        ({"lr_warmup_iters": 3, "lr_warmup_fraction": 0.1}, "not both"),
+        ({"lr_warmup_iters": 10, "lr_decay_iters": 10}, "below lr_decay_iters"),
+        ({"lr_decay_style": "WSD"}, "lr_wsd_decay_iters"),
+        ({"muon_lr": 0.1}, "optimizer"),
+        ({"sequence_parallel": True}, "tensor_model_parallel_size"),
+        ({"recompute_granularity": "full"}, "recompute_method"),
+        ({"recompute_method": "uniform"}, "recompute_granularity"),
+        ({"train_backend": "fsdp9"}, "megatron"),
+    ],
+)
+def test_contradictions_are_named(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        TrainSettings(**changes)
+
+
+def test_all_contradictions_are_reported_at_once() -> None:
+    with pytest.raises(ValidationError, match=r"max_tokens_per_gpu.*sequence_parallel"):
+        TrainSettings(use_dynamic_batch_size=True, sequence_parallel=True)
+
+
+def test_model_parallel_size() -> None:
+    settings = TrainSettings(
+        tensor_model_parallel_size=2, pipeline_model_parallel_size=3, context_parallel_size=4, sequence_parallel=True
+    )
+    assert settings.model_parallel_size == 24
