@@ -1,0 +1,176 @@
+"""Prompt data: rows of a JSONL or Parquet file as checked `PromptRow` records.
+
+1. A row is an object with the prompt under `input_key`: a string, or a list of chat messages with a `role` each.
+2. Label, metadata and tools are optional; metadata is an object, tools a list of objects (or either as JSON text).
+3. The file is indexed, not loaded; a bad row raises `DataError` with file, line, field and remedy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import orjson
+
+from agentrl.buffer.files import RowFile, json_type, open_rows, split_slice
+from agentrl.errors import DataError
+from agentrl.sample import Message
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt.
+
+    Attributes:
+        index: the row's number within the (sliced) data, from 0.
+        prompt: text, or chat messages.
+        label: whatever the row holds under the label key; None when there is none.
+        metadata: the row's metadata object.
+        tools: the row's own tool schemas; None leaves the choice to the environment.
+    """
+
+    index: int
+    prompt: str | list[Message]
+    label: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+
+
+class PromptData:
+    """Rows of one file, by number.
+
+    Args:
+        path: `file.jsonl`, `file.parquet`, either with `@[start:end]`.
+        limit: use only the first rows.
+        apply_chat_template: turn a text prompt into one user message.
+
+    Raises:
+        DataError: the file or the slice holds no rows, or cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        input_key: str = "input",
+        label_key: str | None = None,
+        metadata_key: str = "metadata",
+        tool_key: str = "tools",
+        apply_chat_template: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        plain, part = split_slice(path)
+        self._file: RowFile = open_rows(plain)
+        self._rows = range(len(self._file))[part]
+        if not self._rows:
+            raise DataError(f"{path}: the slice is empty; {plain} has {len(self._file)} rows")
+        self._rows = self._rows[:limit]
+        self._input_key, self._label_key = input_key, label_key
+        self._metadata_key, self._tool_key = metadata_key, tool_key
+        self._as_chat = apply_chat_template
+
+    @classmethod
+    def from_args(cls, args: Any) -> Self:
+        """Open the data that the run's flat settings name (`prompt_data`, `input_key`, ...)."""
+        return cls(
+            args.prompt_data,
+            input_key=args.input_key,
+            label_key=args.label_key,
+            metadata_key=args.metadata_key,
+            tool_key=args.tool_key,
+            apply_chat_template=args.apply_chat_template,
+            limit=args.prompt_data_limit,
+        )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        return map(self.__getitem__, range(len(self)))
+
+    def check(self) -> None:
+        """Read every row once; the first bad one raises `DataError`."""
+        for _ in self:
+            pass
+
+    def __getitem__(self, index: int) -> PromptRow:
+        """Row `index`, from 0; negative numbers are not accepted.
+
+        Raises:
+            IndexError: no such row.
+            DataError: the row is malformed.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} is outside the {len(self)} rows of the prompt data")
+        at = self._rows[index]
+        row, where = self._file.read(at), self._file.where(at)
+        return PromptRow(
+            index,
+            self._prompt(row, where),
+            self._label(row, where),
+            _typed(row, self._metadata_key, dict, where) or {},
+            self._tools(row, where),
+        )
+
+    def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
+        key = self._input_key
+        if key not in row:
+            raise DataError(f"{where}: no field {key!r} for the prompt; it has {_names(row)}; set --input-key")
+        prompt = row[key]
+        if isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}] if self._as_chat else prompt
+        if not isinstance(prompt, list):
+            raise DataError(
+                f"{where}: field {key!r} must be a string or a list of chat messages, got {json_type(prompt)}"
+            )
+        if not prompt:
+            raise DataError(f"{where}: field {key!r} is an empty list; expected at least one chat message")
+        for number, message in enumerate(prompt):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise DataError(
+                    f"{where}: field {key!r} message {number} must be an object with a string 'role', got {message!r:.120}"
+                )
+        return prompt
+
+    def _label(self, row: dict[str, Any], where: str) -> Any:
+        if self._label_key is None:
+            return None
+        if self._label_key not in row:
+            raise DataError(
+                f"{where}: no field {self._label_key!r} for the label; it has {_names(row)}; set --label-key"
+            )
+        return row[self._label_key]
+
+    def _tools(self, row: dict[str, Any], where: str) -> list[dict[str, Any]] | None:
+        tools: list[Any] | None = _typed(row, self._tool_key, list, where)
+        for number, tool in enumerate(tools or ()):
+            if not isinstance(tool, dict):
+                raise DataError(
+                    f"{where}: field {self._tool_key!r} entry {number} must be a tool schema (an object), "
+                    f"got {json_type(tool)}"
+                )
+        return tools
+
+    def sample(self, num_samples: int) -> list[str | list[Message]]:
+        """The first prompts, in order and repeating: for user sources that hold a bare dataset."""
+        return [copy.deepcopy(self[i % len(self)].prompt) for i in range(num_samples)]
+
+
+def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:
+    """The optional field `key`, decoded from JSON text where it is text; None when absent."""
+    value = row.get(key)
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{where}: field {key!r} is text but not JSON: {error.msg}") from error
+    if value is not None and not isinstance(value, kind):
+        want = "an object" if kind is dict else "a list"
+        raise DataError(f"{where}: field {key!r} must be {want}, got {json_type(value)}")
+    return value
+
+
+def _names(row: dict[str, Any]) -> str:
+    return "the fields " + ", ".join(map(repr, sorted(row))) if row else "no fields at all"

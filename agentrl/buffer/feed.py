@@ -1,0 +1,135 @@
+"""A data source joined to a ledger: what the rollout loop and the training driver talk to.
+
+1. `lease` gives groups to generate whose `group_index` is the ledger's group id; the loop ends each of them with
+   `complete`, `drop` or `release`, by id.
+2. Prompts of the built-in source are rebuilt from the ledger's row. Groups of a user's source are stored when leased,
+   so that a killed run gives the same prompts again whatever that source remembers.
+3. `batch`, `trained` and `checkpointed` drive the training side; the steps are rollout numbers from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agentrl.buffer.ledger import CompletedGroup, Lease, Ledger, Recovery
+from agentrl.buffer.order import Place
+from agentrl.buffer.source import (
+    DataSource,
+    Group,
+    RolloutDataSource,
+    load_buffer_filter,
+    number_group,
+    take_from_buffer,
+)
+from agentrl.errors import PluginError
+from agentrl.sample import Sample
+
+
+class GroupFeed:
+    """Leases groups of a source under a ledger.
+
+    Args:
+        source: the built-in source or a user's, as `load_source` gives it.
+        ledger: open for writing.
+        args: the flat settings.
+        checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh. The
+            ledger is recovered to it at once, and `recovery` says what that changed.
+
+    Raises:
+        LedgerError: the ledger was made with other data, or belongs to another run.
+    """
+
+    def __init__(self, source: DataSource, ledger: Ledger, args: Any, checkpoint_step: int | None = None) -> None:
+        self.source, self.ledger, self.args = source, ledger, args
+        path: str | None = getattr(args, "buffer_filter_path", None)
+        self._filter = load_buffer_filter(path) if path else None
+        # A subclass that draws its own samples is asked for them; the plain class is a function of the position.
+        self._placed = (
+            source if isinstance(source, RolloutDataSource) and _draws_like(source, RolloutDataSource) else None
+        )
+        if self._placed is not None:
+            ledger.bind(self._placed.identity())
+        self.recovery: Recovery = ledger.recover(checkpoint_step)
+
+    def lease(self, n: int, step: int) -> list[Group]:
+        """Up to `n` groups for rollout step `step`: those given back first, then new ones.
+
+        Returns:
+            fewer than `n` only when the source has come to its end.
+        """
+        leases = self._lease_waiting(n, step)
+        groups = [self._build(lease) for lease in leases]
+        missing = n - len(groups)
+        if missing and self._placed is not None:
+            groups += [self._build(lease) for lease in self.ledger.lease(missing, step, self._placed.place)]
+        elif missing:
+            given = self.source.get_samples(missing)
+            groups += [self._renumber(lease) for lease in self.ledger.lease_given(given, step)]
+        return groups
+
+    def _lease_waiting(self, n: int, step: int) -> list[Lease]:
+        if self._filter is None:
+            return self.ledger.lease(n, step, lambda position: None)
+        waiting = {
+            group_id: self._start(group_id, samples, place) for group_id, samples, place in self.ledger.waiting()
+        }
+        if not waiting:
+            return []
+        buffer = list(waiting.values())
+        ids = {id(group): group_id for group_id, group in waiting.items()}
+        chosen = take_from_buffer(self._filter, self.args, buffer, n)
+        return self.ledger.lease(n, step, choose=[ids[id(group)] for group in chosen])
+
+    def _build(self, lease: Lease) -> Group:
+        place = None if lease.prompt_index is None else Place(lease.epoch, lease.prompt_index)
+        return self._start(lease.group_id, lease.start, place)
+
+    def _start(self, group_id: int, start: list[Sample] | None, place: Place | None) -> Group:
+        if start is not None:
+            return number_group(start, group_id, self.args)
+        if place is None or self._placed is None:
+            raise PluginError(
+                f"group {group_id} was made by the built-in data source; resume with the same --data-source-path as before"
+            )
+        return self._placed.build(group_id, place)
+
+    def _renumber(self, lease: Lease) -> Group:
+        assert lease.start is not None
+        return number_group(lease.start, lease.group_id, self.args)
+
+    def running(self, group_id: int) -> None:
+        """The group's generation has begun."""
+        self.ledger.mark_running(group_id)
+
+    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
+        """The group is finished: stored durably, then shown to the source's `add_samples`."""
+        self.ledger.complete(group_id, samples)
+        if self._placed is None:
+            self.source.add_samples([list(samples)])
+
+    def drop(self, group_id: int, reason: str) -> None:
+        """The group will never be trained; lease another in its stead."""
+        self.ledger.drop(group_id, reason)
+
+    def release(self, group_id: int, reason: str, samples: Sequence[Sample] | None = None) -> None:
+        """Give the group back to be leased again; `samples` keep a partial rollout."""
+        self.ledger.release(group_id, reason, samples)
+
+    def batch(self, n: int, step: int) -> list[CompletedGroup]:
+        """The groups to train at `step`: the same at every call (see `Ledger.take_completed`)."""
+        return self.ledger.take_completed(n, step)
+
+    def trained(self, group_ids: Iterable[int], step: int) -> None:
+        """The optimiser step is done."""
+        ids = list(group_ids)
+        self.ledger.mark_trained(ids, step)
+        self.source.commit(ids, step)
+
+    def checkpointed(self, step: int) -> None:
+        """A durable checkpoint covers every step up to `step`."""
+        self.ledger.checkpointed(step)
+
+
+def _draws_like(source: RolloutDataSource, base: type[RolloutDataSource]) -> bool:
+    return type(source).get_samples is base.get_samples and type(source).add_samples is base.add_samples

@@ -1,0 +1,165 @@
+"""Random access to the rows of a JSONL or Parquet file without loading it.
+
+1. JSONL costs 8 bytes a row (its byte offset); a row is read and parsed when asked for.
+2. Parquet keeps the row-group boundaries and a few decoded row groups.
+3. Every error is a `DataError` that names the file, and the line or row.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from agentrl.errors import DataError
+
+_SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
+_CACHED_ROW_GROUPS = 4
+
+
+class RowFile(Protocol):
+    """Rows by number, each an object of plain values."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> dict[str, Any]:
+        """Row `index`, from 0."""
+
+    def where(self, index: int) -> str:
+        """The row's place in words for an error message."""
+
+
+def split_slice(spec: str) -> tuple[str, slice]:
+    """Split `path@[start:end]` into the path and a slice; a plain path gets the slice of everything."""
+    if (found := _SLICE.match(spec)) is None:
+        if "@[" in spec:
+            raise DataError(f"{spec}: expected a slice as path@[start:end] with whole numbers; either may be left out")
+        return spec, slice(None)
+    start, end = (int(text) if (text := found[name]) else None for name in ("start", "end"))
+    return found["path"], slice(start, end)
+
+
+def open_rows(path: str) -> RowFile:
+    """Open a prompt file by its suffix: .jsonl or .parquet.
+
+    Raises:
+        DataError: missing, not a file, empty, unreadable, or of another suffix.
+    """
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise DataError(f"prompt data {file} does not exist; check --prompt-data (looked from {Path.cwd()})")
+    if not file.is_file():
+        raise DataError(f"prompt data {file} is not a file; name one .jsonl or .parquet file")
+    if file.suffix == ".jsonl":
+        return JsonlFile(file)
+    if file.suffix == ".parquet":
+        return ParquetFile(file)
+    raise DataError(f"prompt data {file} has suffix {file.suffix!r}; expected .jsonl or .parquet")
+
+
+class JsonlFile:
+    """One JSON object a line; blank lines are skipped but counted as lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offsets = array("q")
+        self._rows_before_blank: list[int] = []
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        at = 0
+        for line in self._file:
+            if line.isspace():
+                self._rows_before_blank.append(len(self._offsets))
+            else:
+                self._offsets.append(at)
+            at += len(line)
+        if not self._offsets:
+            raise DataError(f"{path} is empty; expected one JSON object a line")
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def where(self, index: int) -> str:
+        return f"{self.path} line {index + 1 + bisect_right(self._rows_before_blank, index)}"
+
+    def read(self, index: int) -> dict[str, Any]:
+        self._file.seek(self._offsets[index])
+        line = self._file.readline()
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise DataError(
+                f"{self.where(index)}: malformed JSON at column {error.colno}: {error.msg}; "
+                "expected one complete JSON object on the line"
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(f"{self.where(index)}: expected a JSON object, got {json_type(row)}")
+        return row
+
+
+class ParquetFile:
+    """A Parquet file, decoded one row group at a time.
+
+    A shuffled draw touches row groups at random: write files for shuffled use with small row groups (a few thousand
+    rows), or as JSONL.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise DataError(f"{path}: reading Parquet needs pyarrow; install it, or convert to .jsonl") from error
+        self.path = path
+        try:
+            self._file = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path}: not a readable Parquet file: {error}") from error
+        meta = self._file.metadata
+        self._starts: list[int] = []
+        rows = 0
+        for group in range(meta.num_row_groups):
+            self._starts.append(rows)
+            rows += meta.row_group(group).num_rows
+        self._rows = rows
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+        if rows == 0:
+            raise DataError(f"{path} is empty; expected at least one row")
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def where(self, index: int) -> str:
+        return f"{self.path} row {index}"
+
+    def read(self, index: int) -> dict[str, Any]:
+        import pyarrow as pa
+
+        group = bisect_right(self._starts, index) - 1
+        if group not in self._cache:
+            try:
+                self._cache[group] = self._file.read_row_group(group)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{self.path}: row group {group} cannot be read: {error}") from error
+            if len(self._cache) > _CACHED_ROW_GROUPS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(group)
+        table = self._cache[group]
+        row: dict[str, Any] = table.slice(index - self._starts[group], 1).to_pylist()[0]
+        # A column absent from a row reads as null in Parquet; JSONL rows leave it out.
+        return {name: value for name, value in row.items() if value is not None}
+
+
+def json_type(value: object) -> str:
+    """The JSON name of a value's type, with its article."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), f"a {type(value).__name__}")

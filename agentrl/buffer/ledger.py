@@ -1,0 +1,469 @@
+"""The ledger: the durable truth about which prompt group was trained, and when.
+
+1. One row a group: waiting -> leased -> running -> completed -> trained, or dropped with a reason. Other moves raise
+   `LedgerError`: training a group twice, training a dropped one, finishing what nobody leased.
+2. Every move is one transaction, together with its event (group, from, to, step, run, time).
+3. `take_completed` fixes the batch of a training step before it is trained, so that a step that has to be trained
+   again is trained on the same samples.
+4. `recover` puts the rows back to what a checkpoint of step c proves: trained after c goes back to completed (or, if
+   its samples were pruned, waits to be made again), leased and running go back to waiting. The position in the prompt
+   data is the number of rows; it is stored nowhere else.
+5. Steps are rollout numbers from 0. A checkpoint of step c covers every group trained at a step <= c.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, Self
+
+import orjson
+
+from agentrl.buffer.codec import decode_group, encode_group
+from agentrl.buffer.order import Place
+from agentrl.buffer.store import Store
+from agentrl.errors import LedgerError
+from agentrl.sample import Sample
+
+
+class State(StrEnum):
+    """Where a group is."""
+
+    WAITING = "waiting"
+    """Made, given back, and not leased: it is leased again before any new prompt."""
+    LEASED = "leased"
+    """Handed to the rollout loop."""
+    RUNNING = "running"
+    """Being generated."""
+    COMPLETED = "completed"
+    """Its samples are stored and wait to be trained."""
+    TRAINED = "trained"
+    """An optimiser step used it."""
+    DROPPED = "dropped"
+    """It will never be trained; the reason says why."""
+
+
+MOVES: Mapping[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.LEASED, State.DROPPED}),
+    State.LEASED: frozenset({State.RUNNING, State.COMPLETED, State.WAITING, State.DROPPED}),
+    State.RUNNING: frozenset({State.COMPLETED, State.WAITING, State.DROPPED}),
+    State.COMPLETED: frozenset({State.TRAINED, State.DROPPED}),
+    State.TRAINED: frozenset(),
+    State.DROPPED: frozenset(),
+}
+"""The legal moves outside `recover`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A group to generate: its prompt's place, and how often it was leased (1 the first time).
+
+    `start` holds the samples to start from when they cannot be rebuilt from the prompt's place.
+    """
+
+    group_id: int
+    epoch: int
+    prompt_index: int | None
+    step: int
+    attempts: int
+    start: list[Sample] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedGroup:
+    """A finished group: its samples and the rollout step that it was leased for."""
+
+    group_id: int
+    step: int
+    samples: list[Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What `recover` changed, in group ids."""
+
+    checkpoint_step: int
+    replayed: tuple[int, ...]
+    """Trained after the checkpoint; their stored samples will be trained again at the same steps."""
+    remade: tuple[int, ...]
+    """Trained after the checkpoint, samples pruned: leased again."""
+    released: tuple[int, ...]
+    """Leased or running when the run stopped: leased again."""
+    proved: tuple[int, ...]
+    """Trained by the checkpoint's own evidence although the run stopped before it could write so."""
+
+
+class Ledger:
+    """The ledger of one run, open for writing. See the module for the contract.
+
+    Methods may be called from any thread; each blocks for the time of one durable write (a few milliseconds).
+
+    Args:
+        path: the SQLite file, made with its folder where missing.
+        run_id: name of this process's life in the event history; random if not given.
+        keep: keep the samples of trained groups until a checkpoint covers them, or always.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        run_id: str | None = None,
+        keep: Literal["until_checkpoint", "always"] = "until_checkpoint",
+    ) -> None:
+        self._store = Store(path)
+        self.run_id = run_id or uuid.uuid4().hex[:12]
+        self._keep = keep
+        with self._store.transaction() as db:
+            (rows,) = db.execute("SELECT count(*) FROM groups").fetchone()
+        self._recovered = rows == 0
+
+    @property
+    def path(self) -> Path:
+        """The SQLite file."""
+        return self._store.path
+
+    def close(self) -> None:
+        """Release the file and the writer's lock."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def bind(self, identity: Mapping[str, object]) -> None:
+        """Remember what the group numbers depend on (rows, seed, shuffle), or check that it is unchanged.
+
+        Raises:
+            LedgerError: it changed, so that the same group number would mean another prompt.
+        """
+        new = {key: orjson.dumps(value).decode() for key, value in identity.items()}
+        with self._store.transaction() as db:
+            for key, value in new.items():
+                found = db.execute("SELECT value FROM meta WHERE key=?", (f"identity.{key}",)).fetchone()
+                if found is None:
+                    db.execute("INSERT INTO meta VALUES (?, ?)", (f"identity.{key}", value))
+                elif found[0] != value:
+                    raise LedgerError(
+                        f"ledger {self.path} was made with {key}={found[0]}, this run has {key}={value}; "
+                        "resume with the old value, or start in a new folder"
+                    )
+
+    # ---- making groups ------------------------------------------------------------------------------------
+
+    def lease(
+        self,
+        n: int,
+        step: int,
+        place: Callable[[int], Place | None] = lambda position: Place(0, position),
+        *,
+        choose: Sequence[int] | None = None,
+    ) -> list[Lease]:
+        """Lease up to `n` groups for rollout step `step`: waiting ones first (lowest number first), then new ones.
+
+        Args:
+            n: how many.
+            step: the rollout step that wants them.
+            place: prompt of a new group by its number; None when the data has come to its end.
+            choose: which waiting groups to take instead of the lowest; no new ones are made then.
+
+        Returns:
+            at most `n` leases; fewer only when the data has come to its end (or `choose` is shorter).
+        """
+        with self._write() as db:
+            if choose is None:
+                found = db.execute(
+                    "SELECT group_id FROM groups WHERE state=? ORDER BY group_id LIMIT ?", ("waiting", n)
+                )
+                ids = [row[0] for row in found]
+            else:
+                ids = list(choose[:n])
+            for group_id in ids:
+                self._move(db, group_id, State.LEASED, step=step)
+                db.execute("UPDATE groups SET step=?, attempts=attempts+1 WHERE group_id=?", (step, group_id))
+            if choose is None:
+                ids += self._create(db, n - len(ids), step, place)
+            return [self._lease(db, group_id) for group_id in ids]
+
+    def lease_given(self, groups: Sequence[Sequence[Sample]], step: int) -> list[Lease]:
+        """Make and lease new groups whose prompts only the caller knows; the samples are stored to start from."""
+        with self._write() as db:
+            ids = self._create(db, len(groups), step, lambda position: Place(0, position), known=False)
+            for group_id, samples in zip(ids, groups, strict=True):
+                db.execute("INSERT INTO starts VALUES (?, ?)", (group_id, encode_group(samples)))
+            return [self._lease(db, group_id) for group_id in ids]
+
+    def _create(
+        self, db: sqlite3.Connection, n: int, step: int, place: Callable[[int], Place | None], known: bool = True
+    ) -> list[int]:
+        (first,) = db.execute("SELECT coalesce(max(group_id) + 1, 0) FROM groups").fetchone()
+        ids: list[int] = []
+        for group_id in range(first, first + n):
+            if (at := place(group_id)) is None:
+                break
+            now = time.time()
+            db.execute(
+                "INSERT INTO groups VALUES (?, ?, ?, 'leased', NULL, ?, NULL, 1, NULL, ?, ?)",
+                (group_id, at.epoch, at.prompt_index if known else None, step, now, now),
+            )
+            self._event(db, group_id, None, State.LEASED, step, None)
+            ids.append(group_id)
+        return ids
+
+    def _lease(self, db: sqlite3.Connection, group_id: int) -> Lease:
+        row = db.execute(
+            "SELECT epoch, prompt_index, step, attempts, data FROM groups LEFT JOIN starts USING (group_id) "
+            "WHERE group_id=?",
+            (group_id,),
+        ).fetchone()
+        epoch, prompt_index, step, attempts, data = row
+        return Lease(group_id, epoch, prompt_index, step, attempts, None if data is None else decode_group(data))
+
+    def waiting(self) -> list[tuple[int, list[Sample] | None, Place | None]]:
+        """Groups that wait to be leased again: id, the samples to start from if any, the prompt's place if any."""
+        with self._store.transaction() as db:
+            found = db.execute(
+                "SELECT group_id, data, epoch, prompt_index FROM groups LEFT JOIN starts USING (group_id) "
+                "WHERE state='waiting' ORDER BY group_id"
+            ).fetchall()
+        return [
+            (group_id, None if data is None else decode_group(data), None if index is None else Place(epoch, index))
+            for group_id, data, epoch, index in found
+        ]
+
+    # ---- moving groups ------------------------------------------------------------------------------------
+
+    def mark_running(self, group_id: int) -> None:
+        """leased -> running."""
+        with self._write() as db:
+            self._move(db, group_id, State.RUNNING)
+
+    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
+        """leased or running -> completed; the samples are stored in the same transaction.
+
+        Raises:
+            SampleError: a sample cannot be stored.
+        """
+        if not samples:
+            raise LedgerError(f"group {group_id} was completed with no samples; drop it with a reason instead")
+        data = encode_group(samples)
+        with self._write() as db:
+            seq = self._move(db, group_id, State.COMPLETED)
+            db.execute("UPDATE groups SET completed=? WHERE group_id=?", (seq, group_id))
+            db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?)", (group_id, data))
+
+    def release(self, group_id: int, reason: str, samples: Sequence[Sample] | None = None) -> None:
+        """leased or running -> waiting, to be leased again; `samples` are kept to start from (a partial rollout)."""
+        data = encode_group(samples) if samples else None
+        with self._write() as db:
+            self._move(db, group_id, State.WAITING, reason=reason)
+            if data is not None:
+                db.execute("INSERT OR REPLACE INTO starts VALUES (?, ?)", (group_id, data))
+
+    def drop(self, group_id: int, reason: str) -> None:
+        """Anything but trained -> dropped. Lease another group for the step in its stead."""
+        with self._write() as db:
+            self._move(db, group_id, State.DROPPED, reason=reason)
+            db.execute("UPDATE groups SET train_step=NULL WHERE group_id=?", (group_id,))
+            self._forget(db, [group_id])
+
+    # ---- training -----------------------------------------------------------------------------------------
+
+    def take_completed(self, n: int, step: int) -> list[CompletedGroup]:
+        """The batch of training step `step`: fixed at the first call, the same at every later one.
+
+        Groups fixed for this step come first, all of them; up to `n` are filled with the groups of the earliest
+        rollout steps that are fixed for no step, in the order in which they were completed.
+
+        Returns:
+            at least what was fixed before; fewer than `n` when not enough groups are completed (then call again
+            later: those returned are fixed already).
+        """
+        with self._write() as db:
+            (fixed,) = db.execute(
+                "SELECT count(*) FROM groups WHERE state='completed' AND train_step=?", (step,)
+            ).fetchone()
+            found = db.execute(
+                "SELECT group_id FROM groups WHERE state='completed' AND train_step IS NULL "
+                "ORDER BY step, completed LIMIT ?",
+                (max(0, n - fixed),),
+            ).fetchall()
+            db.executemany(
+                "UPDATE groups SET train_step=? WHERE group_id=?", [(step, group_id) for (group_id,) in found]
+            )
+            return self._completed(db, "train_step=?", step)
+
+    def completed_for_step(self, step: int) -> list[CompletedGroup]:
+        """All completed groups that were leased for rollout step `step`, whether fixed for training or not."""
+        with self._store.transaction() as db:
+            return self._completed(db, "step=?", step)
+
+    def _completed(self, db: sqlite3.Connection, where: str, step: int) -> list[CompletedGroup]:
+        found = db.execute(
+            "SELECT group_id, step, data FROM groups JOIN payloads USING (group_id) "
+            f"WHERE state='completed' AND {where} ORDER BY step, completed",
+            (step,),
+        ).fetchall()
+        return [CompletedGroup(group_id, at, decode_group(data)) for group_id, at, data in found]
+
+    def mark_trained(self, group_ids: Iterable[int], step: int) -> None:
+        """completed -> trained at `step`, all of them or none.
+
+        Raises:
+            LedgerError: one is not completed, is fixed for another step, or a checkpoint already covers `step`.
+        """
+        ids = list(group_ids)
+        with self._write() as db:
+            if step <= (covered := self._checkpoint(db)):
+                raise LedgerError(f"step {step} cannot be trained: the checkpoint of step {covered} already covers it")
+            for group_id in ids:
+                self._move(db, group_id, State.TRAINED, step=step)
+                (fixed,) = db.execute("SELECT train_step FROM groups WHERE group_id=?", (group_id,)).fetchone()
+                if fixed not in (None, step):
+                    raise LedgerError(f"group {group_id} is fixed for training step {fixed}, not {step}")
+                db.execute("UPDATE groups SET train_step=? WHERE group_id=?", (step, group_id))
+
+    def checkpointed(self, step: int) -> None:
+        """A durable checkpoint covers every step up to `step`: the samples it makes needless are let go."""
+        with self._write() as db:
+            self._set_checkpoint(db, max(step, self._checkpoint(db)))
+            if self._keep == "until_checkpoint":
+                ids = db.execute("SELECT group_id FROM groups WHERE state='trained' AND train_step<=?", (step,))
+                self._forget(db, [row[0] for row in ids], starts=False)
+
+    # ---- resuming -----------------------------------------------------------------------------------------
+
+    def recover(self, checkpoint_step: int | None) -> Recovery:
+        """Put the rows back to what the checkpoint proves; call it once after opening the ledger of an earlier life.
+
+        Args:
+            checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh.
+
+        Raises:
+            LedgerError: the checkpoint is of a later step than anything this ledger knows: it is another run's.
+        """
+        covered = -1 if checkpoint_step is None else checkpoint_step
+        with self._store.transaction() as db:
+            rows, last = db.execute("SELECT count(*), coalesce(max(train_step), -1) FROM groups").fetchone()
+            if rows and covered > last:
+                raise LedgerError(
+                    f"the checkpoint is of step {covered} but ledger {self.path} knows steps up to {last} only; "
+                    "load this run's own checkpoint, or move the ledger away to start its data afresh"
+                )
+            self._event(db, None, None, "recover", covered, None)
+            proved = self._each(db, "state='completed' AND train_step<=?", (covered,), State.TRAINED, "the checkpoint")
+            late = "state='trained' AND train_step>? AND group_id {} (SELECT group_id FROM payloads)"
+            replayed = self._each(db, late.format("IN"), (covered,), State.COMPLETED, "after the checkpoint")
+            remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
+            released = self._each(db, "state IN ('leased', 'running')", (), State.WAITING, "the run stopped")
+            db.executemany("UPDATE groups SET train_step=NULL WHERE group_id=?", [(i,) for i in remade])
+            self._set_checkpoint(db, covered)
+        self._recovered = True
+        return Recovery(covered, replayed, remade, released, proved)
+
+    def _each(
+        self, db: sqlite3.Connection, where: str, values: tuple[object, ...], to: State, reason: str
+    ) -> tuple[int, ...]:
+        found = db.execute(f"SELECT group_id, state, train_step FROM groups WHERE {where} ORDER BY group_id", values)
+        rows = found.fetchall()
+        for group_id, state, step in rows:
+            self._event(db, group_id, State(state), to, step, reason)
+        now = time.time()
+        db.executemany("UPDATE groups SET state=?, updated_at=? WHERE group_id=?", [(to, now, row[0]) for row in rows])
+        return tuple(row[0] for row in rows)
+
+    # ---- asking -------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint_step(self) -> int:
+        """The last step that a durable checkpoint covers; -1 before the first."""
+        with self._store.transaction() as db:
+            return self._checkpoint(db)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that any group was trained at, in the surviving history; -1 before the first."""
+        with self._store.transaction() as db:
+            (last,) = db.execute("SELECT coalesce(max(train_step), -1) FROM groups WHERE state='trained'").fetchone()
+            return int(last)
+
+    def counts(self, step: int | None = None) -> dict[State, int]:
+        """Number of groups by state; of one rollout step, or of the run."""
+        where, values = ("", ()) if step is None else ("WHERE step=?", (step,))
+        with self._store.transaction() as db:
+            found = dict(db.execute(f"SELECT state, count(*) FROM groups {where} GROUP BY state", values).fetchall())
+        return {state: int(found.get(state.value, 0)) for state in State}
+
+    def __len__(self) -> int:
+        """Number of groups ever made: the position in the prompt data."""
+        return sum(self.counts().values())
+
+    # ---- the parts of a transition ------------------------------------------------------------------------
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        if not self._recovered:
+            raise LedgerError(
+                f"ledger {self.path} holds an earlier run's groups; call recover(checkpoint_step) before using it"
+            )
+        with self._store.transaction() as db:
+            yield db
+
+    def _move(
+        self,
+        db: sqlite3.Connection,
+        group_id: int,
+        to: State,
+        *,
+        step: int | None = None,
+        reason: str | None = None,
+    ) -> int:
+        row = db.execute("SELECT state, step, reason FROM groups WHERE group_id=?", (group_id,)).fetchone()
+        if row is None:
+            raise LedgerError(f"there is no group {group_id} to make {to}; lease it first")
+        state = State(row[0])
+        if to not in MOVES[state]:
+            why = f" ({row[2]})" if row[2] else ""
+            allowed = ", ".join(sorted(MOVES[state])) or "nothing else"
+            raise LedgerError(f"group {group_id} is {state}{why} and cannot become {to}; it may become {allowed}")
+        db.execute(
+            "UPDATE groups SET state=?, reason=?, updated_at=? WHERE group_id=?", (to, reason, time.time(), group_id)
+        )
+        return self._event(db, group_id, state, to, row[1] if step is None else step, reason)
+
+    def _event(
+        self,
+        db: sqlite3.Connection,
+        group_id: int | None,
+        before: State | None,
+        to: str,
+        step: int | None,
+        reason: str | None,
+    ) -> int:
+        done = db.execute(
+            "INSERT INTO events (group_id, from_state, to_state, step, run_id, at, reason) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (group_id, before, to, step, self.run_id, time.time(), reason),
+        )
+        assert done.lastrowid is not None
+        return done.lastrowid
+
+    def _forget(self, db: sqlite3.Connection, ids: Iterable[int], *, starts: bool = True) -> None:
+        rows = [(group_id,) for group_id in ids]
+        db.executemany("DELETE FROM payloads WHERE group_id=?", rows)
+        if starts:
+            db.executemany("DELETE FROM starts WHERE group_id=?", rows)
+
+    def _checkpoint(self, db: sqlite3.Connection) -> int:
+        row = db.execute("SELECT value FROM meta WHERE key='checkpoint'").fetchone()
+        return -1 if row is None else int(row[0])
+
+    def _set_checkpoint(self, db: sqlite3.Connection, step: int) -> None:
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('checkpoint', ?)", (str(step),))

@@ -1,0 +1,88 @@
+"""The order in which prompts are drawn.
+
+1. Position p of the run is row `shuffle(p % n)` of epoch `p // n`: a pure function of (seed, epoch, n).
+2. Any position costs the same time and no memory, so a run resumes anywhere without replaying the draw.
+3. The result depends on nothing but this file: no library's random stream can change it under a running job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agentrl.errors import DataError
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 6
+
+
+def _mix(value: int) -> int:
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): 64 well-mixed bits from 64 bits."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
+    """Where a shuffle of `range(n)` puts `index`.
+
+    A balanced Feistel network is a bijection on 2**(2b) >= n numbers; applying it until the result falls below n
+    (cycle walking, Black and Rogaway 2002) makes it a bijection on `range(n)`; at most 4 rounds are expected.
+
+    Raises:
+        IndexError: `index` is not in `range(n)`.
+    """
+    if not 0 <= index < n:
+        raise IndexError(f"index {index} is outside range({n})")
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    base = _mix(_mix(seed & _MASK) ^ _mix(epoch + 1))
+    keys = [_mix(base + i) for i in range(_ROUNDS)]
+    while True:
+        left, right = index >> half, index & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        index = (left << half) | right
+        if index < n:
+            return index
+
+
+class Place(NamedTuple):
+    """One draw: the pass over the data (from 0) and the row within it."""
+
+    epoch: int
+    prompt_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """Maps a run's position to a prompt row.
+
+    Attributes:
+        rows: number of prompt rows, at least 1.
+        seed: seed of the shuffle.
+        shuffle: False keeps the file's order in every epoch.
+        num_epoch: number of passes; None repeats for ever.
+    """
+
+    rows: int
+    seed: int = 0
+    shuffle: bool = False
+    num_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise DataError(f"expected at least one prompt row, got {self.rows}")
+
+    @property
+    def total(self) -> int | None:
+        """Number of positions, or None for no end."""
+        return None if self.num_epoch is None else self.rows * self.num_epoch
+
+    def at(self, position: int) -> Place | None:
+        """The row at `position` (from 0), or None after the last epoch."""
+        if self.total is not None and position >= self.total:
+            return None
+        epoch, index = divmod(position, self.rows)
+        return Place(epoch, permute(index, self.rows, seed=self.seed, epoch=epoch) if self.shuffle else index)

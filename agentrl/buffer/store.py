@@ -1,0 +1,174 @@
+"""The SQLite file under the ledger: one writer, full durability, errors in plain words.
+
+1. WAL journal with `synchronous=FULL`: a committed transaction survives a kill and a power cut.
+2. One writer: an exclusive `flock` on `<file>.lock`, held while the store is open and released by the kernel if the
+   process dies. Readers need no lock.
+3. Every statement runs inside `transaction()`: all of it, or none of it. SQLite's errors become `LedgerError`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from urllib.parse import quote
+
+from agentrl.errors import LedgerError
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE groups (
+    group_id     INTEGER PRIMARY KEY,
+    epoch        INTEGER NOT NULL,
+    prompt_index INTEGER,
+    state        TEXT NOT NULL,
+    reason       TEXT,
+    step         INTEGER NOT NULL,
+    train_step   INTEGER,
+    attempts     INTEGER NOT NULL,
+    completed    INTEGER,
+    created_at   REAL NOT NULL,
+    updated_at   REAL NOT NULL
+);
+CREATE INDEX groups_by_state ON groups (state, train_step, completed);
+CREATE INDEX groups_by_step ON groups (step, state);
+CREATE TABLE starts (group_id INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE payloads (group_id INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE events (
+    seq        INTEGER PRIMARY KEY AUTOINCREMENT,
+    group_id   INTEGER,
+    from_state TEXT,
+    to_state   TEXT NOT NULL,
+    step       INTEGER,
+    run_id     TEXT NOT NULL,
+    at         REAL NOT NULL,
+    reason     TEXT
+);
+CREATE INDEX events_by_group ON events (group_id, seq);
+"""
+
+
+class Store:
+    """An open ledger file. Use `transaction()` for every read and write.
+
+    Raises:
+        LedgerError: held by another writer, not a ledger, of another version, or the folder cannot be written.
+    """
+
+    def __init__(self, path: str | Path, *, readonly: bool = False) -> None:
+        self.path = Path(path)
+        self.readonly = readonly
+        self._mutex = threading.RLock()
+        self._lock: IO[str] | None = None
+        if readonly and not self.path.is_file():
+            raise LedgerError(f"no ledger at {self.path}; name the ledger file of an existing run")
+        try:
+            if not readonly:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock = _lock_writer(self.path)
+            mode = "ro" if readonly else "rwc"
+            self._db = sqlite3.connect(
+                f"file:{quote(str(self.path.absolute()))}?mode={mode}",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=10.0,
+            )
+        except (OSError, sqlite3.Error) as error:
+            self._unlock()
+            raise LedgerError(
+                f"ledger {self.path} cannot be opened: {error}; check that the folder exists, is writable and has space"
+            ) from error
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self) -> None:
+        with self.guard():
+            self._db.execute("PRAGMA busy_timeout=10000")
+            if not self.readonly:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+        with self.transaction() as db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+            if not tables and not self.readonly:
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute("INSERT INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+            elif not {"meta", "groups", "events"} <= tables:
+                raise LedgerError(f"{self.path} is a database but not a ledger; give the ledger a file of its own")
+            (version,) = db.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
+        if version != str(SCHEMA_VERSION):
+            raise LedgerError(f"ledger {self.path} has layout {version}; this program reads layout {SCHEMA_VERSION}")
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn SQLite's errors into `LedgerError` with a remedy."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            text = str(error)
+            if "full" in text:
+                remedy = "the disk is full: free space and resume; nothing that was committed is lost"
+            elif "readonly" in text or "unable to open" in text or "disk I/O" in text:
+                remedy = "check that the file and its folder are writable and the disk is healthy, then resume"
+            elif "not a database" in text or "malformed" in text:
+                remedy = "the file is not a ledger or is damaged: restore it from a backup, or start the run afresh"
+            elif "closed" in text:
+                remedy = "it was closed; open it again"
+            else:
+                remedy = "nothing of this transition was kept"
+            raise LedgerError(f"ledger {self.path}: {text}; {remedy}") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One atomic unit; a raised exception undoes all of it."""
+        with self._mutex, self.guard():
+            self._db.execute("BEGIN" if self.readonly else "BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                # SQLite has already rolled back by itself after some errors, a full disk among them.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Release the file and the writer's lock; closing twice is harmless."""
+        with self._mutex, self.guard():
+            self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _lock_writer(path: Path) -> IO[str]:
+    # The lock file is never deleted: deleting it would let two writers hold locks on two different files.
+    file = path.with_name(path.name + ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise LedgerError(
+            f"ledger {path} is in use by another writer (process {holder}); "
+            "stop that run, or give this one a folder of its own"
+        ) from error
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
