@@ -1,0 +1,226 @@
+"""Checks across rooms: what each room accepts by itself but a run cannot do together.
+
+Each check is a pure function from the flat settings (and the model's shapes, where its config.json can be read) to
+sentences; a sentence names the flags, shows the numbers, and proposes numbers that work. An empty list means fine.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.model_info import ModelInfo
+
+Flat = Mapping[str, Any]
+Check = Callable[[Flat, ModelInfo | None], list[str]]
+
+
+def steps_and_batch(flat: Flat) -> tuple[int, int]:
+    """The resolved (global_batch_size, num_steps_per_rollout): whichever is not given follows from the other.
+
+    With neither given, one optimiser step trains on the whole rollout. A value that does not divide the rollout is
+    rounded down here; `batch_arithmetic` is what reports it.
+    """
+    total = _samples(flat)
+    batch, steps = flat.get("global_batch_size"), flat.get("num_steps_per_rollout")
+    if batch is None:
+        steps = steps or 1
+        return max(total // steps, 1), steps
+    return batch, steps or max(total // batch, 1)
+
+
+def batch_arithmetic(flat: Flat, _: ModelInfo | None) -> list[str]:
+    """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
+    prompts, n, total = flat["rollout_batch_size"], flat["n_samples_per_prompt"], _samples(flat)
+    batch, steps = flat.get("global_batch_size"), flat.get("num_steps_per_rollout")
+    made = f"--rollout-batch-size {prompts} x --n-samples-per-prompt {n} = {total} samples a rollout"
+    if batch is None:
+        if steps is not None and total % steps:
+            divisor = _nearest_divisor(total, steps)
+            return [f"{made}, which {steps} equal steps cannot share; set --num-steps-per-rollout {divisor}"]
+        return []
+    wanted = batch * (steps or 1)
+    if total == wanted or (steps is None and total % batch == 0):
+        return []
+    used = f"--global-batch-size {batch}" + (f" x --num-steps-per-rollout {steps} = {wanted}" if steps else "")
+    return [f"{made}, but {used} does not use them up; set {_batch_proposal(prompts, n, batch, steps)}"]
+
+
+def _batch_proposal(prompts: int, n: int, batch: int, steps: int | None) -> str:
+    total = prompts * n
+    ways = []
+    if total % (steps or 1) == 0:
+        ways.append(f"--global-batch-size {total // steps if steps else _nearest_divisor(total, batch)}")
+    wanted = batch * (steps or 1)
+    if wanted % n == 0:
+        ways.append(f"--rollout-batch-size {wanted // n}")
+    elif steps is None:
+        groups = max(round(batch / n), 1)
+        ways.append(f"--rollout-batch-size {groups} with --global-batch-size {groups * n}")
+    if steps is not None and total % batch == 0:
+        ways.append(f"--num-steps-per-rollout {total // batch}")
+    if not ways:
+        ways.append(f"--num-steps-per-rollout 1 --global-batch-size {total}")
+    return " or ".join(ways)
+
+
+def layout(flat: Flat, model: ModelInfo | None) -> list[str]:
+    """The trainer's processes must divide by TP x PP x CP, and the model by TP and PP."""
+    sizes = _parallel(flat)
+    product = sizes["tensor"] * sizes["pipeline"] * sizes["context"]
+    nodes, per_node = flat["actor_num_nodes"], flat["actor_num_gpus_per_node"]
+    world, problems = nodes * per_node, []
+    if world % product:
+        up, down = -(-world // product) * product, world // product * product
+        fits = " or ".join(str(w) for w in (down, up) if w)
+        problems.append(
+            f"--actor-num-nodes {nodes} x --actor-num-gpus-per-node {per_node} = {world} trainer processes cannot hold "
+            f"tensor {sizes['tensor']} x pipeline {sizes['pipeline']} x context {sizes['context']} = {product} "
+            f"model parts; use {fits} processes, or smaller parallel sizes"
+        )
+    return problems + (_model_splits(sizes, model) if model else [])
+
+
+def _model_splits(sizes: Mapping[str, int], model: ModelInfo) -> list[str]:
+    problems = []
+    tensor, pipeline = sizes["tensor"], sizes["pipeline"]
+    for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads")):
+        if count and count % tensor:
+            problems.append(
+                f"--tensor-model-parallel-size {tensor} does not divide the model's {count} {what}; "
+                f"sizes that do: {_divisor_list(count)}"
+            )
+            break
+    if model.layers and model.layers % pipeline:
+        problems.append(
+            f"--pipeline-model-parallel-size {pipeline} does not divide the model's {model.layers} layers; "
+            f"sizes that do: {_divisor_list(model.layers)}"
+        )
+    return problems
+
+
+def data_parallel(flat: Flat, _: ModelInfo | None) -> list[str]:
+    """A training step must give every data-parallel rank at least one sample."""
+    sizes = _parallel(flat)
+    product = sizes["tensor"] * sizes["pipeline"] * sizes["context"]
+    world = flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"]
+    if world % product:
+        return []
+    ranks, batch = world // product, steps_and_batch(flat)[0]
+    if batch >= ranks:
+        return []
+    return [
+        f"--global-batch-size {batch} gives {ranks} data-parallel ranks less than one sample each; "
+        f"use at least {ranks}, or fewer trainer processes"
+    ]
+
+
+def engines(flat: Flat, _: ModelInfo | None) -> list[str]:
+    """Engines must share their devices evenly; taking turns on one set of devices needs enough of them."""
+    total, each = flat["rollout_num_gpus"], flat["rollout_num_gpus_per_engine"]
+    problems = []
+    if total % each:
+        fits = " or ".join(str(n) for n in (total // each * each, -(-total // each) * each) if n)
+        problems.append(
+            f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}; "
+            f"use --rollout-num-gpus {fits}"
+        )
+    return problems
+
+
+def lengths(flat: Flat, model: ModelInfo | None) -> list[str]:
+    """Prompt and one answer must fit the context that the run and the model allow."""
+    response, prompt = flat.get("rollout_max_response_len"), flat.get("rollout_max_prompt_len")
+    own, limit = flat.get("rollout_max_context_len"), model.context_length if model else None
+    problems = []
+    if own and limit and own > limit:
+        problems.append(f"--rollout-max-context-len {own} is more than the model's context of {limit} tokens")
+    context = min(filter(None, (own, limit)), default=None)
+    if context is None or response is None or (prompt or 1) + response <= context:
+        return problems
+    whose = f"--rollout-max-context-len {own}" if context == own else f"the model's context of {context} tokens"
+    asked = f"--rollout-max-response-len {response}"
+    if prompt:
+        asked = f"--rollout-max-prompt-len {prompt} + {asked} = {prompt + response} tokens"
+    room = context - (prompt or 1)
+    fix = f"set --rollout-max-response-len to at most {room}" if room > 0 else f"prompts must be below {context} tokens"
+    return [*problems, f"{asked} does not fit {whose}; {fix}"]
+
+
+def over_sampling(flat: Flat, _: ModelInfo | None) -> list[str]:
+    """Over-sampling must not be under-sampling."""
+    over, prompts = flat.get("over_sampling_batch_size"), flat["rollout_batch_size"]
+    if over is not None and over < prompts:
+        return [f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}; use at least {prompts}"]
+    return []
+
+
+def who_generates(flat: Flat, _: ModelInfo | None) -> list[str]:
+    """An environment and a custom generate function are two answers to one question."""
+    if flat.get("env") and flat.get("custom_generate_function_path"):
+        return [
+            "--env and --custom-generate-function-path are both given; a trajectory can have only one author: drop one"
+        ]
+    return []
+
+
+CHECKS: tuple[Check, ...] = (
+    batch_arithmetic,
+    layout,
+    data_parallel,
+    engines,
+    lengths,
+    over_sampling,
+    who_generates,
+)
+
+
+def contradictions(flat: Flat, model: ModelInfo | None) -> list[str]:
+    """Everything that cannot hold together."""
+    return [problem for check in CHECKS for problem in check(flat, model)]
+
+
+def missing(flat: Flat, purpose: str) -> list[str]:
+    """What `train`, `eval` or `rollout` needs and was not given."""
+    problems = []
+    checkpoint = flat.get("hf_checkpoint")
+    if not checkpoint:
+        problems.append(
+            "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
+        )
+    elif not Path(str(checkpoint)).expanduser().is_dir():
+        problems.append(f"--hf-checkpoint {checkpoint}: no such folder")
+    if purpose == "eval":
+        if not flat.get("eval_prompt_data"):
+            problems.append("--eval-prompt-data NAME PATH is missing: the prompts to evaluate on")
+        return problems
+    sources = ("prompt_data", "env", "data_source_path", "load_debug_rollout_data")
+    if not any(flat.get(name) for name in sources):
+        problems.append(
+            "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
+        )
+    data = flat.get("prompt_data")
+    if data and not Path(str(data).partition("@[")[0]).expanduser().is_file():
+        problems.append(f"--prompt-data {data}: no such file")
+    return problems
+
+
+def _samples(flat: Flat) -> int:
+    total: int = flat["rollout_batch_size"] * flat["n_samples_per_prompt"]
+    return total
+
+
+def _parallel(flat: Flat) -> dict[str, int]:
+    names = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size"}
+    return {k: flat.get(v) or 1 for k, v in {**names, "context": "context_parallel_size"}.items()}
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _divisor_list(number: int) -> str:
+    return ", ".join(map(str, _divisors(number)))
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min(_divisors(number), key=lambda d: (abs(d - wanted), d))

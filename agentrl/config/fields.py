@@ -1,0 +1,190 @@
+"""The list of all settings: which room owns a field, what it is called on the command line, what it accepts.
+
+1. `SECTIONS` maps a section of `RunSettings` to the room's settings model; its order is the order of `--help`.
+2. `all_fields()` is the one flat list; two rooms that use one name are a programming error and raise at once.
+3. `FieldRef.expected()` says in words what a value must be; error messages and help share it.
+"""
+
+import functools
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.buffer.settings import BufferSettings
+from agentrl.cluster.settings import ClusterSettings
+from agentrl.engine.settings import EngineSettings
+from agentrl.errors import SettingsError
+from agentrl.observability.settings import ObservabilitySettings
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.settings import Settings
+from agentrl.train.settings import TrainSettings
+
+SECTIONS: Mapping[str, type[Settings]] = {
+    "rollout": RolloutSettings,
+    "buffer": BufferSettings,
+    "algorithm": AlgorithmSettings,
+    "train": TrainSettings,
+    "engine": EngineSettings,
+    "cluster": ClusterSettings,
+    "observability": ObservabilitySettings,
+}
+
+_SEQUENCES = (list, tuple, set, frozenset, Sequence, AbstractSet)
+_MAPPINGS = (dict, Mapping)
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_METAVARS = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRef:
+    """One setting: the section that owns it, its name and pydantic's description of it."""
+
+    section: str
+    name: str
+    info: FieldInfo
+
+    @property
+    def flag(self) -> str:
+        """The flag, with its dashes: `--rollout-batch-size`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        """The annotation's alternatives without None, literals kept whole: `int | None` is `(int,)`."""
+        return tuple(m for m in union_members(self.info.annotation) if m is not type(None))
+
+    @property
+    def optional(self) -> bool:
+        return type(None) in union_members(self.info.annotation)
+
+    @property
+    def is_bool(self) -> bool:
+        return self.members == (bool,)
+
+    @property
+    def is_mapping(self) -> bool:
+        return len(self.members) == 1 and _origin(self.members[0]) in _MAPPINGS
+
+    @property
+    def is_sequence(self) -> bool:
+        return len(self.members) == 1 and _origin(self.members[0]) in _SEQUENCES
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The allowed values of a `Literal` or enum field, else an empty tuple."""
+        found: list[Any] = []
+        for member in self.members:
+            if typing.get_origin(member) is Literal:
+                found += [c for c in typing.get_args(member) if c is not None]
+            elif isinstance(member, type) and issubclass(member, Enum):
+                found += [e.value for e in member]
+            else:
+                return ()
+        return tuple(found)
+
+    @property
+    def default(self) -> Any:
+        value = self.info.get_default(call_default_factory=True, validated_data={})
+        return None if value is PydanticUndefined else value
+
+    @property
+    def metavar(self) -> str:
+        if self.choices:
+            return "|".join(map(str, self.choices))
+        if self.is_mapping:
+            return "KEY=VALUE"
+        if len(self.members) == 1:
+            return _METAVARS.get(self.members[0], "VALUE")
+        return "VALUE"
+
+    def expected(self) -> str:
+        """What a value must be, in words: `a whole number, at least 1`."""
+        if self.choices:
+            words = f"one of {', '.join(map(str, self.choices))}"
+        elif self.is_mapping:
+            words = "KEY=VALUE or a JSON object"
+        elif self.is_sequence:
+            words = "a list (repeat the flag, or give a JSON list)"
+        else:
+            words = " or ".join(dict.fromkeys(_words(m) for m in self.members))
+        bounds = "".join(f", {b}" for m in _constraints(self.info) if (b := _bound(m)))
+        return f"{words}{bounds}{', or none' if self.optional and not self.choices else ''}"
+
+
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; a plain type is its own single alternative; `Annotated` is looked through."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return union_members(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(m for arg in typing.get_args(annotation) for m in union_members(arg))
+    return (annotation,)
+
+
+@functools.cache
+def all_fields() -> Mapping[str, FieldRef]:
+    """Every setting by name, in the order of `SECTIONS`.
+
+    Raises:
+        SettingsError: two rooms use one field name.
+    """
+    found: dict[str, FieldRef] = {}
+    for section, model in SECTIONS.items():
+        for name, info in model.model_fields.items():
+            if name in found:
+                raise SettingsError(f"field {name!r} is in both {found[name].section} and {section}; rename one")
+            found[name] = FieldRef(section, name, info)
+    return types.MappingProxyType(found)
+
+
+def _origin(annotation: Any) -> Any:
+    return typing.get_origin(annotation) or annotation
+
+
+def _words(member: Any) -> str:
+    if typing.get_origin(member) is Literal:
+        return " or ".join(map(repr, typing.get_args(member)))
+    if isinstance(member, type) and issubclass(member, BaseModel):
+        return "a JSON object"
+    if _origin(member) in _MAPPINGS:
+        return "a JSON object"
+    if _origin(member) in _SEQUENCES:
+        return "a JSON list"
+    return _WORDS.get(member, "a value")
+
+
+def _constraints(info: FieldInfo) -> list[Any]:
+    """The field's own constraints and those inside a union: `PositiveInt | None` hides its bound in the member."""
+    found = list(info.metadata)
+    for arg in typing.get_args(info.annotation):
+        if typing.get_origin(arg) is typing.Annotated:
+            found += typing.get_args(arg)[1:]
+    return found
+
+
+def _bound(constraint: Any) -> str:
+    match constraint:
+        case annotated_types.Ge(ge=value):
+            return f"at least {value}"
+        case annotated_types.Gt(gt=value):
+            return f"more than {value}"
+        case annotated_types.Le(le=value):
+            return f"at most {value}"
+        case annotated_types.Lt(lt=value):
+            return f"less than {value}"
+        case annotated_types.MinLen(min_length=value):
+            return f"length at least {value}" if value > 1 else "not empty"
+        case annotated_types.MaxLen(max_length=value):
+            return f"length at most {value}"
+        case _:
+            return ""

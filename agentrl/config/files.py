@@ -1,0 +1,164 @@
+"""Settings files: YAML or TOML, nested by room or flat or both, to plain values with the line each came from.
+
+    rollout:                      rollout_batch_size: 16
+      rollout_batch_size: 16      lr: 1e-5
+    train:
+      lr: 1e-5
+
+1. Dashes and underscores are the same in keys; `sglang_*` keys go to the engine's server.
+2. An unknown key is a `SettingsError` with the file, the line and the nearest name; so is one key given twice.
+3. A file in another tool's form is rewritten by a `Dialect` before it is read; none is registered yet.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from agentrl.config.fields import SECTIONS, all_fields
+from agentrl.config.flags import SGLANG_FIELD
+from agentrl.config.problems import did_you_mean, nearest, one_error
+from agentrl.errors import SettingsError
+
+
+class Dialect(Protocol):
+    """A foreign form of settings file."""
+
+    def matches(self, document: Mapping[str, Any]) -> bool:
+        """Is the file in this form?"""
+        ...
+
+    def translate(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same settings, nested by room or flat."""
+        ...
+
+
+DIALECTS: tuple[Dialect, ...] = ()
+
+
+@dataclass(slots=True)
+class FileSettings:
+    """Values by field name, and where each was written (`run.yaml line 3`)."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def read_file(path: str | Path) -> FileSettings:
+    """Read a settings file.
+
+    Raises:
+        SettingsError: no such file, not YAML or TOML, unknown or repeated keys (all of them in one message).
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise SettingsError(f"--config: no file {file}")
+    document, lines = _read_toml(file) if file.suffix == ".toml" else _read_yaml(file)
+    for dialect in DIALECTS:
+        if dialect.matches(document):
+            document = dialect.translate(document)
+    return _Sorter(file.name, lines).run(document)
+
+
+class _Sorter:
+    """Puts each key of a document where it belongs."""
+
+    def __init__(self, file: str, lines: Mapping[tuple[str, ...], int]) -> None:
+        self.file = file
+        self.lines = lines
+        self.found = FileSettings()
+        self.problems: list[str] = []
+
+    def run(self, document: Mapping[str, Any]) -> FileSettings:
+        for raw, value in document.items():
+            key = str(raw).replace("-", "_")
+            if key in SECTIONS and isinstance(value, Mapping):
+                for inner, inner_value in value.items():
+                    self._take(key, (str(raw), str(inner)), inner_value)
+            elif key in SECTIONS and key not in all_fields():
+                if value is not None:
+                    self.problems.append(f"{self._where((str(raw),))}: {key} is a section and expects keys below it")
+            else:
+                self._take(None, (str(raw),), value)
+        if self.problems:
+            raise one_error(self.problems)
+        return self.found
+
+    def _take(self, section: str | None, path: tuple[str, ...], value: Any) -> None:
+        key, where = path[-1].replace("-", "_"), self._where(path)
+        known = all_fields()
+        if key in known and section in (None, known[key].section):
+            if key in self.found.values and key != SGLANG_FIELD:
+                self.problems.append(f"{where}: {key} is given twice (also {self.found.origins[key]})")
+            self._set(key, value, where)
+        elif key in known:
+            self.problems.append(f"{where}: {key} belongs under {known[key].section}, not under {section}")
+        elif key.startswith("sglang_") and SGLANG_FIELD in known:
+            self._set(SGLANG_FIELD, {key.removeprefix("sglang_"): value}, where)
+        else:
+            hint = did_you_mean(nearest(key, [*known, *SECTIONS]))
+            self.problems.append(f"{where}: unknown setting {path[-1]}{hint}")
+
+    def _set(self, key: str, value: Any, where: str) -> None:
+        if key == SGLANG_FIELD and isinstance(value, Mapping):
+            value = {**self.found.values.get(key, {}), **value}
+        self.found.values[key] = value
+        self.found.origins[key] = f"{where}, {key}"
+
+    def _where(self, path: tuple[str, ...]) -> str:
+        line = self.lines.get(path)
+        return f"{self.file} line {line}" if line else self.file
+
+
+def _read_yaml(file: Path) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:
+    text = _text(file)
+    try:
+        document = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{file.name} is not valid YAML: {' '.join(str(error).split())}") from error
+    if document is None:
+        return {}, {}
+    if not isinstance(document, dict) or not isinstance(node, yaml.MappingNode):
+        raise SettingsError(f"{file.name}: expected settings as `name: value`; got {type(document).__name__}")
+    lines: dict[tuple[str, ...], int] = {}
+    _mark(file.name, node, (), lines)
+    return document, lines
+
+
+def _mark(file: str, node: yaml.MappingNode, above: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
+    """Note each key's line, two levels deep; YAML itself lets a repeated key silently win."""
+    for key, value in node.value:
+        path, line = (*above, str(key.value)), key.start_mark.line + 1
+        if path in lines:
+            raise SettingsError(f"{file} line {line}: {'.'.join(path)} is given twice (also line {lines[path]})")
+        lines[path] = line
+        if isinstance(value, yaml.MappingNode) and not above:
+            _mark(file, value, path, lines)
+
+
+def _read_toml(file: Path) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:
+    text = _text(file)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file.name} is not valid TOML: {error}") from error
+    lines: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if line.startswith("[") and line.endswith("]"):
+            table = (line.strip("[] "),)
+        elif "=" in line and not line.startswith("#"):
+            lines.setdefault((*table, line.split("=", 1)[0].strip(" \"'")), number)
+    return document, lines
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file.name}: expected UTF-8 text ({error})") from error

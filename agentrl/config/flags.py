@@ -1,0 +1,246 @@
+"""Command-line flags made from the settings' fields.
+
+1. Every field of every room is a flag: `rollout_batch_size` is `--rollout-batch-size`; a boolean has `--x/--no-x`.
+2. `read_flags(argv)` gives only what was written on the command line, as plain values; pydantic judges them later.
+3. Spellings that slime users have in their scripts work: underscores for dashes, `--flag true`, `--disable-...`
+   names, `--eval-prompt-data name path [name path ...]`, and `--sglang-*` for any option of the engine's server.
+4. Anything unknown is a `SettingsError` that names the nearest flags.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from agentrl.config.fields import FieldRef, all_fields
+from agentrl.config.problems import did_you_mean, nearest
+from agentrl.config.values import json_or_text, read_texts
+from agentrl.errors import SettingsError
+
+ESSENTIAL = (
+    "hf_checkpoint",
+    "env",
+    "prompt_data",
+    "rm_type",
+    "custom_rm_path",
+    "num_rollout",
+    "rollout_batch_size",
+    "n_samples_per_prompt",
+    "rollout_max_response_len",
+    "lr",
+    "eval_prompt_data",
+    "eval_interval",
+    "save",
+    "save_interval",
+    "load",
+    "output_dir",
+)
+"""Shown first in `--help`: what a first run needs."""
+
+SECTION_TITLES: Mapping[str, str] = {
+    "rollout": "Rollout: trajectories, grading, evaluation",
+    "buffer": "Data and ledger",
+    "algorithm": "Algorithm",
+    "train": "Trainer",
+    "engine": "Inference engine",
+    "cluster": "Placement",
+    "observability": "Metrics and output",
+}
+
+SGLANG_PREFIX = "--sglang-"
+SGLANG_FIELD = "sglang_options"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another spelling: `value` is what the bare flag means, or None if it takes the field's own value."""
+
+    field: str
+    value: bool | None = None
+
+
+_ALIASES: Mapping[str, Alias] = {
+    "--disable-grpo-std-normalization": Alias("grpo_std_normalization", False),
+    "--disable-rewards-normalization": Alias("rewards_normalization", False),
+    "--disable-compute-advantages-and-returns": Alias("compute_advantages_and_returns", False),
+    "--not-eval-before-train": Alias("eval_before_train", False),
+    "--skip-eval-before-train": Alias("eval_before_train", False),
+    "--tp": Alias("tensor_model_parallel_size"),
+    "--pp": Alias("pipeline_model_parallel_size"),
+    "--cp": Alias("context_parallel_size"),
+    "--custom-rollout-path": Alias("custom_generate_function_path"),
+    "--tensorboard-log-dir": Alias("tensorboard_dir"),
+    "--wandb-run-name": Alias("wandb_name"),
+    "--generate-max-turns": Alias("max_turns"),
+    "--use-tensorboard-logging": Alias("use_tensorboard", True),
+}
+
+
+def aliases() -> dict[str, Alias]:
+    """The other spellings whose target exists and that are not flags of their own."""
+    fields = all_fields()
+    own = {f.flag for f in fields.values()}
+    return {flag: alias for flag, alias in _ALIASES.items() if alias.field in fields and flag not in own}
+
+
+def options() -> list[click.Option]:
+    """One click option a setting, essentials first, then room by room; defaults live in the models, not here."""
+    fields = all_fields()
+    first = [fields[name] for name in ESSENTIAL if name in fields]
+    rest = [field for field in fields.values() if field.name not in ESSENTIAL]
+    return [_option(field) for field in (*first, *rest)]
+
+
+def _option(field: FieldRef) -> click.Option:
+    if field.is_bool:
+        return click.Option([f"{field.flag}/--no-{field.flag[2:]}", field.name], default=None, help=help_text(field))
+    return click.Option([field.flag, field.name], type=str, multiple=True, metavar=field.metavar, help=help_text(field))
+
+
+def help_text(field: FieldRef) -> str:
+    """The field's description with its choices and default."""
+    text = field.info.description or ""
+    notes = []
+    if field.info.is_required():
+        notes.append("required")
+    elif field.default not in (None, "", (), [], {}) and not field.is_mapping:
+        default = field.default
+        if field.is_bool:
+            notes.append("default: on" if default else "default: off")
+        else:
+            notes.append(f"default: {getattr(default, 'value', default)}")
+    return f"{text} [{'; '.join(notes)}]" if notes else text
+
+
+def read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read a command line that holds settings only.
+
+    Returns:
+        values: field name to plain value, only for flags that were given.
+        origins: field name to the flag as written, for messages.
+
+    Raises:
+        SettingsError: an unknown flag, a missing or ill-formed value, or an argument that belongs to no flag.
+    """
+    command = click.Command("settings", params=list(options()), add_help_option=False)
+    plain, sglang = rewrite(argv)
+    try:
+        context = command.make_context("settings", plain)
+    except click.UsageError as error:
+        raise SettingsError(error.format_message()) from error
+    return collect(context.params, sglang)
+
+
+def collect(params: Mapping[str, Any], sglang: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Pick the settings that were given out of click's parameters; `sglang` is what `rewrite` set aside."""
+    values: dict[str, Any] = {}
+    for name, field in all_fields().items():
+        given = params.get(name)
+        if field.is_bool and given is not None:
+            values[name] = given
+        elif not field.is_bool and given:
+            values[name] = read_texts(field, given)
+    if sglang:
+        values[SGLANG_FIELD] = {**values.get(SGLANG_FIELD, {}), **sglang}
+    return values, {name: all_fields()[name].flag for name in values}
+
+
+def rewrite(argv: Sequence[str], *, extra: Sequence[str] = ()) -> tuple[list[str], dict[str, Any]]:
+    """Bring a command line into click's form.
+
+    Args:
+        argv: the arguments after the command's name.
+        extra: flags of the command itself (`--config`, `--dry-run`), left alone.
+
+    Returns:
+        the rewritten arguments, and the `--sglang-*` options by their server names.
+
+    Raises:
+        SettingsError: an unknown flag, with the nearest known ones.
+    """
+    return _Rewriter(extra).run(list(argv))
+
+
+class _Rewriter:
+    def __init__(self, extra: Sequence[str]) -> None:
+        self.fields = {f.flag: f for f in all_fields().values()}
+        self.bools = {flag for flag, f in self.fields.items() if f.is_bool}
+        self.aliases = aliases()
+        self.extra = set(extra)
+        self.out: list[str] = []
+        self.sglang: dict[str, Any] = {}
+
+    def run(self, argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+        while argv:
+            token = argv.pop(0)
+            if not token.startswith("--") or token == "--":
+                self.out.append(token)
+                continue
+            name, equals, value = token.partition("=")
+            self._flag(name if name in self.extra else name.replace("_", "-"), value if equals else None, argv)
+        return self.out, self.sglang
+
+    def _flag(self, name: str, value: str | None, rest: list[str]) -> None:
+        if name in self.extra:
+            self.out.append(name if value is None else f"{name}={value}")
+        elif name in self.aliases:
+            self._alias(name, self.aliases[name], value, rest)
+        elif name in self.bools or (name.startswith("--no-") and f"--{name[5:]}" in self.bools):
+            self._bool(name, value, rest)
+        elif name in self.fields:
+            self._valued(self.fields[name], value, rest)
+        elif name.startswith(SGLANG_PREFIX) and SGLANG_FIELD in all_fields():
+            self._sglang(name, value, rest)
+        else:
+            known = [*self.fields, *self.aliases, *self.extra, *(f"--no-{b[2:]}" for b in self.bools)]
+            raise SettingsError(f"unknown flag {name}{did_you_mean(nearest(name, known))}")
+
+    def _valued(self, field: FieldRef, value: str | None, rest: list[str]) -> None:
+        values = [value] if value is not None else []
+        if value is None and rest and _is_value(rest[0]):
+            values.append(rest.pop(0))
+            while field.is_sequence and rest and _is_value(rest[0]):
+                values.append(rest.pop(0))
+        if not values:
+            raise SettingsError(f"{field.flag}: expected {field.expected()}; got nothing")
+        self.out += [f"{field.flag}={v}" for v in values]
+
+    def _alias(self, name: str, alias: Alias, value: str | None, rest: list[str]) -> None:
+        target = "--" + alias.field.replace("_", "-")
+        if alias.value is None:
+            self._flag(target, value, rest)
+            return
+        said = _truth(name, self._bool_text(value, rest))
+        self.out.append(target if said == alias.value else f"--no-{target[2:]}")
+
+    def _bool(self, name: str, value: str | None, rest: list[str]) -> None:
+        text = self._bool_text(value, rest)
+        positive = "--" + name.removeprefix("--no-") if name not in self.bools else name
+        on = _truth(name, text) if name == positive else not _truth(name, text)
+        self.out.append(positive if on else f"--no-{positive[2:]}")
+
+    def _bool_text(self, value: str | None, rest: list[str]) -> str:
+        if value is not None:
+            return value
+        if rest and rest[0].lower() in ("true", "false"):
+            return rest.pop(0)
+        return "true"
+
+    def _sglang(self, name: str, value: str | None, rest: list[str]) -> None:
+        if value is None and rest and _is_value(rest[0]):
+            value = rest.pop(0)
+        key = name.removeprefix(SGLANG_PREFIX).replace("-", "_")
+        self.sglang[key] = True if value is None else json_or_text(value)
+
+
+def _truth(flag: str, text: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise SettingsError(f"{flag}: expected true or false; got {text!r}")
+    return words[text.lower()]
+
+
+def _is_value(token: str) -> bool:
+    """A token is a value unless it looks like a flag; `-1` and `-0.5` are numbers."""
+    return not token.startswith("-") or token[1:2].isdigit() or token[1:2] == "."

@@ -1,0 +1,55 @@
+"""What a model folder's config.json says about shapes, read without transformers."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Shapes that a layout must divide; None where the config does not say."""
+
+    heads: int | None = None
+    kv_heads: int | None = None
+    layers: int | None = None
+    context_length: int | None = None
+    vocab_size: int | None = None
+
+
+def read_model_info(path: str | None) -> ModelInfo | None:
+    """Read `<path>/config.json`; None if there is no such file (a model yet to be made, or a hub name).
+
+    Raises:
+        SettingsError: the file is there but is not a JSON object.
+    """
+    if path is None:
+        return None
+    file = Path(path).expanduser() / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--hf-checkpoint: {file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise SettingsError(f"--hf-checkpoint: {file} holds a {type(config).__name__}, expected a JSON object")
+    text = config.get("text_config")
+    merged = {**config, **text} if isinstance(text, dict) else config
+    heads = _int(merged, "num_attention_heads", "n_head")
+    return ModelInfo(
+        heads=heads,
+        kv_heads=_int(merged, "num_key_value_heads") or heads,
+        layers=_int(merged, "num_hidden_layers", "n_layer"),
+        context_length=_int(merged, "max_position_embeddings", "n_positions"),
+        vocab_size=_int(merged, "vocab_size"),
+    )
+
+
+def _int(config: dict[str, Any], *names: str) -> int | None:
+    for name in names:
+        if isinstance(value := config.get(name), int):
+            return value
+    return None

@@ -1,0 +1,59 @@
+"""Turning what pydantic found wrong into sentences that name the flag or file line, the value and what was expected."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentrl.config.fields import FieldRef
+from agentrl.errors import SettingsError
+
+
+def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
+    """The known names closest to `name`, best first; empty if none is close."""
+    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """`; did you mean a or b?`, or nothing."""
+    names = list(names)
+    return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def sentences(error: ValidationError, fields: Mapping[str, FieldRef], origins: Mapping[str, str]) -> list[str]:
+    """One sentence for each thing wrong; `origins` says where a field's value came from (a flag, a file's line)."""
+    out: list[str] = []
+    for item in error.errors(include_url=False):
+        name = str(item["loc"][0]) if item["loc"] else ""
+        field = fields.get(name)
+        message = _custom(item)
+        if field is None:
+            out.append(f"{name}: {message}" if name else message)
+            continue
+        where = origins.get(name) or field.flag
+        if item["type"] in ("value_error", "assertion_error"):
+            sentence = f"{where}: {message}"
+        else:
+            inside = "".join(f"[{part!r}]" for part in item["loc"][1:] if not _is_type_tag(part))
+            sentence = f"{where}: expected {field.expected()}; got {item['input']!r}"
+            sentence += f" at {inside} ({message})" if inside else ""
+        if sentence not in out:
+            out.append(sentence)
+    return out
+
+
+def one_error(problems: list[str]) -> SettingsError:
+    """All problems as one error: the single sentence, or a list of them."""
+    if len(problems) == 1:
+        return SettingsError(problems[0])
+    return SettingsError(f"{len(problems)} settings need attention:\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+def _custom(item: Any) -> str:
+    return str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+
+
+def _is_type_tag(part: Any) -> bool:
+    """Pydantic puts a union member's type name into the location; people do not need it."""
+    return isinstance(part, str) and (part in ("int", "float", "str", "bool") or "[" in part)

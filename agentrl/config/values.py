@@ -1,0 +1,86 @@
+"""Command-line text to the plain value that a field's pydantic type then checks.
+
+Scalars stay text (pydantic converts and judges them); only containers and unions need a shape first:
+
+1. a list is a repeated flag, or one JSON list;
+2. a mapping is `key=value` (repeatable), or one JSON object;
+3. `none` is None where the field allows it and is not plain text;
+4. a union of text and something else takes the JSON reading if there is one.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.config.fields import FieldRef
+from agentrl.errors import SettingsError
+
+
+def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
+    """The value that the flag's occurrences mean.
+
+    Raises:
+        SettingsError: the text has not the container's shape; names the flag, the value, what was expected.
+    """
+    if field.is_mapping:
+        return _mapping(field, texts)
+    if field.is_sequence:
+        return _sequence(field, texts)
+    return _scalar(field, texts[-1])
+
+
+def _mapping(field: FieldRef, texts: Sequence[str]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for text in texts:
+        if text.lstrip().startswith("{"):
+            out.update(_json(field, text))
+            continue
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"{field.flag}: expected {field.expected()}; got {text!r}")
+        out[key.strip()] = json_or_text(value)
+    return out
+
+
+def _sequence(field: FieldRef, texts: Sequence[str]) -> list[Any] | None:
+    if field.optional and list(texts) == ["none"]:
+        return None
+    out: list[Any] = []
+    for text in texts:
+        if text.lstrip().startswith("["):
+            out.extend(_json(field, text))
+        else:
+            out.append(text)
+    return out
+
+
+def _scalar(field: FieldRef, text: str) -> Any:
+    if field.choices:
+        return _choice(field, text)
+    if str in field.members and len(field.members) == 1:
+        return text
+    if field.optional and text.lower() in ("none", "null"):
+        return None
+    return json_or_text(text) if len(field.members) > 1 or field.members == (Any,) else text
+
+
+def _choice(field: FieldRef, text: str) -> Any:
+    for choice in field.choices:
+        if str(choice) == text:
+            return choice
+    return None if field.optional and text == "none" else text
+
+
+def _json(field: FieldRef, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"{field.flag}: not valid JSON ({error}); got {text!r}") from error
+
+
+def json_or_text(text: str) -> Any:
+    """`8` is 8, `true` is True, `[1, 2]` a list; anything that is not JSON stays text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,32 @@
+"""What a run writes down about itself, and where."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.settings import Settings
+
+
+class ObservabilitySettings(Settings):
+    """Metrics, progress, dumps and the folder that holds them."""
+
+    output_dir: str = Field("runs/latest", min_length=1, description="Folder for everything this run writes.")
+    progress: Literal["auto", "live", "plain", "off"] = Field(
+        "auto",
+        description="Progress on the terminal: live display, one line a step, or none; auto looks at the terminal.",
+    )
+    log_interval: int = Field(1, ge=1, description="Write metrics to the sinks every so many steps.")
+    use_tensorboard: bool = Field(True, description="Write TensorBoard event files.")
+    tensorboard_dir: str | None = Field(
+        None, description="Folder for event files; <output-dir>/tensorboard if not given."
+    )
+    use_wandb: bool = Field(False, description="Send metrics to Weights & Biases (needs the wandb extra).")
+    wandb_project: str = Field("agentrl", description="Weights & Biases project.")
+    wandb_group: str | None = Field(None, description="Weights & Biases group of runs.")
+    wandb_name: str | None = Field(None, description="Weights & Biases name of this run.")
+    save_debug_rollout_data: str | None = Field(
+        None, description="File to dump each rollout's samples to; {rollout_id} in it is filled in."
+    )
+    dump_details: str | None = Field(
+        None, description="Folder for details of every step: samples, batches and per-token values."
+    )
