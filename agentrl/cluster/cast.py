@@ -1,0 +1,100 @@
+"""Everyone on stage: placement, engines, rollout worker and trainer, started side by side and stopped together."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from agentrl.cluster.engines import EngineGroup
+from agentrl.cluster.folder import RunFolder
+from agentrl.cluster.rollouts import RolloutWorker
+from agentrl.cluster.runtime import ray_runtime, wait, worker_environment
+from agentrl.cluster.trainers import TrainGroup
+from agentrl.cluster.weights import WeightSync
+from agentrl.config import RunSettings
+from agentrl.errors import AgentRLError, SettingsError
+
+
+class Cast:
+    """The run's processes. `worker` and `sync` are None when a dump of rollouts takes the engines' place."""
+
+    def __init__(self, settings: RunSettings, folder: RunFolder, trainers: TrainGroup) -> None:
+        self.settings, self.folder, self.trainers = settings, folder, trainers
+        self.worker: Any = None
+        self.sync: WeightSync | None = None
+
+    def ask(self, reference: Any, *, what: str, timeout: float | None = None) -> Any:
+        """Wait for the rollout worker."""
+        return wait(reference, what=what, timeout=timeout or self.settings.cluster.train_timeout)
+
+
+@contextlib.contextmanager
+def assemble(settings: RunSettings, folder: RunFolder, checkpoint: tuple[str, int] | None) -> Iterator[Cast]:
+    """Start everything; stop everything at the end, whatever ends it.
+
+    Args:
+        checkpoint: folder of the checkpoint to resume from and the last rollout that it covers.
+    """
+    engines_needed = settings.cluster.load_debug_rollout_data is None
+    own_engines = engines_needed and settings.engine.engine != "external"
+    bundles = settings.cluster.world_size + (settings.cluster.num_engines if own_engines else 0)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ray_runtime(settings.cluster, cpus=bundles + 1))
+        placement = stack.enter_context(_placed(settings, own_engines))
+        here = os.getcwd()
+        trainers = TrainGroup.create(settings, placement, here)
+        cast = Cast(settings, folder, trainers)
+        engines = None
+        engines_starting: list[Any] = []
+        if engines_needed:
+            engines = EngineGroup.create(settings, placement, settings.cluster.world_size, here, folder.logs)
+            engines_starting = engines.start()
+            stack.callback(_stop_quietly, engines)
+            cast.worker = RolloutWorker.options(  # type: ignore[attr-defined]
+                num_cpus=0, runtime_env={"env_vars": worker_environment()}
+            ).remote(settings, here, str(folder.path))
+        starting = trainers.start()
+        wait(starting, what="starting the trainer", timeout=settings.cluster.start_timeout)
+        if checkpoint is not None:
+            trainers.call("load", checkpoint[0], what="loading the checkpoint")
+        if engines is not None:
+            urls = engines.urls(engines_starting)
+            started = cast.worker.start.remote(urls, checkpoint[1] if checkpoint else None)
+            wait(started, what="starting the rollout worker", timeout=settings.cluster.start_timeout)
+            stack.callback(_close_quietly, cast.worker)
+            cast.sync = WeightSync(settings, trainers, cast.worker, len(urls), folder)
+        yield cast
+
+
+@contextlib.contextmanager
+def _placed(settings: RunSettings, own_engines: bool) -> Iterator[PlacementGroup]:
+    cuda = settings.cluster.device == "cuda"
+    bundles = [{"CPU": 1.0, **({"GPU": 1.0} if cuda else {})} for _ in range(settings.cluster.world_size)]
+    if own_engines:
+        per_engine = float(settings.cluster.rollout_num_gpus_per_engine)
+        bundles += [{"CPU": 1.0, **({"GPU": per_engine} if cuda else {})} for _ in range(settings.cluster.num_engines)]
+    placement = placement_group(bundles, strategy="PACK")
+    try:
+        if not placement.wait(settings.cluster.start_timeout if settings.cluster.ray_address else 60):
+            raise SettingsError(
+                f"the cluster has no room for {len(bundles)} processes ({bundles}); it has {ray.available_resources()}; "
+                "lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a larger cluster"
+            )
+        yield placement
+    finally:
+        remove_placement_group(placement)
+
+
+def _close_quietly(worker: Any) -> None:
+    """Close the worker; one that is already dead has nothing left to close."""
+    with contextlib.suppress(AgentRLError):
+        wait(worker.close.remote(), what="closing the rollout worker", timeout=15)
+
+
+def _stop_quietly(engines: EngineGroup) -> None:
+    """Stop the engines; those that are already dead are stopped."""
+    with contextlib.suppress(AgentRLError):
+        engines.stop()

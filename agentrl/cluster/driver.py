@@ -1,0 +1,132 @@
+"""The run's driver: generate, train, record, send weights, until the planned rollout.
+
+The order of the records makes every moment safe to be killed at: the ledger says `trained` before the checkpoint
+that contains the step is written, and a resume takes back what no checkpoint proves.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from agentrl.buffer import load_rollout
+from agentrl.cluster.cast import Cast, assemble
+from agentrl.cluster.devices import resolve_device
+from agentrl.cluster.folder import RunFolder
+from agentrl.config import RunSettings
+from agentrl.errors import DataError
+from agentrl.observability.metrics import MetricsLogger
+from agentrl.observability.progress import Progress
+from agentrl.train.batch import TrainBatch
+from agentrl.train.megatron.checkpoint import latest
+
+
+def train(settings: RunSettings) -> int:
+    """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code."""
+    settings = resolve_device(settings.check_complete("train"))
+    folder = RunFolder.open(settings)
+    found = latest(folder.load)
+    checkpoint = None if found is None else (str(found.path), found.step)
+    first = 0 if checkpoint is None else checkpoint[1] + 1
+    with (
+        MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
+        Progress(settings.observability, total=settings.rollout.num_rollout, done=first) as progress,
+    ):
+        progress.phase("starting Ray, the trainer and the engines")
+        with assemble(settings, folder, checkpoint) as cast:
+            TrainLoop(cast, logger, progress).run(first)
+    return 0
+
+
+class TrainLoop:
+    """The synchronous loop: one rollout, then its optimizer steps, then the next."""
+
+    def __init__(self, cast: Cast, logger: MetricsLogger, progress: Progress) -> None:
+        self.cast, self.logger, self.progress = cast, logger, progress
+        self.settings = cast.settings
+
+    def run(self, first: int) -> None:
+        """From rollout `first` to the planned end, or to the end of the data."""
+        settings, last = self.settings, self.settings.rollout.num_rollout - 1
+        self._send_weights(first)
+        if first == 0 and settings.rollout.eval_before_train:
+            self._evaluate(-1)
+        covered = first - 1
+        for rollout_id in range(first, last + 1):
+            if not self._rollout(rollout_id):
+                break
+            if _due(settings.train.save_interval, rollout_id):
+                self._checkpoint(rollout_id)
+                covered = rollout_id
+            if _due(settings.cluster.update_weights_interval, rollout_id) or rollout_id == last:
+                self._send_weights(rollout_id + 1)
+            if _due(settings.rollout.eval_interval, rollout_id):
+                self._evaluate(rollout_id)
+            done = rollout_id
+        else:
+            done = last
+        if first <= last and covered < done:
+            self._checkpoint(done)
+        self.progress.phase("writing the model")
+        self.cast.trainers.call("save_hf", str(self.cast.folder.model), what="writing the model")
+
+    def _rollout(self, rollout_id: int) -> bool:
+        """One rollout and its training; False when the data has come to its end."""
+        started = time.monotonic()
+        self.progress.phase(f"rollout {rollout_id}: generating")
+        batch, info = self._generate(rollout_id)
+        if info["ended"]:
+            return False
+        self.progress.phase(f"rollout {rollout_id}: training")
+        trained_at = time.monotonic()
+        steps = rollout_id * self.settings.train.num_steps_per_rollout
+        metrics = self.cast.trainers.call("train", batch, steps, what=f"the training of rollout {rollout_id}")
+        if self.cast.worker is not None:
+            record = self.cast.worker.trained.remote(info["group_ids"], rollout_id)
+            self.cast.ask(record, what="recording the training")
+        now = time.monotonic()
+        times = {"perf/train_seconds": now - trained_at, "perf/step_seconds": now - started}
+        self._log(rollout_id, {**info["metrics"], **{f"train/{k}": v for k, v in metrics.items()}, **times})
+        return True
+
+    def _generate(self, rollout_id: int) -> tuple[Any, dict[str, Any]]:
+        if self.cast.worker is None:
+            return self._load_dump(rollout_id)
+        batch, info = self.cast.worker.generate.remote(rollout_id)
+        return batch, self.cast.ask(info, what=f"generating rollout {rollout_id}")
+
+    def _load_dump(self, rollout_id: int) -> tuple[TrainBatch, dict[str, Any]]:
+        template = self.settings.cluster.load_debug_rollout_data
+        assert template is not None
+        groups = load_rollout(template, rollout_id)
+        if not groups:
+            raise DataError(f"--load-debug-rollout-data {template}: rollout {rollout_id} holds no groups")
+        supervised = self.settings.algorithm.loss_type == "sft_loss"
+        batch = TrainBatch.from_samples(groups, self.settings.rollout.reward_key, supervised=supervised)
+        return batch, {"group_ids": [], "metrics": {}, "ended": False}
+
+    def _checkpoint(self, rollout_id: int) -> None:
+        self.progress.phase(f"rollout {rollout_id}: saving")
+        path: Path = self.cast.folder.checkpoint(rollout_id)
+        self.cast.trainers.call("save", str(path), rollout_id, what="saving the checkpoint")
+        if self.cast.worker is not None:
+            self.cast.ask(self.cast.worker.checkpointed.remote(rollout_id), what="recording the checkpoint")
+
+    def _send_weights(self, version: int) -> None:
+        if self.cast.sync is not None:
+            self.progress.phase("sending weights")
+            self.cast.sync.send(version)
+
+    def _evaluate(self, rollout_id: int) -> None:
+        if self.cast.worker is None or not self.settings.rollout.eval_prompt_data:
+            return
+        self.progress.phase("evaluating")
+        metrics = self.cast.ask(self.cast.worker.evaluate.remote(rollout_id + 1), what="evaluating")
+        self._log(rollout_id, metrics)
+
+    def _log(self, rollout_id: int, metrics: dict[str, float]) -> None:
+        self.logger.log(rollout_id, metrics)
+        self.progress.step(rollout_id, metrics)
+
+
+def _due(interval: int | None, rollout_id: int) -> bool:
+    return interval is not None and (rollout_id + 1) % interval == 0
