@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from agentrl.buffer.data import PromptData, PromptRow
     from agentrl.buffer.dump import load_rollout, save_rollout
     from agentrl.buffer.feed import GroupFeed
-    from agentrl.buffer.ledger import CompletedGroup, Lease, Ledger, Recovery, State
+    from agentrl.buffer.ledger import Ledger
     from agentrl.buffer.order import Place, PromptOrder, permute
     from agentrl.buffer.plugin import load_source
+    from agentrl.buffer.records import CompletedGroup, Lease, Recovery, State
     from agentrl.buffer.settings import BufferSettings
     from agentrl.buffer.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
 
@@ -28,11 +29,11 @@ _HOME = {
     "load_rollout": "dump",
     "save_rollout": "dump",
     "GroupFeed": "feed",
-    "CompletedGroup": "ledger",
-    "Lease": "ledger",
+    "CompletedGroup": "records",
+    "Lease": "records",
     "Ledger": "ledger",
-    "Recovery": "ledger",
-    "State": "ledger",
+    "Recovery": "records",
+    "State": "records",
     "Place": "order",
     "PromptOrder": "order",
     "permute": "order",

@@ -4,7 +4,9 @@
    `complete`, `drop` or `release`, by id.
 2. Prompts of the built-in source are rebuilt from the ledger's row. Groups of a user's source are stored when leased,
    so that a killed run gives the same prompts again whatever that source remembers.
-3. `batch`, `trained` and `checkpointed` drive the training side; the steps are rollout numbers from 0.
+3. The ledger is the buffer: groups given back wait in it, and the buffer filter chooses among them. A source with
+   `get_samples` or `add_samples` of its own is shown every completed group by `add_samples`.
+4. `batch`, `trained` and `checkpointed` drive the training side; the steps are rollout numbers from 0.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agentrl.buffer.ledger import CompletedGroup, Lease, Ledger, Recovery
+from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.order import Place
+from agentrl.buffer.records import CompletedGroup, Lease, Recovery
 from agentrl.buffer.source import (
+    BufferFilter,
     DataSource,
     Group,
     RolloutDataSource,
+    RolloutDataSourceWithBuffer,
     load_buffer_filter,
     number_group,
     take_from_buffer,
@@ -42,12 +47,9 @@ class GroupFeed:
 
     def __init__(self, source: DataSource, ledger: Ledger, args: Any, checkpoint_step: int | None = None) -> None:
         self.source, self.ledger, self.args = source, ledger, args
-        path: str | None = getattr(args, "buffer_filter_path", None)
-        self._filter = load_buffer_filter(path) if path else None
-        # A subclass that draws its own samples is asked for them; the plain class is a function of the position.
-        self._placed = (
-            source if isinstance(source, RolloutDataSource) and _draws_like(source, RolloutDataSource) else None
-        )
+        self._filter = _filter_of(source, args)
+        # A source that draws in its own way is asked for samples; the built-in draw is a function of the position.
+        self._placed = source if isinstance(source, RolloutDataSource) and _draws_as_built_in(source) else None
         if self._placed is not None:
             ledger.bind(self._placed.identity())
         self.recovery: Recovery = ledger.recover(checkpoint_step)
@@ -131,5 +133,15 @@ class GroupFeed:
         self.ledger.checkpointed(step)
 
 
-def _draws_like(source: RolloutDataSource, base: type[RolloutDataSource]) -> bool:
-    return type(source).get_samples is base.get_samples and type(source).add_samples is base.add_samples
+def _draws_as_built_in(source: RolloutDataSource) -> bool:
+    kind = type(source)
+    bases = (RolloutDataSource, RolloutDataSourceWithBuffer)
+    return any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in bases)
+
+
+def _filter_of(source: DataSource, args: Any) -> BufferFilter | None:
+    """The choice among groups given back; None is the plain one, lowest number first."""
+    if isinstance(source, RolloutDataSourceWithBuffer):
+        return source.buffer_filter
+    path: str | None = getattr(args, "buffer_filter_path", None)
+    return load_buffer_filter(path) if path else None

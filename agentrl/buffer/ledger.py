@@ -18,85 +18,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import orjson
 
 from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.buffer.order import Place
+from agentrl.buffer.records import MOVES, CompletedGroup, Lease, Recovery, State
 from agentrl.buffer.store import Store
 from agentrl.errors import LedgerError
 from agentrl.sample import Sample
 
-
-class State(StrEnum):
-    """Where a group is."""
-
-    WAITING = "waiting"
-    """Made, given back, and not leased: it is leased again before any new prompt."""
-    LEASED = "leased"
-    """Handed to the rollout loop."""
-    RUNNING = "running"
-    """Being generated."""
-    COMPLETED = "completed"
-    """Its samples are stored and wait to be trained."""
-    TRAINED = "trained"
-    """An optimiser step used it."""
-    DROPPED = "dropped"
-    """It will never be trained; the reason says why."""
-
-
-MOVES: Mapping[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.LEASED, State.DROPPED}),
-    State.LEASED: frozenset({State.RUNNING, State.COMPLETED, State.WAITING, State.DROPPED}),
-    State.RUNNING: frozenset({State.COMPLETED, State.WAITING, State.DROPPED}),
-    State.COMPLETED: frozenset({State.TRAINED, State.DROPPED}),
-    State.TRAINED: frozenset(),
-    State.DROPPED: frozenset(),
-}
-"""The legal moves outside `recover`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A group to generate: its prompt's place, and how often it was leased (1 the first time).
-
-    `start` holds the samples to start from when they cannot be rebuilt from the prompt's place.
-    """
-
-    group_id: int
-    epoch: int
-    prompt_index: int | None
-    step: int
-    attempts: int
-    start: list[Sample] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedGroup:
-    """A finished group: its samples and the rollout step that it was leased for."""
-
-    group_id: int
-    step: int
-    samples: list[Sample]
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What `recover` changed, in group ids."""
-
-    checkpoint_step: int
-    replayed: tuple[int, ...]
-    """Trained after the checkpoint; their stored samples will be trained again at the same steps."""
-    remade: tuple[int, ...]
-    """Trained after the checkpoint, samples pruned: leased again."""
-    released: tuple[int, ...]
-    """Leased or running when the run stopped: leased again."""
-    proved: tuple[int, ...]
-    """Trained by the checkpoint's own evidence although the run stopped before it could write so."""
+if TYPE_CHECKING:
+    from agentrl.buffer.audit import LedgerAudit
 
 
 class Ledger:
@@ -259,6 +194,12 @@ class Ledger:
             seq = self._move(db, group_id, State.COMPLETED)
             db.execute("UPDATE groups SET completed=? WHERE group_id=?", (seq, group_id))
             db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?)", (group_id, data))
+            # A partial rollout is of no more use; a user's prompt stays, for a group that has to be made again.
+            db.execute(
+                "DELETE FROM starts WHERE group_id IN "
+                "(SELECT group_id FROM groups WHERE group_id=? AND prompt_index IS NOT NULL)",
+                (group_id,),
+            )
 
     def release(self, group_id: int, reason: str, samples: Sequence[Sample] | None = None) -> None:
         """leased or running -> waiting, to be leased again; `samples` are kept to start from (a partial rollout)."""
@@ -405,6 +346,13 @@ class Ledger:
     def __len__(self) -> int:
         """Number of groups ever made: the position in the prompt data."""
         return sum(self.counts().values())
+
+    def audit(self, *, through_step: int | None = None, groups_per_step: int | None = None) -> LedgerAudit:
+        """Replay the whole history and check it (see `agentrl.buffer.audit.audit_ledger`)."""
+        from agentrl.buffer.audit import audit_open
+
+        with self._store.transaction() as db:
+            return audit_open(db, through_step=through_step, groups_per_step=groups_per_step)
 
     # ---- the parts of a transition ------------------------------------------------------------------------
 
