@@ -98,6 +98,10 @@ def test_first_fit_decreasing_keeps_its_bound(sizes: list[int], capacity: int) -
     assert len(bins) - above <= max(1, 2 * sum(fitting) / capacity + 1)
 
 
+def test_bins_may_be_exactly_full() -> None:
+    assert first_fit_decreasing([0, 1, 2], [3, 5, 2], 5) == [[1], [0, 2]]
+
+
 def test_a_long_sample_goes_alone() -> None:
     made = make_plan([10, 500, 20], 1, max_tokens=64)
     assert (1,) in made.ranks[0]
