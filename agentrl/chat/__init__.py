@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentrl.chat.chat import Chat, HistoryPolicy
     from agentrl.chat.messages import ParsedTurn, ToolCall, ToolSchema, normalise_messages, normalise_tools
     from agentrl.chat.parsers import FAMILIES, REASONING, TurnParser, make_parser
-    from agentrl.chat.report import Boundary, TemplateReport, Verdict
+    from agentrl.chat.report import Boundary, TemplateReport, Thought, Verdict
     from agentrl.chat.session import ChatSession, Delta
 
 _HOMES = {
@@ -31,6 +31,7 @@ _HOMES = {
     "make_parser": "agentrl.chat.parsers",
     "Boundary": "agentrl.chat.report",
     "TemplateReport": "agentrl.chat.report",
+    "Thought": "agentrl.chat.report",
     "Verdict": "agentrl.chat.report",
     "ChatSession": "agentrl.chat.session",
     "Delta": "agentrl.chat.session",
@@ -46,6 +47,7 @@ __all__ = [
     "HistoryPolicy",
     "ParsedTurn",
     "TemplateReport",
+    "Thought",
     "ToolCall",
     "ToolSchema",
     "TurnParser",

@@ -16,7 +16,7 @@ from agentrl.chat.encoding import Codec, SafeEncoder
 from agentrl.chat.messages import ParsedTurn, normalise_messages, normalise_tools
 from agentrl.chat.parsers import make_parser
 from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
-from agentrl.chat.report import TemplateReport
+from agentrl.chat.report import TemplateReport, Thought
 from agentrl.chat.session import ChatSession
 from agentrl.chat.template import Template
 from agentrl.errors import SettingsError, TemplateError
@@ -129,6 +129,13 @@ class Chat:
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ParsedTurn:
         """Parse one model turn's text (end token removed)."""
         return self.turn_parser.parse(text, tools)
+
+    def thought(self, parsed: ParsedTurn, text: str) -> Thought:
+        """What a turn does about reasoning: templates treat an empty block otherwise than none."""
+        if parsed.reasoning is not None:
+            return Thought.WITH
+        tags = self.turn_parser.tags
+        return Thought.EMPTY if tags is not None and tags.close in text else Thought.WITHOUT
 
     def encode(self, text: str) -> list[int]:
         """The tokenizer's ids of trusted text: control strings become control tokens."""

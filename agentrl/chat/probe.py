@@ -2,7 +2,7 @@
 
 1. `probe` answers with a `TemplateReport`; the same template, tokenizer, arguments and stops are probed once a process.
 2. A boundary's verdict compares `prompt ids + completion ids + delta ids` with the ids of the template's own full
-   rendering, where the completion is what the template writes for that turn.
+   rendering, where the completion is what the template writes for that turn, with or without its reasoning block.
 3. `choose_history_kwargs` tries the arguments by which known templates keep their history.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from agentrl.chat.delta import Capabilities, DeltaRenderer
 from agentrl.chat.encoding import Codec
 from agentrl.chat.parsers import ReasoningTags
-from agentrl.chat.report import Boundary, TemplateReport, Verdict
+from agentrl.chat.report import Boundary, TemplateReport, Thought, Verdict
 from agentrl.chat.template import Template
 from agentrl.errors import TemplateError
 from agentrl.sample import Message
@@ -225,21 +225,22 @@ class _Probe:
 
     def _boundaries(self, can: Capabilities, tools: Any) -> Iterator[Boundary]:
         delta = DeltaRenderer(self.template, can, self.stops)
-        for reasoning in (False, True):
-            for name, history, new in _cases(can, reasoning):
-                verdict, detail = self._judge(delta, history, new, tools)
-                yield Boundary(name, new[0]["role"], reasoning, verdict, detail)
+        for thought in Thought:
+            for name, history, new in _cases(can, thought is Thought.WITH):
+                judged = self._judge(delta, _Case(history, new, tools, thought, can.reasoning))
+                if judged is not None:
+                    yield Boundary(name, new[0]["role"], thought, *judged)
 
-    def _judge(
-        self, delta: DeltaRenderer, history: list[Message], new: list[Message], tools: Any
-    ) -> tuple[Verdict, str]:
+    def _judge(self, delta: DeltaRenderer, case: _Case) -> tuple[Verdict, str] | None:
         try:
-            tail = delta.text(history[-1].get("tool_calls", ()), new)
-            truth = self.template.render([*history, *new], tools)
-            prompt = self.template.render(history[:-1], tools)
-            completion = self._completion(prompt, history, tools, tail)
+            tail = delta.text(case.history[-1].get("tool_calls", ()), case.new)
+            truth = self.template.render([*case.history, *case.new], case.tools)
+            prompt = self.template.render(case.history[:-1], case.tools)
+            completion = self._completion(prompt, case, tail)
         except TemplateError as error:
             return Verdict.REFUSED, str(error)[-80:]
+        if completion is None:
+            return None
         tail_ids, truth_ids, stop = self.codec.encode(tail), self.codec.encode(truth), self._leading_stop(tail)
         if stop and completion.endswith(stop):
             tail, tail_ids = tail[len(stop) :], tail_ids[1:]
@@ -247,25 +248,53 @@ class _Probe:
             return Verdict.DELTA_DIFFERS, f"{tail[:40]!r} against {truth[len(truth) - len(tail) :][:40]!r}"
         if self.codec.encode(prompt) + self.codec.encode(completion) + tail_ids == truth_ids:
             return Verdict.EXACT, ""
-        grown = prompt + completion + tail
-        if grown == truth:
-            return Verdict.MERGES, ""
-        if lost := sorted({r for r in re.findall(r"zqReason\dzq", grown) if r not in truth}):
-            return Verdict.REASONING_DROPPED, f"of {len(lost)} earlier turns" if len(lost) > 1 else ""
-        at = _common(grown, truth)
-        return Verdict.REWRITTEN, f"{grown[max(0, at - 8) : at + 22]!r} becomes {truth[max(0, at - 8) : at + 22]!r}"
+        return _difference(prompt + completion + tail, truth)
 
-    def _completion(self, prompt: str, history: list[Message], tools: Any, tail: str) -> str:
-        """What the model writes for the last turn: the template's own text of it, through the stop token."""
-        written = self.template.render(history, tools, generation_prompt=False)
+    def _completion(self, prompt: str, case: _Case, tail: str) -> str | None:
+        """What the model writes for the last turn: the template's own text of it, through the stop token.
+
+        None where this kind of turn cannot be: no reasoning tags, or a generation prompt that opens the block.
+        """
+        written = self.template.render(case.history, case.tools, generation_prompt=False)
         body = written[_common(prompt, written) :]
         stop = re.search("|".join(map(re.escape, self.stops)), body) if self.stops else None
-        if stop:
-            return body[: stop.end()]
-        return body + (self._leading_stop(tail) or "")
+        body = body[: stop.end()] if stop else body + (self._leading_stop(tail) or "")
+        return self._think(body, case, opened=self._opens(prompt))
+
+    def _think(self, body: str, case: _Case, *, opened: bool) -> str | None:
+        if self.tags is None:
+            return body if case.thought is Thought.WITHOUT or (case.thought is Thought.WITH and case.rendered) else None
+        block = re.match(rf"\s*{re.escape(self.tags.open)}\s*{re.escape(self.tags.close)}\s*", body)
+        if case.thought is Thought.WITHOUT:
+            return None if opened else body[block.end() :] if block else body
+        if case.thought is Thought.EMPTY:
+            return body if block or opened else None
+        if case.rendered:
+            return body
+        return f"{'' if opened else self.tags.open}zqReason0zq{self.tags.close}\n\n{body}"
 
     def _leading_stop(self, tail: str) -> str | None:
         return next((stop for stop in self.stops if tail.startswith(stop)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A boundary to judge: history ending with a model turn, the answer to it, and whether reasoning is rendered."""
+
+    history: list[Message]
+    new: list[Message]
+    tools: Any
+    thought: Thought
+    rendered: bool
+
+
+def _difference(grown: str, truth: str) -> tuple[Verdict, str]:
+    if grown == truth:
+        return Verdict.MERGES, ""
+    if lost := sorted({r for r in re.findall(r"zqReason\dzq", grown) if r not in truth}):
+        return Verdict.REASONING_DROPPED, f"of {len(lost)} earlier turns" if len(lost) > 1 else ""
+    at = _common(grown, truth)
+    return Verdict.REWRITTEN, f"{grown[max(0, at - 8) : at + 22]!r} becomes {truth[max(0, at - 8) : at + 22]!r}"
 
 
 def _cases(can: Capabilities, reasoning: bool) -> Iterator[tuple[str, list[Message], list[Message]]]:

@@ -38,16 +38,24 @@ class Verdict(StrEnum):
         return self in (Verdict.REASONING_DROPPED, Verdict.REWRITTEN)
 
 
+class Thought(StrEnum):
+    """What a model turn does about reasoning; templates treat the three differently."""
+
+    WITH = "with reasoning"
+    EMPTY = "with an empty block"
+    WITHOUT = "without reasoning"
+
+
 _ORDER = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One probed case: the kind of history, who speaks next, whether the turns had reasoning, and what came out."""
+    """One probed case: the kind of history, who speaks next, what the turns thought, and what came out."""
 
     name: str
     next_role: str
-    reasoning: bool
+    thought: Thought
     verdict: Verdict
     detail: str = ""
 
@@ -82,16 +90,19 @@ class TemplateReport:
     merges_with: tuple[str, ...]
     boundaries: tuple[Boundary, ...]
 
-    def predict(self, next_role: str, reasoning: Iterable[bool]) -> Verdict:
+    def predict(self, next_role: str, thoughts: Iterable[Thought] = Thought) -> Verdict:
         """The worst verdict for a boundary before `next_role` ("tool", else a user).
 
         Args:
-            reasoning: whether the conversation has turns with (True) and without (False) reasoning; empty is both.
+            thoughts: the kinds of turns that the model has written so far.
         """
-        kinds = set(reasoning) or {True, False}
         role = "tool" if next_role == "tool" else "user"
-        found = [b.verdict for b in self.boundaries if b.next_role == role and b.reasoning in kinds]
-        return max(found, key=_ORDER.__getitem__, default=Verdict.REFUSED)
+        return max((self._worst(role, thought) for thought in thoughts), key=_ORDER.__getitem__)
+
+    def _worst(self, role: str, thought: Thought) -> Verdict:
+        found = [b.verdict for b in self.boundaries if b.next_role == role and b.thought is thought]
+        unprobed = Verdict.REFUSED if role == "tool" and not self.can.tool_messages else Verdict.REWRITTEN
+        return max(found, key=_ORDER.__getitem__, default=unprobed)
 
     @property
     def exact_count(self) -> int:
@@ -133,6 +144,5 @@ class TemplateReport:
         ]
         lines = [f"{name:20} {value}" for name, value in rows]
         for b in self.boundaries:
-            case = f"{b.name}, {'with' if b.reasoning else 'without'} reasoning"
-            lines.append(f"  {case:46} {b.verdict}" + (f": {b.detail}" if b.detail else ""))
+            lines.append(f"  {b.name:30} {b.thought:20} {b.verdict}" + (f": {b.detail}" if b.detail else ""))
         return "\n".join([*lines, *(f"note: {note}" for note in self.warnings())])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.messages import ParsedTurn, ToolCall, normalise_messages, normalise_tools
+from agentrl.chat.report import Thought, Verdict
 from agentrl.errors import TemplateError
 from agentrl.sample import Message
 
@@ -30,12 +31,14 @@ class Delta:
     Attributes:
         close: ids that end the turn where the model did not (loss mask 0, `Origin.CLOSE`).
         env: ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`).
+        verdict: what the template's own full rendering would make of this boundary.
         notes: what was out of the ordinary, one short sentence each.
         restart: under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty.
     """
 
     close: list[int] = field(default_factory=list)
     env: list[int] = field(default_factory=list)
+    verdict: Verdict = Verdict.EXACT
     notes: tuple[str, ...] = ()
     restart: list[int] | None = None
 
@@ -58,7 +61,7 @@ class ChatSession:
         self._chat = chat
         self._messages = normalise_messages(messages)
         self._tools = normalise_tools(tools)
-        self._reasoning: set[bool] = set()
+        self._thoughts: set[Thought] = set()
         self._calls_made = 0
         self._turn: _Turn | None = None
         self.prompt_ids: list[int] = chat.render_ids(self._messages, self._tools)
@@ -94,7 +97,7 @@ class ChatSession:
             text = self._chat.decode(ids if stop_at is None else ids[:stop_at])
         parsed = self._chat.turn_parser.parse(text, self._tools, first_call=self._calls_made + 1)
         self._calls_made += len(parsed.tool_calls)
-        self._reasoning.add(parsed.reasoning is not None)
+        self._thoughts.add(self._chat.thought(parsed, text))
         self._ids.extend(ids)
         self._messages.append(_as_message(parsed, text))
         self._turn = _Turn(ids, stop_at, parsed)
@@ -113,32 +116,30 @@ class ChatSession:
         if turn is None:
             raise TemplateError("extend was called before sampled; tell the session first what the model wrote")
         new = _name_results(normalise_messages(messages), turn.parsed.tool_calls)
-        verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._reasoning)
+        verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts)
         if verdict.rewrites and self._chat.history_policy == "fail":
             raise TemplateError(
                 f"the chat template would rewrite history here ({verdict}) and --history-policy is 'fail'; "
                 "choose 'keep' or 'split', or another --chat-template"
             )
-        notes = []
         if verdict.rewrites and self._chat.history_policy == "split":
-            delta = self._restart(new, f"{verdict}: split into a new sample")
+            delta = self._restart(new, verdict)
         else:
-            if verdict.rewrites:
-                notes.append(f"history kept as sampled ({verdict} in the template's own rendering)")
-            delta = self._append(turn, new, notes)
+            delta = self._append(turn, new, verdict)
         self._messages += new
         self._turn = None
         return delta
 
-    def _restart(self, new: list[Message], note: str) -> Delta:
+    def _restart(self, new: list[Message], verdict: Verdict) -> Delta:
         ids = self._chat.render_ids([*self._messages, *new], self._tools)
         self.prompt_ids = ids
         self._ids = array("q", ids)
-        return Delta(notes=(note,), restart=list(ids))
+        self._thoughts.clear()
+        return Delta(verdict=verdict, notes=("split into a new sample",), restart=list(ids))
 
-    def _append(self, turn: _Turn, new: list[Message], notes: list[str]) -> Delta:
+    def _append(self, turn: _Turn, new: list[Message], verdict: Verdict) -> Delta:
+        notes: list[str] = []
         env = self._chat.delta_ids(_calls_for(turn.parsed.tool_calls, new), new)
-        close: list[int] = []
         if turn.stop_at is None:
             close, env = self._close_cut_turn(turn, env, notes)
         else:
@@ -149,7 +150,7 @@ class ChatSession:
                     env = env[len(after) :]
         self._ids.extend(close)
         self._ids.extend(env)
-        return Delta(close, env, tuple(notes))
+        return Delta(close, env, verdict, tuple(notes))
 
     def _close_cut_turn(self, turn: _Turn, env: list[int], notes: list[str]) -> tuple[list[int], list[int]]:
         """The turn has no end token (length limit, stop string): close reasoning and turn as context."""
