@@ -1,0 +1,338 @@
+"""The continuous-batching state machine: admit, plan one packed forward pass, sample, finish.
+
+1. Not thread-safe and without any I/O: one thread owns an `Engine` and calls `step()` until it answers False.
+2. A `Job` is one sequence: `on_token` is called after each of its tokens but the last, `on_finish` once.
+3. KV of finished sequences stays in their slots as prefix cache: a conversation that goes on extends its slot in place,
+   a request that shares a prefix copies it. Requests that share a prompt still being read wait for it.
+4. A weight update starts a new epoch. Cached prefixes of older epochs are never reused; sequences that are running keep
+   their old KV, and every token is stamped with the weight version that sampled it.
+5. Exclusive actions (weight updates) run between steps, when nothing runs or generation is paused; nothing is admitted
+   while one waits.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, chunk_mask
+from agentrl.engine.embedded.job import Ids, Job, TopEntry
+from agentrl.engine.embedded.sampling import adjust, choose
+from agentrl.engine.embedded.stopping import ABORTED
+
+PauseMode = Literal["abort", "in_place", "retract"]
+WORTH_WAITING = 32
+"""A request waits for another one's prefill when that saves it more than this many tokens."""
+LEAST_PREFILL = 32
+"""Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
+WORTH_EXTENDING = 0.5
+"""A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
+
+
+@dataclass
+class _Slot:
+    tokens: Ids
+    count: int = 0
+    epoch: int = -1
+    used: int = 0
+    job: Job | None = None
+
+
+class Engine:
+    """Runs jobs over a transformers causal language model whose attention is `attention.ATTENTION`."""
+
+    def __init__(self, model: Any, *, slots: int, context_length: int, chunk: int = 1024) -> None:
+        self.model = model
+        self.device: torch.device = model.device
+        self.context_length = context_length
+        self.chunk = chunk
+        self.cache = KVCache(model.config, slots, context_length, model.dtype, self.device)
+        self.slots = [_Slot(np.empty(context_length, dtype=np.int32)) for _ in range(slots)]
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self.version = "default"
+        self.epoch = 0
+        self.paused = False
+        self.generated = 0
+        self._exclusive: deque[Callable[[], None]] = deque()
+        self._clock = itertools.count(1)
+
+    # -- what the owner may ask for, between steps ---------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        if job.stop.limit <= 0 and job.want.prompt_from < 0:
+            self._finish(job, {"type": "length", "length": 0})
+        else:
+            self.waiting.append(job)
+
+    def abort(self, match: Callable[[Job], bool]) -> int:
+        """End every live job that matches, keeping what it has generated; returns how many."""
+        return self._end(match, ABORTED)
+
+    def fail(self, reason: Mapping[str, Any]) -> None:
+        """End all jobs with `reason`: the engine cannot go on."""
+        self._end(lambda _: True, reason)
+
+    def _end(self, match: Callable[[Job], bool], reason: Mapping[str, Any]) -> int:
+        victims = [job for job in (*self.running, *self.waiting) if match(job)]
+        for job in victims:
+            self._finish(job, dict(reason))
+        return len(victims)
+
+    def pause(self, mode: PauseMode) -> None:
+        self.paused = True
+        if mode == "abort":
+            self.abort(lambda _: True)
+        elif mode == "retract":
+            for job in reversed(self.running[:]):
+                self._release(job)
+                job.restart()
+                self.waiting.appendleft(job)
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def exclusive(self, action: Callable[[], None]) -> None:
+        """Run `action` as soon as no job runs or generation is paused."""
+        self._exclusive.append(action)
+
+    def weights_changed(self) -> None:
+        """Start a new epoch: prefixes cached so far are not used again."""
+        self.epoch += 1
+
+    def flush(self) -> bool:
+        """Drop all cached prefixes; False (and nothing dropped) while jobs run or, unless paused, wait."""
+        if self.running or (self.waiting and not self.paused):
+            return False
+        for slot in self.slots:
+            slot.count = 0
+        return True
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do one unit of work; False when there is none until something is asked for."""
+        if self._exclusive and (self.paused or not self.running):
+            self._exclusive.popleft()()
+            return True
+        if self.paused:
+            return False
+        if not self._exclusive:
+            self._admit()
+        if not self.running:
+            return False
+        self._forward()
+        return True
+
+    def _admit(self) -> None:
+        for job in list(self.waiting):
+            if all(slot.job is not None for slot in self.slots):
+                return
+            if job.waits_for is not None:
+                if job.waits_for.slot >= 0 and job.waits_for.filled < job.waits_until and job.waits_for.finish is None:
+                    continue
+                job.waits_for = None
+            if self._place(job):
+                self.waiting.remove(job)
+                self.running.append(job)
+
+    def _place(self, job: Job) -> bool:
+        """Find a slot; False when it is better to wait for another job's prefill."""
+        wanted = job.known[: self._reusable(job)]
+        best, hit = self._best_prefix(wanted)
+        for other in self.running:
+            if other.filled < len(other.known):
+                shared = _common(other.known, wanted)
+                if shared > hit + WORTH_WAITING and other.filled < shared:
+                    job.waits_for, job.waits_until = other, shared
+                    return False
+        target = best
+        if hit == 0 or self.slots[best].job is not None or hit < WORTH_EXTENDING * self.slots[best].count:
+            free = (i for i, slot in enumerate(self.slots) if slot.job is None)
+            target = min(free, key=lambda i: (self._usable(self.slots[i]) > 0, self.slots[i].used))
+            if hit and target != best:
+                self.cache.copy_prefix(best, target, hit)
+        slot = self.slots[target]
+        slot.tokens[:hit] = wanted[:hit]
+        slot.count, slot.epoch, slot.job = hit, self.epoch, job
+        job.slot, job.filled = target, hit
+        if job.started is None:
+            job.started, job.cached_tokens = time.monotonic(), hit
+        return True
+
+    def _reusable(self, job: Job) -> int:
+        """How many leading tokens need no logits of their own."""
+        last = len(job.known) - 1
+        return last if job.want.prompt_from < 0 or job.output else min(last, job.want.prompt_from)
+
+    def _usable(self, slot: _Slot) -> int:
+        return slot.count if slot.epoch == self.epoch else 0
+
+    def _best_prefix(self, wanted: Ids) -> tuple[int, int]:
+        best, hit = 0, 0
+        for i, slot in enumerate(self.slots):
+            count = self._usable(slot)
+            if count > hit and len(wanted) > hit and slot.tokens[hit] == wanted[hit]:
+                shared = _common(slot.tokens[:count], wanted)
+                if shared > hit:
+                    best, hit = i, shared
+        return best, hit
+
+    def _forward(self) -> None:
+        singles = sorted((j for j in self.running if j.length - j.filled == 1), key=lambda j: j.slot)
+        budget = max(self.chunk - len(singles), LEAST_PREFILL)
+        work = [(job, 1) for job in singles]
+        for job in self.running:
+            pending = job.length - job.filled
+            if pending > 1 and budget > 0:
+                count = min(pending, budget)
+                budget -= count
+                work.append((job, count))
+        keep, wanted = self._positions_to_keep(work)
+        logits = self._logits(work, len(singles), keep)
+        for job, count in work:
+            slot = self.slots[job.slot]
+            slot.tokens[job.filled : job.filled + count] = job.tokens(job.filled, job.filled + count)
+            job.filled += count
+            slot.count = job.filled
+        self._prompt_log_probs(logits, wanted)
+        self._sample(logits, [(job, row) for job, row, position in wanted if position is None])
+
+    def _positions_to_keep(self, work: list[tuple[Job, int]]) -> tuple[list[int], list[tuple[Job, int, int | None]]]:
+        """Packed positions whose logits are needed, and for each (job, row, prompt position scored or None to sample)."""
+        keep: list[int] = []
+        wanted: list[tuple[Job, int, int | None]] = []
+        offset = 0
+        for job, count in work:
+            start, end = job.filled, job.filled + count
+            if job.want.prompt_from >= 0 and not job.output:
+                for position in range(max(start, job.want.prompt_from), min(end, len(job.prompt) - 1)):
+                    wanted.append((job, len(keep), position + 1))
+                    keep.append(offset + position - start)
+            if end == job.length:
+                wanted.append((job, len(keep), None))
+                keep.append(offset + count - 1)
+            offset += count
+        return keep, wanted
+
+    def _logits(self, work: list[tuple[Job, int]], single_count: int, keep: list[int]) -> Tensor:
+        ids: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        chunks: list[Chunk] = []
+        for index, (job, count) in enumerate(work):
+            if index >= single_count:
+                mask = chunk_mask(job.filled, count, self.device)
+                chunks.append(Chunk(job.slot, job.filled, count, len(ids), mask))
+            ids += job.tokens(job.filled, job.filled + count)
+            slots += [job.slot] * count
+            positions += range(job.filled, job.filled + count)
+        place = torch.tensor(positions, device=self.device)
+        plan = Plan(
+            cache=self.cache,
+            slots=torch.tensor(slots, device=self.device),
+            positions=place,
+            singles=[(job.slot, job.filled + 1) for job, _ in work[:single_count]],
+            chunks=chunks,
+        )
+        with torch.inference_mode():
+            out = self.model(
+                input_ids=torch.tensor([ids], device=self.device),
+                position_ids=place[None],
+                use_cache=False,
+                logits_to_keep=torch.tensor(keep, dtype=torch.long, device=self.device),
+                plan=plan,
+            )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    # -- after the forward pass ----------------------------------------------------------------------------------
+
+    def _prompt_log_probs(self, logits: Tensor, wanted: Sequence[tuple[Job, int, int | None]]) -> None:
+        scored = [(job, row, position) for job, row, position in wanted if position is not None]
+        if not scored:
+            return
+        log_probs = torch.log_softmax(logits[[row for _, row, _ in scored]].float(), dim=-1)
+        tokens = torch.tensor([job.prompt[position] for job, _, position in scored], device=self.device)
+        values = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
+        for i, (job, _, _) in enumerate(scored):
+            job.input_log_probs.append(values[i])
+            if job.want.top:
+                job.input_top.append(_top(log_probs[i], job.want.top))
+            if job.want.ids:
+                job.input_ids_log_probs.append(_at(log_probs[i], job.want.ids))
+
+    def _sample(self, logits: Tensor, ready: list[tuple[Job, int]]) -> None:
+        for job, _ in [pair for pair in ready if pair[0].stop.limit <= 0]:
+            self._finish(job, {"type": "length", "length": 0})
+        ready = [pair for pair in ready if pair[0].finish is None]
+        if not ready:
+            return
+        rows = logits[[row for _, row in ready]].float()
+        jobs = [job for job, _ in ready]
+        for i, job in enumerate(jobs):
+            adjust(rows[i], job.params, job.prompt, job.output)
+            if len(job.output) < job.params.min_new_tokens and job.stop.forbidden_early:
+                rows[i, sorted(job.stop.forbidden_early)] = float("-inf")
+        choice = choose(rows, [job.params for job in jobs], [job.randomness.draw() for job in jobs])
+        picked = torch.tensor(choice.tokens, device=self.device)[:, None]
+        values = choice.log_probs.gather(1, picked)[:, 0].tolist()
+        for i, job in enumerate(jobs):
+            if job.want.top:
+                job.output_top.append(_top(choice.log_probs[i], job.want.top))
+            if job.want.ids:
+                job.output_ids_log_probs.append(_at(choice.log_probs[i], job.want.ids))
+            self._append(job, choice.tokens[i], values[i])
+
+    def _append(self, job: Job, token: int, log_prob: float) -> None:
+        count = len(job.output)
+        job.output.append(token)
+        job.log_probs.append(log_prob)
+        if job.versions and job.versions[-1][0] == self.version:
+            job.versions[-1] = (self.version, job.versions[-1][1], count + 1)
+        else:
+            job.versions.append((self.version, count, count + 1))
+        if job.first_token is None:
+            job.first_token = time.monotonic()
+        self.generated += 1
+        reason = job.stop.check(job.output)
+        if reason is not None:
+            self._finish(job, reason)
+        elif job.on_token is not None:
+            job.on_token(job)
+
+    def _finish(self, job: Job, reason: dict[str, Any]) -> None:
+        if job.slot >= 0:
+            self._release(job)
+        elif job in self.waiting:
+            self.waiting.remove(job)
+        job.finish, job.finished = reason, time.monotonic()
+        if job.on_finish is not None:
+            job.on_finish(job)
+
+    def _release(self, job: Job) -> None:
+        slot = self.slots[job.slot]
+        slot.job, slot.used = None, next(self._clock)
+        self.running.remove(job)
+
+
+def _common(a: Ids, b: Ids) -> int:
+    """Length of the common prefix."""
+    count = min(len(a), len(b))
+    differs = a[:count] != b[:count]
+    return int(differs.argmax()) if differs.any() else count
+
+
+def _top(row: Tensor, count: int) -> TopEntry:
+    values, ids = row.topk(min(count, row.shape[-1]))
+    return list(zip(values.tolist(), ids.tolist(), strict=True))
+
+
+def _at(row: Tensor, ids: tuple[int, ...]) -> TopEntry:
+    return list(zip(row[list(ids)].tolist(), ids, strict=True))

@@ -1,0 +1,90 @@
+"""Small HTTP helpers: JSON in, JSON out, errors in SGLang's shapes, and noticing that a client has gone."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentrl.engine.embedded.errors import RequestError, invalid_body
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def error_response(error: RequestError) -> Response:
+    return Json(error.body, status_code=error.status)
+
+
+def answers_errors(handler: Handler) -> Handler:
+    """Turn a handler's `RequestError` into its HTTP answer."""
+
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return error_response(error)
+
+    return wrapped
+
+
+async def json_body(request: Request) -> Any:
+    """The decoded body; raises `RequestError` when it is missing, not JSON, or not declared as JSON."""
+    raw = await request.body()
+    if not raw:
+        raise invalid_body("missing", "Field required")
+    declared = request.headers.get("content-type", "application/json")
+    if "json" not in declared:
+        raise invalid_body("dataclass_type", f"Input should be a dictionary sent as application/json, not {declared}")
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise invalid_body("json_invalid", f"JSON decode error: {error}", str(error.pos)) from None
+
+
+async def object_body(request: Request) -> dict[str, Any]:
+    body = await json_body(request)
+    if not isinstance(body, dict):
+        raise invalid_body("dict_type", "Input should be a valid dictionary")
+    return body
+
+
+def field(body: dict[str, Any], name: str, kind: type, default: Any = ...) -> Any:
+    """One field of a control body: checked type, default for null or missing; `...` means required."""
+    value = body.get(name)
+    if value is None:
+        if default is ...:
+            raise invalid_body("missing", "Field required", name)
+        return default
+    if kind is bool and value in ("yes", "no", "true", "false", 0, 1):
+        return value in ("yes", "true", 1, True)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        label = {str: "string", int: "integer", bool: "boolean", list: "list", dict: "dictionary"}[kind]
+        raise invalid_body(f"{label}_type", f"Input should be a valid {label}", name)
+    return value
+
+
+async def until_done_or_gone(request: Request, done: Callable[[], Awaitable[None]]) -> bool:
+    """Wait for `done()`; False when the client disconnects before."""
+    gone = False
+
+    async def watch(scope: anyio.CancelScope) -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            continue
+        gone = True
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, group.cancel_scope)
+        await done()
+        group.cancel_scope.cancel()
+    return not gone

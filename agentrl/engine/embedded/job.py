@@ -1,0 +1,95 @@
+"""One sequence on its way through the engine.
+
+1. The engine's thread alone writes a `Job`. Its lists only grow, so another thread may read what is there.
+2. `on_token` and `on_finish` run in the engine's thread: they must only hand over and return.
+3. A sequence is `prompt + output`; `filled` of its tokens have keys and values in `slot`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.sampling import Randomness
+from agentrl.engine.embedded.stopping import StopRules
+
+Ids = NDArray[np.int32]
+TopEntry = list[tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class LogProbOptions:
+    """Which log-probs a request wants beside those of the sampled tokens (always kept)."""
+
+    prompt_from: int = -1
+    """First prompt position whose log-prob is wanted; -1: none."""
+    top: int = 0
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(eq=False)
+class Job:
+    """One sequence, from its prompt to its end."""
+
+    rid: str
+    prompt: list[int]
+    params: SamplingParams
+    stop: StopRules
+    seed: int
+    want: LogProbOptions = field(default_factory=LogProbOptions)
+    on_finish: "Callable[[Job], None] | None" = None
+    on_token: "Callable[[Job], None] | None" = None
+
+    output: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    output_top: list[TopEntry] = field(default_factory=list)
+    output_ids_log_probs: list[TopEntry] = field(default_factory=list)
+    input_log_probs: list[float] = field(default_factory=list)
+    """Of the prompt tokens from `prompt_from + 1` on."""
+    input_top: list[TopEntry] = field(default_factory=list)
+    input_ids_log_probs: list[TopEntry] = field(default_factory=list)
+    versions: list[tuple[str, int, int]] = field(default_factory=list)
+    """(weight version, start, end) over the output."""
+    finish: dict[str, Any] | None = None
+    cached_tokens: int = 0
+    retractions: int = 0
+    created: float = field(default_factory=time.monotonic)
+    started: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    slot: int = -1
+    filled: int = 0
+    """Tokens (of prompt and output) whose KV is in the slot."""
+    known: Ids = field(init=False)
+    randomness: Randomness = field(init=False)
+    waits_for: "Job | None" = None
+    waits_until: int = 0
+
+    def __post_init__(self) -> None:
+        self.known = np.asarray(self.prompt, dtype=np.int32)
+        self.randomness = Randomness(self.seed)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Tokens `start` to `stop` of prompt and output together."""
+        base = len(self.prompt)
+        if start >= base:
+            return self.output[start - base : stop - base]
+        return self.prompt[start:stop] + self.output[: max(0, stop - base)]
+
+    def restart(self) -> None:
+        """Give up the slot: everything generated so far is read again, as part of the prompt, when a slot is free."""
+        self.retractions += 1
+        self.known = np.asarray(self.tokens(0, self.length), dtype=np.int32)
+        self.slot, self.filled = -1, 0
+        if not self.output:
+            for partial in (self.input_log_probs, self.input_top, self.input_ids_log_probs):
+                partial.clear()

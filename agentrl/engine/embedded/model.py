@@ -1,0 +1,121 @@
+"""Loading a Hugging Face folder: the model with our attention, and a light tokenizer.
+
+1. `load_model` gives a transformers causal language model on one device, in eval mode, with `attention.ATTENTION`.
+2. `Vocabulary` reads `tokenizer.json` with the `tokenizers` library (no transformers import); a folder without one is
+   served ids in, ids out: `decode` gives "" and text prompts are refused.
+3. Code from the model folder runs only with `trust_remote_code`.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.engine.embedded import attention
+from agentrl.engine.embedded.errors import refused
+from agentrl.errors import AgentRLError
+
+MEMORY_SHARE = 0.3
+"""Part of the machine's memory that KV slots may take when `--slots` is not given."""
+MOST_SLOTS = 64
+
+
+class Vocabulary:
+    """Ids and text of one model folder."""
+
+    def __init__(self, path: str, config: dict[str, Any]) -> None:
+        self.path = path
+        self.size = int(config["vocab_size"])
+        self._tokenizer: Any = None
+        file = Path(path, "tokenizer.json")
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            self._tokenizer = Tokenizer.from_file(str(file))
+        self.eos = frozenset(self._eos_ids(config))
+
+    def _eos_ids(self, config: dict[str, Any]) -> set[int]:
+        found = _as_ids(config.get("eos_token_id"))
+        found |= _as_ids(_read_json(Path(self.path, "generation_config.json")).get("eos_token_id"))
+        token = _read_json(Path(self.path, "tokenizer_config.json")).get("eos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if token and self._tokenizer is not None:
+            found |= _as_ids(self._tokenizer.token_to_id(token))
+        return found
+
+    @property
+    def has_text(self) -> bool:
+        return self._tokenizer is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Raises `RequestError` when the folder has no tokenizer."""
+        if self._tokenizer is None:
+            raise refused("this model folder has no tokenizer.json: send input_ids instead of text.")
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if self._tokenizer is None:
+            return ""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The folder's `config.json`; text settings of a composite config are lifted to the top."""
+    file = Path(path, "config.json")
+    if not file.is_file():
+        raise AgentRLError(f"expected a Hugging Face model folder with config.json, found none in {path!r}.")
+    config = _read_json(file)
+    return {**config, **config.get("text_config", {})}
+
+
+def context_length(config: dict[str, Any], asked: int | None) -> int:
+    longest = int(config.get("max_position_embeddings") or 2048)
+    if asked is not None and asked > longest:
+        raise AgentRLError(f"--context-length {asked} is more than the model's max_position_embeddings {longest}.")
+    return asked or longest
+
+
+def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -> Any:
+    """Raises `AgentRLError` for a model whose attention is not plain full causal attention."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    other = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"})
+    if other:
+        raise AgentRLError(f"the embedded engine serves full causal attention only; this model has layers of {other}.")
+    attention.register()
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        config=config,
+        dtype=getattr(torch, dtype),
+        attn_implementation=attention.ATTENTION,
+        trust_remote_code=trust_remote_code,
+    )
+    return model.to(device).eval().requires_grad_(False)
+
+
+def slots_that_fit(model: Any, length: int) -> int:
+    """How many slots of `length` tokens fit into `MEMORY_SHARE` of the device's memory, 1 to `MOST_SLOTS`."""
+    import torch
+
+    if model.device.type == "cuda":
+        memory = torch.cuda.mem_get_info(model.device)[0]
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    each = attention.slot_bytes(model.config, length, model.dtype)
+    return max(1, min(MOST_SLOTS, int(memory * MEMORY_SHARE / each)))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+def _as_ids(value: Any) -> set[int]:
+    if value is None:
+        return set()
+    return set(value) if isinstance(value, list) else {int(value)}

@@ -1,0 +1,206 @@
+"""Sampling parameters: decoded, defaulted and range-checked as SGLang does it.
+
+1. `SamplingParams.decode(mapping)` is the only way in. Unknown names, wrong types and bad ranges raise `RequestError`
+   (HTTP 400) with SGLang's wording; `null` for a field means its default.
+2. Temperature below 1e-6 becomes greedy: temperature 1, top_k 1.
+3. Grammars (json_schema, regex, ebnf, structural_tag) and beam search are not served here and are refused, not ignored.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from agentrl.engine.embedded.errors import RequestError, refused, undecodable
+
+MAX_STOP_STRINGS = 32
+GREEDY_BELOW = 1e-6
+WIRE_NAMES = (
+    "max_new_tokens",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_new_tokens",
+    "n",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+    "stream_interval",
+    "logit_bias",
+    "sampling_seed",
+    "custom_params",
+    "beam_width",
+    "watermark",
+    "choice",
+)
+UNSERVED = ("json_schema", "regex", "ebnf", "structural_tag", "beam_width", "watermark", "choice")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """One request's sampling parameters; field names are the wire's."""
+
+    max_new_tokens: int | None = 128
+    """None: as many as the context allows."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    sampling_seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def decode(cls, raw: Mapping[str, Any], *, vocab_size: int) -> "SamplingParams":
+        """Check `raw` (the wire's mapping) and fill in defaults. Raises `RequestError`."""
+        _refuse_unknown(raw)
+        given: dict[str, Any] = {}
+        for field in fields(cls):
+            value = raw.get(field.name)
+            if value is not None:
+                given[field.name] = _DECODERS[field.name](field.name, value)
+        params = cls(**given)
+        _check_ranges(params, vocab_size)
+        if params.temperature < GREEDY_BELOW:
+            params = cls(**{**given, "temperature": 1.0, "top_k": 1})
+        return params
+
+    @property
+    def greedy(self) -> bool:
+        return self.top_k == 1
+
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens of the vocabulary may be cut from the distribution."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def penalised(self) -> bool:
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
+
+
+def _refuse_unknown(raw: Mapping[str, Any]) -> None:
+    for name in raw:
+        if name not in WIRE_NAMES:
+            expected = ", ".join(f"`{known}`" for known in WIRE_NAMES)
+            raise undecodable(f"unknown field `{name}`, expected one of {expected}")
+    for name in UNSERVED:
+        if raw.get(name) is not None:
+            raise refused(f"{name} is not supported by the embedded engine: use a real SGLang server for it.")
+
+
+def _wrong_type(value: object, expected: str) -> RequestError:
+    kind = {str: "string", bool: "boolean", float: "floating point", int: "integer", list: "sequence", dict: "map"}
+    shown = f'"{value}"' if isinstance(value, str) else f"`{str(value).lower()}`"
+    name = kind.get(type(value), type(value).__name__)
+    return undecodable(
+        f"invalid type: {name if isinstance(value, list | dict) else f'{name} {shown}'}, expected {expected}"
+    )
+
+
+def _int(_: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong_type(value, "i64")
+    return value
+
+
+def _float(_: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong_type(value, "f64")
+    return value
+
+
+def _bool(_: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong_type(value, "a boolean")
+    return value
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise _wrong_type(value, "a string or a sequence of strings")
+    if len(items) > MAX_STOP_STRINGS:
+        raise refused(f"{name} supports at most {MAX_STOP_STRINGS} entries, got {len(items)}.")
+    return tuple(item for item in items if item)
+
+
+def _ids(name: str, value: object) -> frozenset[int]:
+    if not isinstance(value, list):
+        raise _wrong_type(value, "a sequence")
+    return frozenset(_int(name, item) for item in value)
+
+
+def _bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict):
+        raise _wrong_type(value, "a map")
+    try:
+        return tuple((int(key), _float(name, bias)) for key, bias in value.items())
+    except ValueError:
+        raise refused(f"logit_bias keys must be token ids written as strings, got {sorted(value)[:5]}.") from None
+
+
+_DECODERS: dict[str, Any] = {
+    **dict.fromkeys(("max_new_tokens", "top_k", "min_new_tokens", "n", "sampling_seed"), _int),
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"), _float
+    ),
+    **dict.fromkeys(("ignore_eos", "skip_special_tokens", "no_stop_trim"), _bool),
+    **dict.fromkeys(("stop", "stop_regex"), _strings),
+    "stop_token_ids": _ids,
+    "logit_bias": _bias,
+}
+
+
+def _check_ranges(p: SamplingParams, vocab_size: int) -> None:
+    if not (math.isfinite(p.temperature) and p.temperature >= 0):
+        raise refused(f"temperature must be a non-negative finite number, got {p.temperature}.")
+    if not 0 < p.top_p <= 1:
+        raise refused(f"top_p must be in (0, 1], got {p.top_p}.")
+    if not 0 <= p.min_p <= 1:
+        raise refused(f"min_p must be in [0, 1], got {p.min_p}.")
+    if p.top_k != -1 and p.top_k < 1:
+        raise refused(f"top_k must be -1 (disable) or at least 1, got {p.top_k}.")
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not -2 <= getattr(p, name) <= 2:
+            raise refused(f"{name} must be in [-2, 2], got {getattr(p, name)}.")
+    if not 0 < p.repetition_penalty <= 2:
+        raise refused(f"repetition_penalty must be in (0, 2], got {p.repetition_penalty}.")
+    if p.max_new_tokens is not None and p.max_new_tokens < 0:
+        raise refused(f"max_new_tokens must be at least 0, got {p.max_new_tokens}.")
+    limit = p.max_new_tokens
+    if p.min_new_tokens < 0 or (limit is not None and p.min_new_tokens > limit):
+        raise refused(f"min_new_tokens must be in [0, max_new_tokens({limit})], got {p.min_new_tokens}.")
+    if p.n < 0:
+        raise refused(f"n must be at least 0, got {p.n}.")
+    if p.sampling_seed is not None and not 0 <= p.sampling_seed < 2**63:
+        raise refused(f"sampling_seed must be in [0, 2**63), got {p.sampling_seed}.")
+    bad = [i for i, _ in p.logit_bias if not 0 <= i < vocab_size]
+    if bad:
+        raise refused(f"logit_bias must have keys in [0, {vocab_size - 1}], got {bad[0]}.")
+    bad = [i for i in p.stop_token_ids if not 0 <= i < vocab_size]
+    if bad:
+        raise refused(f"stop_token_ids must be in [0, {vocab_size - 1}], got {bad[0]}.")

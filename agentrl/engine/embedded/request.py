@@ -1,0 +1,225 @@
+"""The body of POST /generate, checked and unfolded into single sequences.
+
+1. `parse_generate` raises `RequestError` with the status and body SGLang answers; it never lets an id through that the
+   model cannot embed (the real server dies of those).
+2. Unknown top-level fields are ignored. Fields that need what this engine has not (adapters, hidden states, images, ...)
+   are refused.
+3. A batch or `n > 1` answers with an array: batch order, the `n` samples of a prompt side by side. Sample i of n uses
+   `sampling_seed + i`.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from agentrl.engine.embedded.errors import invalid_body, refused
+from agentrl.engine.embedded.job import LogProbOptions
+from agentrl.engine.embedded.model import Vocabulary
+from agentrl.engine.embedded.params import SamplingParams
+
+REFUSED_FIELDS = {
+    "input_embeds": "input_embeds is not supported by the embedded engine: send input_ids or text.",
+    "image_data": "The embedded engine serves text models only: image_data is not supported.",
+    "video_data": "The embedded engine serves text models only: video_data is not supported.",
+    "audio_data": "The embedded engine serves text models only: audio_data is not supported.",
+    "custom_logit_processor": "The server is not configured to enable custom logit processors.",
+    "session_params": "session_params is not supported by the embedded engine.",
+    "return_sampling_mask": "return_sampling_mask is not supported by the embedded engine.",
+    "return_hidden_states": (
+        "The server is not configured to return hidden states. The embedded engine cannot: use a real SGLang server."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class SequenceRequest:
+    """One sequence to generate."""
+
+    rid: str
+    front_rid: str
+    """What the client called it: `abort_request` names this one."""
+    prompt: list[int]
+    params: SamplingParams
+    limit: int
+    return_logprob: bool
+    want: LogProbOptions
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """A whole body: `sequences` in the order of the answer; `single` when the answer is one object."""
+
+    sequences: list[SequenceRequest]
+    single: bool
+    stream: bool
+    text_in_logprobs: bool
+    prompt_ids_wanted: bool
+
+
+def parse_generate(body: object, vocab: Vocabulary, context: int) -> GenerateRequest:
+    """Check `body` (decoded JSON) against the model's vocabulary and context length."""
+    if not isinstance(body, dict):
+        raise invalid_body("dataclass_type", "Input should be a dictionary or an instance of GenerateReqInput")
+    _refuse_unserved(body)
+    prompts, single = _prompts(body, vocab)
+    count = len(prompts)
+    params = _each(body, "sampling_params", count, dict, {})
+    wants_logprob = _each(body, "return_logprob", count, bool, False)
+    starts = _each(body, "logprob_start_len", count, int, -1)
+    tops = _each(body, "top_logprobs_num", count, int, 0)
+    watched = _each_ids(body, count, vocab.size)
+    rids = _rids(body, count, single)
+    sequences: list[SequenceRequest] = []
+    for i, prompt in enumerate(prompts):
+        sampling = SamplingParams.decode(params[i], vocab_size=vocab.size)
+        limit = output_limit(len(prompt), sampling.max_new_tokens, context)
+        want = LogProbOptions()
+        if wants_logprob[i]:
+            _check_start(starts[i], len(prompt))
+            want = LogProbOptions(starts[i], max(0, tops[i]), watched[i])
+        copies = max(1, sampling.n)
+        for k in range(copies):
+            rid = rids[i] if copies == 1 else f"{rids[i]}-{k}"
+            sequences.append(SequenceRequest(rid, rids[i], prompt, _copy(sampling, k), limit, wants_logprob[i], want))
+    return GenerateRequest(
+        sequences,
+        single=single and len(sequences) == 1,
+        stream=bool(body.get("stream")),
+        text_in_logprobs=bool(body.get("return_text_in_logprobs")),
+        prompt_ids_wanted=bool(body.get("return_prompt_token_ids")),
+    )
+
+
+def output_limit(prompt_tokens: int, max_new_tokens: int | None, context: int) -> int:
+    """How many tokens may be sampled behind the prompt; raises `RequestError` when they do not fit the context.
+
+    Like the real server it keeps two positions free, so the last of an exactly full context is not sampled.
+    """
+    if prompt_tokens >= context:
+        raise refused(
+            f"The input ({prompt_tokens} tokens) is longer than the model's context length ({context} tokens)."
+        )
+    room = max(0, context - 2 - prompt_tokens)
+    if max_new_tokens is None:
+        return room
+    if prompt_tokens + max_new_tokens > context:
+        raise refused(
+            f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a "
+            f"total of {prompt_tokens + max_new_tokens} tokens: {prompt_tokens} tokens from the input messages and "
+            f"{max_new_tokens} tokens for the completion. Please reduce the number of tokens in the input messages or "
+            "the completion to fit within the limit."
+        )
+    return min(max_new_tokens, room)
+
+
+def check_ids(ids: object, size: int, *loc: str) -> list[int]:
+    """A flat, non-empty list of ids that the model can embed."""
+    if not isinstance(ids, list):
+        raise invalid_body("list_type", "Input should be a valid list", *loc)
+    if not ids:
+        raise refused("input_ids cannot be empty.")
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError):
+        array = np.asarray(ids, dtype=object)
+    if array.ndim != 1 or array.dtype.kind != "i":
+        wrong = next((i for i in ids if isinstance(i, bool) or not isinstance(i, int)), ids[0])
+        message = f"Value error, elements must be int or list; got {type(wrong).__name__}"
+        raise invalid_body("value_error", message, *loc)
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= size:
+        raise refused(f"input_ids must be in [0, {size - 1}], got {low if low < 0 else high}.")
+    return ids
+
+
+def _refuse_unserved(body: Mapping[str, Any]) -> None:
+    for name, message in REFUSED_FIELDS.items():
+        if body.get(name):
+            raise refused(message)
+    if body.get("lora_path"):
+        raise refused(
+            f"LoRA adapter '{body['lora_path']}' was requested, but LoRA is not enabled. The embedded engine serves the "
+            "full weights only."
+        )
+
+
+def _prompts(body: Mapping[str, Any], vocab: Vocabulary) -> tuple[list[list[int]], bool]:
+    ids, text = body.get("input_ids"), body.get("text")
+    if ids is not None:
+        if not isinstance(ids, list):
+            raise invalid_body("list_type", "Input should be a valid list", "input_ids")
+        if ids and isinstance(ids[0], list):
+            return [check_ids(member, vocab.size, "input_ids") for member in ids], False
+        return [check_ids(ids, vocab.size, "input_ids")], True
+    if text is None:
+        raise refused("Either text, input_ids or input_embeds should be provided.")
+    members = [text] if isinstance(text, str) else text
+    if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
+        raise invalid_body("string_type", "Input should be a valid string", "text")
+    if not members:
+        raise refused("text cannot be empty.")
+    return [check_ids(vocab.encode(member), vocab.size, "text") for member in members], isinstance(text, str)
+
+
+def _each(body: Mapping[str, Any], name: str, count: int, kind: type, default: Any) -> list[Any]:
+    """A field that may be one value for all or a list with one value each."""
+    value = body.get(name)
+    if value is None:
+        return [default] * count
+    members = value if isinstance(value, list) else [value] * count
+    if len(members) != count:
+        raise refused(f"The length of {name} ({len(members)}) does not match the number of prompts ({count}).")
+    for member in members:
+        if not isinstance(member, kind) or (kind is int and isinstance(member, bool)):
+            label = {dict: "dictionary", bool: "boolean", int: "integer"}[kind]
+            raise invalid_body(f"{kind.__name__}_type", f"Input should be a valid {label}", name)
+    return list(members)
+
+
+def _each_ids(body: Mapping[str, Any], count: int, size: int) -> list[tuple[int, ...]]:
+    value = body.get("token_ids_logprob")
+    if not value:
+        return [()] * count
+    if not isinstance(value, list):
+        raise invalid_body("list_type", "Input should be a valid list", "token_ids_logprob")
+    members = value if isinstance(value[0], list) else [value] * count
+    if len(members) != count:
+        raise refused(
+            f"The length of token_ids_logprob ({len(members)}) does not match the number of prompts ({count})."
+        )
+    return [tuple(check_ids(member, size, "token_ids_logprob")) if member else () for member in members]
+
+
+def _rids(body: Mapping[str, Any], count: int, single: bool) -> list[str]:
+    rid = body.get("rid")
+    if rid is None:
+        return [uuid.uuid4().hex for _ in range(count)]
+    if isinstance(rid, str):
+        return [rid] if single else [f"{rid}_{i}" for i in range(count)]
+    if not isinstance(rid, list) or not all(isinstance(member, str) for member in rid):
+        raise invalid_body("string_type", "Input should be a valid string", "rid")
+    if len(rid) != count:
+        raise refused("The specified rids length mismatch with the batch_size for batch processing.")
+    doubled = sorted({member for member in rid if rid.count(member) > 1})
+    if doubled:
+        raise refused(f"Duplicate request IDs detected within the request: {doubled}")
+    return rid
+
+
+def _check_start(start: int, prompt_tokens: int) -> None:
+    if start > prompt_tokens:
+        raise refused(
+            f"req.logprob_start_len={start} is higher than the number of input tokens "
+            f"len(req.origin_input_ids)={prompt_tokens}. Please use a smaller logprob_start_len."
+        )
+    if start < -1:
+        raise refused(f"logprob_start_len must be -1 or at least 0, got {start}.")
+
+
+def _copy(params: SamplingParams, index: int) -> SamplingParams:
+    if index == 0 or params.sampling_seed is None:
+        return params
+    return replace(params, sampling_seed=params.sampling_seed + index)

@@ -1,0 +1,104 @@
+"""The answers of POST /generate: `text`, `output_ids`, `meta_info`, as SGLang writes them.
+
+1. `answer(job, ...)` may be called while the job runs (a stream's chunk): it takes one consistent length of the lists.
+2. `weight_version` is the version at the time of writing; `weight_versions` says which tokens came from which.
+"""
+
+import time
+from typing import Any
+
+from agentrl.engine.embedded.job import Job, TopEntry
+from agentrl.engine.embedded.model import Vocabulary
+from agentrl.engine.embedded.request import SequenceRequest
+from agentrl.engine.embedded.stopping import shown_text
+
+Triple = tuple[float | None, int, str | None]
+
+
+def answer(
+    job: Job, request: SequenceRequest, vocab: Vocabulary, *, version: str, texts: bool, prompt_ids: bool = False
+) -> dict[str, Any]:
+    """One sequence's answer, final when `job.finish` is set."""
+    finish = job.finish
+    output = job.output if finish is not None else job.output[: len(job.log_probs)]
+    result: dict[str, Any] = {
+        "text": shown_text(output, finish, job.params, vocab.decode),
+        "output_ids": output,
+        "meta_info": _meta(job, request, finish, len(output), version),
+    }
+    if request.return_logprob:
+        result["meta_info"].update(_log_probs(job, request, vocab if texts else None, len(output)))
+    if prompt_ids:
+        result["prompt_token_ids"] = job.prompt
+    return result
+
+
+def _meta(
+    job: Job, request: SequenceRequest, finish: dict[str, Any] | None, count: int, version: str
+) -> dict[str, Any]:
+    cached = job.cached_tokens
+    meta: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": finish,
+        "prompt_tokens": len(job.prompt),
+        "weight_version": version,
+        "num_retractions": job.retractions,
+        "reasoning_tokens": 0,
+        "completion_tokens": count,
+        "cached_tokens": cached,
+        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+        "dp_rank": None,
+    }
+    if finish is not None:
+        meta["weight_versions"] = [{"version": v, "start": start, "end": end} for v, start, end in job.versions]
+        meta |= _timing(job, count)
+    meta["response_sent_to_client_ts"] = time.time()
+    return meta
+
+
+def _timing(job: Job, count: int) -> dict[str, float]:
+    """Seconds by the monotonic clock, and wall-clock stamps."""
+    done = job.finished if job.finished is not None else time.monotonic()
+    to_wall = time.time() - time.monotonic()
+    timing = {
+        "e2e_latency": done - job.created,
+        "queue_time": (job.started if job.started is not None else done) - job.created,
+        "request_received_ts": job.created + to_wall,
+        "request_finished_ts": done + to_wall,
+    }
+    if job.first_token is not None:
+        timing["first_token_latency"] = job.first_token - job.created
+        if count > 1 and done > job.first_token:
+            timing["decode_throughput"] = (count - 1) / (done - job.first_token)
+    return timing
+
+
+def _log_probs(job: Job, request: SequenceRequest, vocab: Vocabulary | None, count: int) -> dict[str, Any]:
+    want = request.want
+    start = want.prompt_from
+    output = [_triple(p, t, vocab) for p, t in zip(job.log_probs[:count], job.output, strict=False)]
+    prompt: list[Triple] = []
+    if start >= 0 and start < len(job.prompt):
+        prompt = [_triple(None, job.prompt[start], vocab)]
+        prompt += [_triple(p, t, vocab) for p, t in zip(job.input_log_probs, job.prompt[start + 1 :], strict=False)]
+    entries: dict[str, Any] = {
+        "input_token_logprobs": prompt,
+        "output_token_logprobs": output,
+        "output_token_logprobs_length": len(output),
+    }
+    if want.top:
+        entries["input_top_logprobs"] = _rows(job.input_top, bool(prompt), vocab)
+        entries["output_top_logprobs"] = _rows(job.output_top[:count], False, vocab)
+    if want.ids:
+        entries["input_token_ids_logprobs"] = _rows(job.input_ids_log_probs, bool(prompt), vocab)
+        entries["output_token_ids_logprobs"] = _rows(job.output_ids_log_probs[:count], False, vocab)
+    return entries
+
+
+def _rows(rows: list[TopEntry], first_unknown: bool, vocab: Vocabulary | None) -> list[list[Triple] | None]:
+    unknown: list[list[Triple] | None] = [None] if first_unknown else []
+    return unknown + [[_triple(p, t, vocab) for p, t in row] for row in rows]
+
+
+def _triple(log_prob: float | None, token: int, vocab: Vocabulary | None) -> Triple:
+    return log_prob, token, None if vocab is None else vocab.decode([token], False)

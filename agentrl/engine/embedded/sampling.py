@@ -1,0 +1,146 @@
+"""Choosing the next token, and the log-probabilities that are reported with it.
+
+1. One counter-based generator (Philox) per request and inversion of the cumulative distribution: a token depends on the
+   request's seed, its position and its own logits, never on what else is in the batch.
+2. Reported log-probs are of the temperature-scaled distribution, after penalties and bias, before top-k, top-p and
+   min-p. They are what a trainer recomputes from the same logits.
+3. Filters: sort by probability; keep the first `top_k`; keep a token while the mass before it is at most `top_p`; keep it
+   if its probability is at least `min_p` times the largest. All three look at the unfiltered probabilities.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.engine.embedded.params import SamplingParams
+
+CANDIDATES = 512
+"""How many of the largest probabilities are looked at before the whole vocabulary is sorted."""
+
+
+class Randomness:
+    """The uniform numbers of one request: `draw()` gives the next one, in [0, 1)."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.Generator(np.random.Philox(key=seed))
+
+    def draw(self) -> float:
+        return float(self._generator.random())
+
+
+@dataclass
+class Choice:
+    """What one step of sampling gave.
+
+    `tokens`: [N] ids. `log_probs`: [N, vocabulary] float32, the reported distribution.
+    """
+
+    tokens: list[int]
+    log_probs: Tensor
+
+
+def adjust(row: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:
+    """Apply penalties (in place) to one row of logits, shape [vocabulary].
+
+    Repetition (Keskar et al. 2019) counts prompt and output; frequency and presence count the output only.
+    """
+    if params.penalised:
+        if params.repetition_penalty != 1:
+            seen = torch.tensor(sorted({*prompt, *output}), device=row.device)
+            value = row[seen]
+            scale = params.repetition_penalty
+            row[seen] = torch.where(value > 0, value / scale, value * scale)
+        if output and (params.frequency_penalty or params.presence_penalty):
+            ids, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
+            cost = params.frequency_penalty * counts + params.presence_penalty
+            row[torch.from_numpy(ids).to(row.device)] -= torch.from_numpy(cost).to(row)
+    for token, bias in params.logit_bias:
+        row[token] += bias
+
+
+def choose(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Choice:
+    """Sample one token for each row of `logits` ([N, vocabulary], already adjusted); `uniforms`: [N] in [0, 1)."""
+    scaled = logits.float()
+    if any(p.temperature != 1 for p in params):
+        scaled = scaled / torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
+    log_probs = torch.log_softmax(scaled, dim=-1)
+    tokens = [0] * len(params)
+    greedy = [i for i, p in enumerate(params) if p.greedy]
+    plain = [i for i, p in enumerate(params) if not p.greedy and not p.filtered]
+    filtered = [i for i, p in enumerate(params) if not p.greedy and p.filtered]
+    if greedy:
+        _fill(tokens, greedy, _rows(log_probs, greedy).argmax(-1))
+    if plain:
+        _fill(tokens, plain, _invert(_rows(log_probs, plain).exp(), _column(uniforms, plain, logits)))
+    if filtered:
+        some = [params[i] for i in filtered]
+        chosen = _choose_filtered(_rows(log_probs, filtered).exp(), some, _column(uniforms, filtered, logits))
+        _fill(tokens, filtered, chosen)
+    return Choice(tokens, log_probs)
+
+
+def support(probs: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """Sorted probabilities with everything outside the filters' support set to zero, and their ids; both [N, K]."""
+    count = probs.shape[-1]
+    if count > CANDIDATES:
+        top, ids = probs.topk(CANDIDATES, dim=-1)
+        if _enough(top, params):
+            return _cut(top, params), ids
+    ordered, ids = probs.sort(dim=-1, descending=True)
+    return _cut(ordered, params), ids
+
+
+def _enough(top: Tensor, params: Sequence[SamplingParams]) -> bool:
+    """Whether the support of every row surely lies within the sorted candidates `top`."""
+    mass = top.double().sum(-1).tolist()
+    first, last = top[:, 0].tolist(), top[:, -1].tolist()
+    return all(
+        0 < p.top_k <= CANDIDATES or mass[i] > p.top_p or last[i] < p.min_p * first[i] for i, p in enumerate(params)
+    )
+
+
+def _cut(ordered: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    count = ordered.shape[-1]
+    device = ordered.device
+    top_k = torch.tensor([p.top_k if p.top_k > 0 else count for p in params], device=device)[:, None]
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
+    min_p = torch.tensor([p.min_p for p in params], device=device)[:, None]
+    wide = ordered.double()
+    before = wide.cumsum(-1) - wide
+    drop = (torch.arange(count, device=device)[None] >= top_k) | (ordered < ordered[:, :1] * min_p)
+    # top_p = 1 keeps all: the rounded mass before a token can pass 1 by an ulp
+    drop |= (before > top_p) & (top_p < 1)
+    return ordered.masked_fill(drop, 0)
+
+
+def _choose_filtered(probs: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
+    """Row by row where the rows need different widths, so that a row's answer never depends on its neighbours."""
+    if probs.shape[-1] > CANDIDATES and len(params) > 1:
+        parts = [_choose_filtered(probs[i : i + 1], params[i : i + 1], uniforms[i : i + 1]) for i in range(len(params))]
+        return torch.cat(parts)
+    kept, ids = support(probs, params)
+    return ids.gather(1, _invert(kept, uniforms)[:, None])[:, 0]
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The index where the cumulative weight passes `uniform * total`, never one of weight zero; [N]."""
+    cumulative = weights.double().cumsum(-1)
+    index = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)[:, 0]
+    last = weights.shape[-1] - 1 - (weights.flip(-1) > 0).to(torch.uint8).argmax(-1)
+    return torch.minimum(index, last)
+
+
+def _rows(values: Tensor, index: list[int]) -> Tensor:
+    return values if len(index) == values.shape[0] else values[torch.tensor(index, device=values.device)]
+
+
+def _column(uniforms: Sequence[float], index: list[int], like: Tensor) -> Tensor:
+    return torch.tensor([uniforms[i] for i in index], dtype=torch.float64, device=like.device)[:, None]
+
+
+def _fill(tokens: list[int], index: list[int], chosen: Tensor) -> None:
+    for i, token in zip(index, chosen.tolist(), strict=True):
+        tokens[i] = token

@@ -1,0 +1,135 @@
+"""The HTTP application and its life: routes, start, clean end.
+
+1. `build` loads the model and gives a Starlette application with its engine thread not yet started; `serve` runs it
+   until SIGTERM or SIGINT.
+2. On a signal every live request ends at once with an abort that keeps what it has; the process is gone a second later.
+3. Nothing is served from a thread pool but weight reading; no handler runs a forward pass.
+"""
+
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentrl.engine.embedded import control
+from agentrl.engine.embedded.core import Engine
+from agentrl.engine.embedded.generate import generate
+from agentrl.engine.embedded.http import Handler, answers_errors
+from agentrl.engine.embedded.model import Vocabulary, context_length, load_model, read_config, slots_that_fit
+from agentrl.engine.embedded.service import Options, Service
+from agentrl.engine.embedded.tokens import detokenize, tokenize
+from agentrl.engine.embedded.weights import Weights
+from agentrl.engine.embedded.worker import Worker
+
+GET: dict[str, Handler] = {
+    "/": control.root,
+    "/health": control.health,
+    "/health_generate": control.health_generate,
+    "/ready": control.health,
+    "/ping": control.ping,
+    "/model_info": control.model_info,
+    "/get_model_info": control.model_info,
+    "/server_info": control.server_info,
+    "/get_server_info": control.server_info,
+    "/v1/loads": control.loads,
+    "/v1/models": control.models,
+}
+POST: dict[str, Handler] = {
+    "/generate": generate,
+    "/v1/tokenize": tokenize,
+    "/v1/detokenize": detokenize,
+    "/abort_request": control.abort_request,
+    "/pause_generation": control.pause_generation,
+    "/continue_generation": control.continue_generation,
+    "/update_weights_from_disk": control.update_weights_from_disk,
+    "/update_weights_from_tensor": control.update_weights_from_tensor,
+    "/update_weights_from_distributed": control.update_weights_from_distributed,
+    "/init_weights_update_group": control.init_weights_update_group,
+    "/destroy_weights_update_group": control.destroy_weights_update_group,
+    "/begin_weight_update": control.begin_weight_update,
+    "/end_weight_update": control.end_weight_update,
+    "/update_weight_version": control.update_weight_version,
+    "/weights_checker": control.weights_checker,
+    "/get_weights_by_name": control.get_weights_by_name,
+    "/release_memory_occupation": control.nothing_to_move,
+    "/resume_memory_occupation": control.nothing_to_move,
+}
+
+
+def build(options: Options) -> Starlette:
+    """Load everything the server needs. Raises `AgentRLError` for a folder that cannot be served."""
+    import torch
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    config = read_config(options.model_path)
+    context = context_length(config, options.context_length)
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
+    model = load_model(
+        options.model_path, dtype=dtype, device=options.device, trust_remote_code=options.trust_remote_code
+    )
+    slots = options.slots or slots_that_fit(model, context)
+    engine = Engine(model, slots=slots, context_length=context, chunk=options.chunk)
+    worker = Worker(engine, on_crash=lambda: signal.raise_signal(signal.SIGTERM))
+    vocab = Vocabulary(options.model_path, config)
+    service = Service(options, worker, engine, vocab, config, context, options.model_path)
+    routes = [Route(path, answers_errors(handler), methods=["GET"]) for path, handler in GET.items()]
+    routes += [Route(path, answers_errors(handler), methods=["POST"]) for path, handler in POST.items()]
+    routes.append(Route("/flush_cache", answers_errors(control.flush_cache), methods=["GET", "POST"]))
+    app = Starlette(routes=routes, lifespan=_lifespan, exception_handlers={404: _not_found, 405: _not_allowed})
+    app.state.service = service
+    app.state.weights = Weights(model)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    worker: Worker = app.state.service.worker
+    worker.start()
+    yield
+    worker.stop()
+
+
+async def _not_found(_: Request, __: Exception) -> Response:
+    return JSONResponse({"detail": "Not Found"}, 404)
+
+
+async def _not_allowed(_: Request, __: Exception) -> Response:
+    return JSONResponse({"detail": "Method Not Allowed"}, 405)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, except that a signal also ends the live requests, so that nobody waits for them."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        super().__init__(config)
+        self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._worker.post(lambda engine: engine.abort(lambda _: True))
+        super().handle_exit(sig, frame)
+
+
+def serve(options: Options) -> None:
+    """Load the model and serve until a signal comes."""
+    app = build(options)
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        loop="uvloop",
+        http="httptools",
+        log_level="warning",
+        access_log=False,
+        backlog=4096,
+        timeout_graceful_shutdown=1,
+    )
+    _Server(config, app.state.service.worker).run()

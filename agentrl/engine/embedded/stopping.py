@@ -1,0 +1,79 @@
+"""When a sequence ends, and what of its text is shown.
+
+1. The order is SGLang's: length first, then token ids (EOS and `stop_token_ids`), then stop strings, then regexes.
+   `ignore_eos` switches off both kinds of token id.
+2. Ids and log-probs are never cut. The text loses a matched id or string (not a regex match) unless `no_stop_trim`.
+3. Stop strings are looked for in the decoded tail only: as many tokens as the longest stop string has characters, plus
+   a few; regexes in the whole output.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from agentrl.engine.embedded.params import SamplingParams
+
+Decode = Callable[[Sequence[int], bool], str]
+"""(ids, skip_special_tokens) -> text."""
+
+ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+REPLACEMENT = "\ufffd"
+
+
+class StopRules:
+    """The stop conditions of one sequence."""
+
+    def __init__(self, params: SamplingParams, *, eos: frozenset[int], limit: int, decode: Decode | None) -> None:
+        self.limit = limit
+        """Most tokens that may be sampled."""
+        self.ids = frozenset() if params.ignore_eos else params.stop_token_ids | eos
+        self.forbidden_early = params.stop_token_ids | eos if params.min_new_tokens else frozenset()
+        self._params = params
+        self._decode = decode
+        self._tail = max((len(s) for s in params.stop), default=0) + 8
+
+    def check(self, output: Sequence[int]) -> dict[str, Any] | None:
+        """The finish reason after the newest token of `output`, or None to go on."""
+        if len(output) >= self.limit:
+            return {"type": "length", "length": self.limit}
+        if output and output[-1] in self.ids:
+            return {"type": "stop", "matched": output[-1]}
+        return self._check_text(output) if self._decode is not None else None
+
+    def _check_text(self, output: Sequence[int]) -> dict[str, Any] | None:
+        params = self._params
+        if self._decode is None or not (params.stop or params.stop_regex):
+            return None
+        if params.stop:
+            tail = self._decode(output[-self._tail :], params.skip_special_tokens)
+            for stop in params.stop:
+                if stop in tail:
+                    return {"type": "stop", "matched": stop}
+        if params.stop_regex:
+            whole = self._decode(output, params.skip_special_tokens)
+            for pattern in params.stop_regex:
+                if compiled(pattern).search(whole):
+                    return {"type": "stop", "matched": pattern}
+        return None
+
+
+@lru_cache(maxsize=256)
+def compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def shown_text(output: Sequence[int], reason: dict[str, Any] | None, params: SamplingParams, decode: Decode) -> str:
+    """The text of an answer: trimmed where it stopped; while unfinished, without a trailing incomplete character."""
+    matched = (reason or {}).get("matched")
+    trim = not params.no_stop_trim
+    if trim and isinstance(matched, int):
+        output = output[:-1]
+    text = decode(output, params.skip_special_tokens)
+    if reason is None:
+        return text.rstrip(REPLACEMENT)
+    if trim and isinstance(matched, str) and matched in params.stop:
+        # the newest token made the match, so the first occurrence is the match
+        at = text.find(matched)
+        return text[:at] if at >= 0 else text
+    return text

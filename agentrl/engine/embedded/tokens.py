@@ -1,0 +1,40 @@
+"""POST /v1/tokenize and /v1/detokenize."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentrl.engine.embedded.errors import invalid_body
+from agentrl.engine.embedded.http import Json, field, object_body
+from agentrl.engine.embedded.request import check_ids
+from agentrl.engine.embedded.service import Service
+
+
+async def tokenize(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await object_body(request)
+    prompt = body.get("prompt")
+    members = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
+        raise invalid_body("string_type", "Input should be a valid string", "prompt")
+    special = field(body, "add_special_tokens", bool, True)
+    ids = [service.vocab.encode(member, add_special_tokens=special) for member in members]
+    counts = [len(member) for member in ids]
+    single = isinstance(prompt, str)
+    return Json(
+        {
+            "tokens": ids[0] if single else ids,
+            "count": counts[0] if single else counts,
+            "max_model_len": service.context,
+        }
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await object_body(request)
+    tokens: list[object] = field(body, "tokens", list)
+    batch = bool(tokens) and isinstance(tokens[0], list)
+    skip = field(body, "skip_special_tokens", bool, True)
+    members = tokens if batch else [tokens]
+    texts = [service.vocab.decode(check_ids(member, service.vocab.size, "tokens"), skip) for member in members]
+    return Json({"text": texts if batch else texts[0]})

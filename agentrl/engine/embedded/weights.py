@@ -1,0 +1,192 @@
+"""Replacing the model's weights while the server runs.
+
+1. Everything is checked (names, shapes) before the first tensor is written: a bad update leaves the old weights.
+2. Reading and receiving happen outside the engine's thread; writing is an exclusive action of it, so no forward pass
+   ever sees half an update, and an unpaused engine finishes its running requests first.
+3. As in SGLang 0.5.23, updates over a process group run between `begin` and `end`.
+4. Checkpoints that transformers stores under other names than the model uses (fused experts, for instance) are read
+   from disk through transformers; over the wire, per-expert names are written into the fused tensors.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import torch
+from torch import Tensor
+
+from agentrl.engine.embedded.core import Engine
+from agentrl.engine.embedded.experts import expert_view
+from agentrl.engine.embedded.process_group import join_group
+from agentrl.errors import AgentRLError
+
+JOIN_TIMEOUT = 300.0
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+class UpdateRefused(AgentRLError):
+    """The update cannot be done; the message goes to the client, the weights are as before."""
+
+
+class Weights:
+    """Weight updates of one model. Methods that take an `Engine` run in its thread."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._groups: dict[str, Any] = {}
+        self.session_open = False
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        if self.session_open:
+            raise UpdateRefused("a weight-update session is already open; call end_weight_update() first")
+        self.session_open = True
+
+    def end(self) -> None:
+        if not self.session_open:
+            raise UpdateRefused("no weight-update session is open; call begin_weight_update() first")
+        self.session_open = False
+
+    def require_session(self, caller: str) -> None:
+        if not self.session_open:
+            raise UpdateRefused(f"{caller} must run between begin_weight_update() and end_weight_update()")
+
+    # -- from disk -----------------------------------------------------------------------------------------------
+
+    async def read_folder(self, path: str) -> list[tuple[str, Tensor]]:
+        """The tensors of a Hugging Face folder under the model's own names; memory-mapped where possible."""
+        return await anyio.to_thread.run_sync(self._read_folder, path)
+
+    def _read_folder(self, path: str) -> list[tuple[str, Tensor]]:
+        files = sorted(Path(path).glob("*.safetensors"))
+        if not files:
+            raise UpdateRefused(f"Failed to get weights iterator: no *.safetensors files in '{path}'.")
+        named = list(_read_files(files))
+        names = {name for name, _ in named}
+        if names <= self._model.state_dict().keys():
+            self._require_all(names)
+        else:
+            named = self._convert(path)
+        self._targets(named)
+        return named
+
+    def _convert(self, path: str) -> list[tuple[str, Tensor]]:
+        from transformers import AutoModelForCausalLM
+
+        try:
+            other = AutoModelForCausalLM.from_pretrained(path, dtype=self._model.dtype)
+        except (OSError, ValueError) as error:
+            raise UpdateRefused(f"Failed to get weights iterator: {error}.") from error
+        return list(other.state_dict().items())
+
+    def _require_all(self, names: set[str]) -> None:
+        tied = getattr(self._model, "_tied_weights_keys", None) or ()
+        missing = sorted(self._model.state_dict().keys() - names - set(tied))
+        if missing:
+            raise UpdateRefused(
+                f"the checkpoint lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
+            )
+
+    # -- over a process group ------------------------------------------------------------------------------------
+
+    async def join(self, *, address: str, rank: int, world_size: int, name: str, backend: str) -> None:
+        if name in self._groups:
+            raise UpdateRefused(f"The group {name!r} exists already; destroy it first.")
+
+        def join() -> Any:
+            return join_group(
+                backend=backend, address=address, world_size=world_size, rank=rank, name=name, timeout=JOIN_TIMEOUT
+            )
+
+        try:
+            self._groups[name] = await anyio.to_thread.run_sync(join)
+        except (RuntimeError, ValueError) as error:
+            raise UpdateRefused(f"Failed to initialize custom process group: {error}.") from error
+
+    async def destroy(self, name: str) -> None:
+        if name not in self._groups:
+            raise UpdateRefused("The group to be destroyed does not exist.")
+        group = self._groups.pop(name)
+        await anyio.to_thread.run_sync(torch.distributed.destroy_process_group, group)
+
+    async def receive(
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], group_name: str
+    ) -> list[tuple[str, Tensor]]:
+        """Receive one broadcast from rank 0 for each name, in order. Names and shapes are checked before the first."""
+        group = self._groups.get(group_name)
+        if group is None:
+            raise UpdateRefused(
+                f"Group {group_name} not in {list(self._groups)}. Please call `init_weights_update_group` first."
+            )
+        if not len(names) == len(dtypes) == len(shapes):
+            raise UpdateRefused("names, dtypes and shapes must have the same length.")
+        unknown = [dtype for dtype in dtypes if dtype.removeprefix("torch.") not in DTYPES]
+        if unknown:
+            raise UpdateRefused(f"dtypes must be among {', '.join(DTYPES)}, got {unknown[0]!r}.")
+        empty = [
+            torch.empty(tuple(shape), dtype=getattr(torch, dtype.removeprefix("torch.")), device=self._model.device)
+            for dtype, shape in zip(dtypes, shapes, strict=True)
+        ]
+        named = list(zip(names, empty, strict=True))
+        self._targets(named)
+
+        def receive() -> None:
+            pending = [torch.distributed.broadcast(tensor, 0, group=group, async_op=True) for tensor in empty]
+            for handle in pending:
+                handle.wait()
+
+        try:
+            await anyio.to_thread.run_sync(receive)
+        except RuntimeError as error:
+            raise UpdateRefused(f"Failed to receive the weights: {error}.") from error
+        return named
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write(self, engine: Engine, named: Sequence[tuple[str, Tensor]], version: str | None) -> None:
+        """Copy the tensors in, drop cached prefixes, and take the new version label (None keeps the old one)."""
+        targets = self._targets(named)
+        with torch.no_grad():
+            for target, (_, tensor) in zip(targets, named, strict=True):
+                target.copy_(tensor)
+        engine.weights_changed()
+        if version is not None:
+            engine.version = version
+
+    def _targets(self, named: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
+        own = self._model.state_dict()
+        targets = []
+        for name, tensor in named:
+            target = own.get(name)
+            if target is None:
+                target = expert_view(own, name)
+            if target is None:
+                raise UpdateRefused(f"the model has no tensor named {name!r}.")
+            if target.shape != tensor.shape:
+                raise UpdateRefused(f"{name}: expected shape {list(target.shape)}, got {list(tensor.shape)}.")
+            targets.append(target)
+        return targets
+
+    def checksums(self) -> dict[str, str]:
+        """A 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
+        return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
+
+
+def _read_files(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - not a mapping
+                    yield name, opened.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise UpdateRefused(f"Failed to get weights iterator: {file.name}: {error}.") from error
+
+
+def _digest(tensor: Tensor) -> str:
+    raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()

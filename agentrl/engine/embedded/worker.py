@@ -1,0 +1,97 @@
+"""The thread that owns the engine, and the bridge from the event loop to it.
+
+1. Only the worker's thread touches the `Engine`. Others hand over functions: `submit`, `post`, `call`, `exclusive`.
+2. Functions run between forward passes, so a call waits for one pass at most; the event loop never waits for any.
+3. An exception in a forward pass is a bug or a broken device: it is logged, all jobs end with an abort that carries
+   status 500, and `on_crash` is called (the server exits).
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from agentrl.engine.embedded.core import Engine
+from agentrl.engine.embedded.job import Job
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+CRASHED = {"type": "abort", "message": "the engine crashed", "status_code": 500, "err_type": "InternalServerError"}
+
+
+class Worker:
+    """Runs `engine` in its own thread from `start()` to `stop()`."""
+
+    def __init__(self, engine: Engine, *, on_crash: Callable[[], None]) -> None:
+        self._engine = engine
+        self._on_crash = on_crash
+        self._inbox: queue.SimpleQueue[Callable[[Engine], object]] = queue.SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 1.0) -> None:
+        self.post(self._stop)
+        self._thread.join(timeout)
+
+    def submit(self, job: Job) -> None:
+        self.post(lambda engine: engine.add(job))
+
+    def post(self, action: Callable[[Engine], object]) -> None:
+        """Run `action` in the engine's thread; nobody waits for it, so it must not raise."""
+        self._inbox.put(action)
+
+    async def call(self, action: Callable[[Engine], T]) -> T:
+        """Run `action` in the engine's thread and give its result, or raise what it raised."""
+        future: Future[T] = Future()
+        self.post(lambda engine: _settle(future, action, engine))
+        return await asyncio.wrap_future(future)
+
+    async def exclusive(self, action: Callable[[Engine], T]) -> T:
+        """Like `call`, but not before every running job is done, unless generation is paused."""
+        future: Future[T] = Future()
+        self.post(lambda engine: engine.exclusive(lambda: _settle(future, action, engine)))
+        return await asyncio.wrap_future(future)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._drain()
+                if not self._engine.step():
+                    self._inbox.get()(self._engine)
+        except BaseException:
+            log.critical("the engine's thread crashed", exc_info=True)
+            self._engine.fail(CRASHED)
+            self._on_crash()
+            raise
+
+    def _drain(self) -> None:
+        while not self._inbox.empty():
+            self._inbox.get()(self._engine)
+
+    def _stop(self, _: Engine) -> None:
+        self._stopping = True
+
+
+def _settle(future: Future[T], action: Callable[[Engine], T], engine: Engine) -> None:
+    """Give the caller the result or the exception; skip the action when the caller has gone."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = action(engine)
+    except BaseException as error:
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        future.set_result(result)
