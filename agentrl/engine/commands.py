@@ -1,0 +1,105 @@
+"""The command line and environment of each kind of engine: pure functions from settings to `EngineCommand`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.engine.settings import EngineSettings
+from agentrl.errors import SettingsError
+
+_CPU_LAUNCHER = Path(__file__).parent / "sglang_cpu" / "launch.py"
+
+_SGLANG_CPU_OPTIONS: Mapping[str, str | int | float | bool | None] = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    "disable-overlap-schedule": True,
+    "mem-fraction-static": 0.5,
+    "max-total-tokens": 65536,
+}
+
+# TorchDynamo: without this the first request with penalties or stop strings compiles for half a minute.
+_SGLANG_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+# A health check that generates a token answers 503 while the engine is paused for a weight update.
+_SGLANG_ENVIRONMENT = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """What to run; `environment` is the whole environment."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def engine_command(
+    settings: EngineSettings,
+    model_path: str,
+    *,
+    host: str,
+    port: int,
+    gpus_per_engine: int = 1,
+    gpu_ids: tuple[int, ...] | None = None,
+) -> EngineCommand:
+    """The command that serves `model_path` at `host:port`.
+
+    Raises:
+        SettingsError: kind `external` starts nothing.
+    """
+    where = ("--model-path", str(model_path), "--host", host, "--port", str(port))
+    environment = dict(os.environ)
+    if gpu_ids is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
+    if settings.engine == "embedded":
+        return EngineCommand(_embedded(settings, where), environment)
+    if settings.engine == "sglang":
+        return _sglang(settings, where, environment, gpus_per_engine)
+    raise SettingsError("--engine external starts no server; there is no command to build")
+
+
+def _embedded(settings: EngineSettings, where: tuple[str, ...]) -> tuple[str, ...]:
+    options: dict[str, str | int | float | bool | None] = {
+        "slots": settings.embedded_slots,
+        "threads": settings.embedded_threads,
+        "dtype": settings.embedded_dtype,
+        "context-length": settings.engine_context_length,
+        "die-with-parent": True,
+    }
+    return (sys.executable, "-m", "agentrl.engine.embedded", *where, *_flags(options))
+
+
+def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[str, str], gpus: int) -> EngineCommand:
+    cpu = not _has_gpu() if settings.sglang_cpu is None else settings.sglang_cpu
+    options: dict[str, str | int | float | bool | None] = {"context-length": settings.engine_context_length}
+    environment |= _SGLANG_ENVIRONMENT
+    if cpu:
+        options |= _SGLANG_CPU_OPTIONS
+        environment |= _SGLANG_CPU_ENVIRONMENT
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    elif gpus > 1:
+        options["tp-size"] = gpus
+    options |= {name.replace("_", "-"): value for name, value in settings.sglang_options.items()}
+    start = (str(_CPU_LAUNCHER),) if cpu else ("-m", "sglang.launch_server")
+    python = settings.engine_python or sys.executable
+    return EngineCommand((python, *start, *where, *_flags(options)), environment)
+
+
+def _flags(options: Mapping[str, str | int | float | bool | None]) -> tuple[str, ...]:
+    """`{"a": 1, "b": True, "c": None, "d": False}` as `--a 1 --b`."""
+    flags: list[str] = []
+    for name, value in options.items():
+        if value is True:
+            flags.append(f"--{name}")
+        elif value is not None and value is not False:
+            flags += [f"--{name}", str(value)]
+    return tuple(flags)
+
+
+def _has_gpu() -> bool:
+    """Whether an NVIDIA device is visible, without importing torch."""
+    return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")

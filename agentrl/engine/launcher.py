@@ -1,0 +1,260 @@
+"""Starting and stopping engines.
+
+1. `launch` is an async context manager: it yields once every engine answers `/health`, and stops all of them on the
+   way out. `launch_blocking` is the same for code without an event loop.
+2. Every engine runs in a session of its own under `guard.py` and writes to its own log file. It dies with the
+   process that launched it, also when that one is killed.
+3. A start that fails says why: the port is taken, the engine ended (with the end of its log), or it was not healthy
+   in time. All engines of a failed launch are stopped.
+4. Kind `external` starts nothing and only waits for the given addresses to be healthy.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+from anyio.from_thread import start_blocking_portal
+
+from agentrl.engine.commands import engine_command
+from agentrl.engine.control import normalise_url
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import Transport
+from agentrl.errors import EngineUnreachable, SettingsError
+
+_GUARD = Path(__file__).parent / "guard.py"
+_STOP_GRACE = 10.0
+_POLL_EVERY = 0.1
+_LOG_TAIL = 4000
+
+
+@dataclass(slots=True)
+class EngineProcess:
+    """One engine: its address and, unless it is external, its process (group) and log file."""
+
+    url: str
+    pid: int | None = None
+    log_path: Path | None = None
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def poll(self) -> int | None:
+        """The exit status if the engine has ended, else None; always None for an external one."""
+        return None if self._process is None else self._process.poll()
+
+    async def wait(self) -> int:
+        """Return the exit status once the engine has ended; an external one never does."""
+        process = self._process
+        if process is None:
+            await anyio.sleep_forever()
+            raise AssertionError("sleep_forever returned")
+        while (status := process.poll()) is None:
+            try:
+                pidfd = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                continue
+            try:
+                await anyio.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
+        return status
+
+    async def stop(self, grace: float = _STOP_GRACE) -> None:
+        """End the engine and everything it started: SIGTERM, then SIGKILL after `grace` seconds."""
+        if self._process is None:
+            return
+        with anyio.CancelScope(shield=True):
+            self.signal(signal.SIGTERM)
+            with anyio.move_on_after(grace):
+                await self.wait()
+            # Also after a clean exit: a server's own children may be left in the group.
+            self.signal(signal.SIGKILL)
+            await self.wait()
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Send a signal to the engine's whole process group, if there is any of it left."""
+        if self.pid is not None:
+            try:
+                os.killpg(self.pid, signum)
+            except ProcessLookupError:
+                return
+
+    def log_tail(self) -> str:
+        """The end of the engine's log."""
+        if self.log_path is None:
+            return ""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
+            return log.read().decode(errors="replace").strip()
+
+
+@asynccontextmanager
+async def launch(
+    settings: EngineSettings,
+    model_path: str | Path,
+    *,
+    count: int = 1,
+    log_dir: str | Path,
+    host: str | None = None,
+    ports: Sequence[int] | None = None,
+    gpus_per_engine: int = 1,
+    gpu_ids: Sequence[int] | None = None,
+) -> AsyncIterator[list[EngineProcess]]:
+    """Run `count` engines that serve `model_path` for the length of the context.
+
+    Args:
+        log_dir: folder for `engine_<i>.log`, made if missing.
+        host: address to listen on; default the settings'.
+        ports: one an engine; default from `engine_port_base`, else free ones.
+        gpu_ids: CUDA devices, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
+
+    Raises:
+        EngineUnreachable: an engine did not come up; kinds `port_taken`, `engine_exited`, `engine_start_timeout`.
+        SettingsError: kind `external` without addresses, or not `count` ports.
+    """
+    if settings.engine == "external":
+        engines = _external(settings)
+        await _all_healthy(engines, settings)
+        yield engines
+        return
+    engines = []
+    try:
+        host = host or settings.engine_host
+        for i, port in enumerate(_ports(settings, host, count, ports)):
+            chosen = None if gpu_ids is None else tuple(gpu_ids[i * gpus_per_engine : (i + 1) * gpus_per_engine])
+            command = engine_command(
+                settings, str(model_path), host=host, port=port, gpus_per_engine=gpus_per_engine, gpu_ids=chosen
+            )
+            log_path = Path(log_dir) / f"engine_{i}.log"
+            engines.append(_start(command.arguments, dict(command.environment), host, port, log_path))
+        await _all_healthy(engines, settings)
+        yield engines
+    finally:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as group:
+                for engine in engines:
+                    group.start_soon(engine.stop)
+
+
+@contextmanager
+def launch_blocking(
+    settings: EngineSettings, model_path: str | Path, *, count: int = 1, log_dir: str | Path, host: str | None = None
+) -> Iterator[list[EngineProcess]]:
+    """`launch` for code without an event loop."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(
+            launch(settings, model_path, count=count, log_dir=log_dir, host=host)
+        ) as engines,
+    ):
+        yield engines
+
+
+def _external(settings: EngineSettings) -> list[EngineProcess]:
+    if not settings.rollout_external_engine_addrs:
+        raise SettingsError("--engine external needs --rollout-external-engine-addrs host:port [host:port ...]")
+    return [EngineProcess(normalise_url(address)) for address in settings.rollout_external_engine_addrs]
+
+
+def _start(
+    arguments: Sequence[str], environment: dict[str, str], host: str, port: int, log_path: Path
+) -> EngineProcess:
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    guard = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            (*guard, *arguments),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    reach = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return EngineProcess(f"http://{reach}:{port}", process.pid, log_path, process)
+
+
+def _ports(settings: EngineSettings, host: str, count: int, ports: Sequence[int] | None) -> list[int]:
+    if ports is not None and len(ports) != count:
+        raise SettingsError(f"expected {count} ports for {count} engines, got {len(ports)}")
+    base = settings.engine_port_base
+    wanted = list(ports or ([0] * count if base is None else range(base, base + count)))
+    # Held open together until all are known, so that free ports are distinct.
+    held: list[socket.socket] = []
+    try:
+        for port in wanted:
+            held.append(_bind(host, port))
+        return [int(held_socket.getsockname()[1]) for held_socket in held]
+    finally:
+        for held_socket in held:
+            held_socket.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    probe = socket.socket(family, socket.SOCK_STREAM)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((host, port))
+    except OSError as error:
+        probe.close()
+        if error.errno != errno.EADDRINUSE:
+            raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise EngineUnreachable(
+            f"port {port} on {host} is taken by another process; choose another --engine-port-base or leave it out",
+            kind="port_taken",
+        ) from error
+    return probe
+
+
+async def _all_healthy(engines: Sequence[EngineProcess], settings: EngineSettings) -> None:
+    failures: list[EngineUnreachable] = []
+    async with (
+        Transport(connect_timeout=settings.engine_connect_timeout) as transport,
+        anyio.create_task_group() as group,
+    ):
+
+        async def one(engine: EngineProcess) -> None:
+            try:
+                await _healthy(engine, transport, settings.engine_start_timeout)
+            except EngineUnreachable as error:
+                failures.append(error)
+                group.cancel_scope.cancel()
+
+        for engine in engines:
+            group.start_soon(one, engine)
+    if failures:
+        raise failures[0]
+
+
+async def _healthy(engine: EngineProcess, transport: Transport, timeout: float) -> None:
+    last = "no connection"
+    with anyio.move_on_after(timeout):
+        while (status := engine.poll()) is None:
+            try:
+                code, _ = await transport.exchange("GET", engine.url + "/health")
+            except EngineUnreachable as error:
+                last = str(error)
+            else:
+                if code == 200:
+                    return
+                last = f"/health answered {code}"
+            await anyio.sleep(_POLL_EVERY)
+        raise EngineUnreachable(
+            f"the engine for {engine.url} ended with status {status} while starting; its log {engine.log_path} ends:\n"
+            f"{engine.log_tail()}",
+            kind="engine_exited",
+        )
+    tail = f"; its log {engine.log_path} ends:\n{engine.log_tail()}" if engine.log_path else ""
+    raise EngineUnreachable(
+        f"the engine at {engine.url} was not healthy within {timeout:g} s (--engine-start-timeout): {last}{tail}",
+        kind="engine_start_timeout",
+    )

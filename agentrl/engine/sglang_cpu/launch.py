@@ -1,0 +1,58 @@
+"""Start a real SGLang server on CPU torch: `python launch.py <options of sglang.launch_server>`.
+
+Three gaps of the public wheels are filled before SGLang is imported:
+
+1. torchvision's wheel is linked to CUDA torch, so its operators are missing under CPU torch and its import fails on
+   them. Declaring the two operators it asks for is enough.
+2. There is no CPU build of `sgl_kernel`. SGLang imports names from it but, on a CPU without AMX, calls none:
+   `stubs/sgl_kernel` has the names.
+3. Capturing routed experts pins host memory through CUDA's runtime even on CPU: that becomes a no-op.
+
+SGLang's child processes import this file again as their main module and so get the same.
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent / "stubs"))
+
+import torch
+
+
+def declare_torchvision_operators() -> None:
+    """Give torchvision the operator schemas that its CUDA-linked library cannot register here."""
+    for name in ("nms", "qnms"):
+        try:
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        except RuntimeError:  # a torchvision that fits has declared it already
+            return
+
+
+class HostMemoryPinning:
+    """The part of `torch.cuda.cudart()` that pins host memory, as a no-op."""
+
+    class cudaError:
+        success = 0
+
+    @staticmethod
+    def cudaHostRegister(*args: object) -> int:
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(*args: object) -> int:
+        return 0
+
+    @staticmethod
+    def cudaGetErrorString(error: object) -> str:
+        return str(error)
+
+
+declare_torchvision_operators()
+if not torch.cuda.is_available():
+    torch.cuda.cudart = lambda: HostMemoryPinning
+
+if __name__ == "__main__":
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)
