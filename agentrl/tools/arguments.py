@@ -83,8 +83,9 @@ def read_arguments(function: Callable[..., Any], name: str, descriptions: Mappin
     injected: list[str] = []
     for position, parameter in enumerate(visible_parameters(function)):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            shown = parameter.replace(annotation=parameter.empty)
             raise PluginError(
-                f"tool {name!r}: parameter {str(parameter)!r} cannot be given by name; "
+                f"tool {name!r}: parameter '{shown}' cannot be given by name; "
                 "a tool's parameters must be ordinary or keyword-only ones"
             )
         if parameter.name not in hints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, overload
@@ -18,6 +19,7 @@ from agentrl.tools.arguments import Arguments, Injected, needs_self, read_argume
 from agentrl.tools.docstring import parse_docstring
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
 
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_MAX_OUTPUT_CHARS = 16_384
 
@@ -45,6 +47,10 @@ class Tool:
         max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
     ) -> None:
         self.name = name or getattr(function, "__name__", "") or type(function).__name__
+        if not _NAME.fullmatch(self.name):
+            raise PluginError(
+                f"tool {self.name!r}: a name has 1 to 64 letters, digits, '_' or '-'; give one with @tool(name=...)"
+            )
         summary, argument_descriptions = parse_docstring(getattr(function, "__doc__", None))
         self.description = description or summary or self.name.replace("_", " ")
         if not timeout > 0:

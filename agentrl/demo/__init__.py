@@ -1,0 +1,8 @@
+"""The demo: a tiny model learns to use a calculator, on a laptop, within minutes.
+
+1. `task` is the task itself: problems, the `calculator` tool, `CalculatorEnv`. Held-out problems use operands that
+   never occur in training, so their answers cannot be known by heart.
+2. `demonstrations` writes what the warm start learns from: first correct tool use (`skill`), then deliberately
+   imperfect behaviour (`habit`), so that reinforcement learning has something to improve.
+3. `warm_start` runs the project's own trainer on them; `run` is the whole demo, `python -m agentrl.demo` its door.
+"""

@@ -1,0 +1,138 @@
+"""Arithmetic with a calculator: problems, the tool, the environment.
+
+1. An answer counts only as `<answer>N</answer>` in the last turn, exactly once, with N exactly right.
+2. Operands are two-digit numbers. Those in `HELD_OUT_OPERANDS` occur in no training problem, all others in no
+   held-out problem.
+3. The phrases come in two kinds, some that mention the tool or care and some that do not; demonstrators with bad
+   habits (see `demonstrations`) rarely use the tool for the latter.
+"""
+
+import ast
+import operator
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.envs import Environment
+from agentrl.sample import Sample
+from agentrl.tools import ToolError, tool
+
+Split = Literal["train", "test"]
+
+HELD_OUT_OPERANDS = tuple(n for n in range(11, 100) if n % 7 == 3)
+TRAIN_OPERANDS = tuple(n for n in range(11, 100) if n % 7 != 3)
+
+_SHAPES = ("{}*{}+{}", "{}*{}-{}", "{}+{}*{}", "{}*{}")
+_CAREFUL = ("Use the calculator: {}", "Work out {} with care.")
+_CASUAL = ("What is {}?", "Compute {}.", "How much is {}?", "Give the value of {}.")
+_DRILLS = (
+    *_CAREFUL,
+    "Run {} on the calculator.",
+    "Tool: {}",
+    "Please use the tool to find {}.",
+    "With the calculator, {} is?",
+)
+
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+_MAX_CHARS = 40
+_MAX_VALUE = 10**12
+_ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem: the question as asked, its expression, its value, and whether the phrase calls for care."""
+
+    question: str
+    expression: str
+    answer: int
+    careful: bool
+
+
+def evaluate(expression: str) -> int:
+    """The value of an expression of integers, `+`, `-`, `*` and brackets.
+
+    Raises:
+        ValueError: it is longer than 40 characters, holds anything else, or leaves the range of 12 digits.
+    """
+    if len(expression) > _MAX_CHARS:
+        raise ValueError(f"the expression is longer than {_MAX_CHARS} characters")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError("the expression cannot be read") from error
+    return _value(tree.body)
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        value = node.value
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        value = _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = -_value(node.operand)
+    else:
+        raise ValueError("only integers, + - * and brackets are allowed")
+    if abs(value) > _MAX_VALUE:
+        raise ValueError("the value is too large")
+    return value
+
+
+@tool(timeout=5, max_output_chars=100)
+def calculator(expression: str) -> str:
+    """Evaluate an expression."""
+    try:
+        return str(evaluate(expression))
+    except ValueError as error:
+        raise ToolError(str(error)) from error
+
+
+class CalculatorEnv(Environment):
+    """Answer one arithmetic problem, with a calculator at hand; reward 1 for the exact answer, else 0."""
+
+    tools = (calculator,)
+    max_turns = 3
+
+    async def reward(self, sample: Sample) -> float:
+        return score(final_text(sample), str(sample.label))
+
+
+def score(text: str, label: str) -> float:
+    """1.0 if `text` holds exactly one `<answer>` and it is the label, else 0.0."""
+    answers = _ANSWER.findall(text)
+    return float(len(answers) == 1 and answers[0] == label)
+
+
+def final_text(sample: Sample) -> str:
+    """What comes after the last tool result: the final turn's text."""
+    return sample.response.rpartition("</tool_response>")[2]
+
+
+def make_problem(rng: random.Random, split: Split = "train", *, drill: bool = False) -> Problem:
+    """A random problem.
+
+    Args:
+        rng: where chance comes from.
+        split: which operands to use.
+        drill: phrase it as a plain order to use the tool (for the skill phase of the warm start).
+    """
+    operands = TRAIN_OPERANDS if split == "train" else HELD_OUT_OPERANDS
+    expression = rng.choice(_SHAPES).format(*rng.choices(operands, k=3))
+    phrase = rng.choice(_DRILLS if drill else _CAREFUL + _CASUAL)
+    return Problem(phrase.format(expression), expression, evaluate(expression), phrase in _DRILLS)
+
+
+def make_problems(count: int, split: Split, seed: int) -> list[Problem]:
+    """`count` different problems, the same for the same seed."""
+    rng = random.Random(f"{split} problems {seed}")
+    problems: dict[str, Problem] = {}
+    while len(problems) < count:
+        problem = make_problem(rng, split)
+        problems.setdefault(problem.question, problem)
+    return list(problems.values())

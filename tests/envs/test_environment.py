@@ -1,0 +1,175 @@
+"""The Environment's defaults: reset, running tool calls, counting, rewards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrl.envs import Environment, Step, Turn
+from agentrl.errors import AgentRLError
+from agentrl.sample import Sample
+from agentrl.tools import tool
+
+
+@dataclass
+class Call:
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+    id: str = "call_0"
+
+
+class Meeting(Environment):
+    """Two calls of `meet` finish only if they run at the same time; the later call is let go first."""
+
+    max_turns = 2
+
+    def __init__(self) -> None:
+        self.first, self.second = anyio.Event(), anyio.Event()
+        self.closed = False
+
+    @tool
+    async def meet(self, who: str) -> str:
+        """Meet."""
+        if who == "first":
+            self.first.set()
+            await self.second.wait()
+        else:
+            await self.first.wait()
+            self.second.set()
+        return who
+
+    @tool
+    def fail(self) -> str:
+        """Fail."""
+        raise RuntimeError("broken pipe")
+
+
+def turn(*calls: Call, broken: tuple[str, ...] = ()) -> Turn:
+    return Turn(0, "text", "content", tool_calls=calls, broken=broken)
+
+
+async def test_reset_shows_the_prompt() -> None:
+    env = Environment()
+    assert await env.reset(Sample(prompt="Hi")) == [{"role": "user", "content": "Hi"}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    sample = Sample(prompt=messages)
+    got = await env.reset(sample)
+    assert got == messages
+    got.append({"role": "user", "content": "more"})
+    assert sample.prompt == messages, "the sample's own prompt must not grow"
+
+
+async def test_a_turn_without_calls_ends_the_trajectory() -> None:
+    assert await Environment().step(turn()) == Step(done=True)
+
+
+async def test_calls_run_side_by_side_and_results_keep_the_order() -> None:
+    env = Meeting.create(SimpleNamespace(x=1))
+    with anyio.fail_after(5):
+        step = await env.step(turn(Call("meet", {"who": "first"}, "a"), Call("meet", {"who": "second"}, "b")))
+    assert step.messages == [
+        {"role": "tool", "tool_call_id": "a", "name": "meet", "content": "first"},
+        {"role": "tool", "tool_call_id": "b", "name": "meet", "content": "second"},
+    ]
+    assert not step.done
+    assert {key: value for key, value in step.info.items() if key != "tool_seconds"} == {"tool_calls": 2, "tool_ok": 2}
+    assert step.info["tool_seconds"] > 0
+    assert env.args.x == 1
+
+
+async def test_every_kind_of_failure_is_shown_and_counted() -> None:
+    step = await Meeting().step(
+        turn(
+            Call("fail"), Call("nobody"), Call("meet", {"whom": "x"}), Call("fail", "{"), broken=("no name", "cut off")
+        )
+    )
+    texts = [message["content"] for message in step.messages]
+    assert texts[0] == "Error: RuntimeError: broken pipe"
+    assert texts[1].startswith("Error: unknown tool `nobody`")
+    assert texts[2].startswith("Error: argument `who` is missing")
+    assert texts[3].startswith("Error: the arguments are not valid JSON")
+    assert step.messages[4]["role"] == "user"
+    assert texts[4] == (
+        "Error: the tool call could not be read: no name\nError: the tool call could not be read: cut off"
+    )
+    counts = {key: value for key, value in step.info.items() if key != "tool_seconds"}
+    assert counts == {
+        "tool_calls": 6,
+        "tool_broken": 2,
+        "tool_raised": 1,
+        "tool_unknown_tool": 1,
+        "tool_bad_arguments": 2,
+    }
+
+
+async def test_a_broken_call_alone_is_answered() -> None:
+    step = await Environment().step(turn(broken=("no name",)))
+    assert not step.done
+    assert [message["role"] for message in step.messages] == ["user"]
+
+
+async def test_methods_and_functions_of_base_classes_are_tools() -> None:
+    def plain(x: int) -> int:
+        """Plain."""
+        return x
+
+    class Child(Meeting):
+        tools = (plain,)
+
+        @tool
+        def who_am_i(self) -> str:
+            """Who."""
+            return type(self).__name__
+
+        @tool
+        def fail(self) -> str:
+            """Fail otherwise."""
+            return "fine"
+
+    env = Child()
+    names = [schema["function"]["name"] for schema in env.toolbox.schemas]
+    assert names == ["plain", "meet", "fail", "who_am_i"]
+    step = await env.step(turn(Call("who_am_i"), Call("plain", {"x": 3}), Call("fail")))
+    assert [message["content"] for message in step.messages] == ["Child", "3", "fine"]
+    assert await env.who_am_i.call({}) == "Child"
+
+
+async def test_an_undecorated_method_in_tools_is_bound_too() -> None:
+    class Counting(Environment):
+        count = 0
+
+        async def up(self, by: int) -> int:
+            """Count."""
+            self.count += by
+            return self.count
+
+        tools = (up,)
+
+    env, other = Counting(), Counting()
+    await env.step(turn(Call("up", {"by": 2})))
+    assert (env.count, other.count) == (2, 0)
+
+
+async def test_cancelling_a_step_cancels_its_tools() -> None:
+    env = Meeting()
+    with anyio.move_on_after(0.02) as scope:
+        await env.step(turn(Call("meet", {"who": "first"})))
+    assert scope.cancelled_caught
+
+
+async def test_default_reward_is_the_named_grader() -> None:
+    sample = Sample(prompt="Capital of France?", response="Paris", label="Paris")
+    assert await Environment.create(SimpleNamespace(rm_type="exact_match")).reward(sample) == 1.0
+    sample.response = "Rome"
+    assert await Environment.create(SimpleNamespace(rm_type="exact_match")).reward(sample) == 0.0
+    with pytest.raises(AgentRLError, match="rm-type"):
+        await Environment.create(SimpleNamespace(rm_type="no_such_grader")).reward(sample)
+
+
+async def test_setup_teardown_and_close_do_nothing_by_default() -> None:
+    await Environment.setup(None)
+    await Environment().close()
+    await Environment.teardown()

@@ -1,0 +1,137 @@
+"""Loading an environment by path, and the errors for what is not one."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.envs import Environment, check_environment, load_environment
+from agentrl.errors import PluginError
+from agentrl.tools import Tool
+
+FILE = """
+from agentrl import Environment
+
+class GoodEnv(Environment):
+    max_turns = 3
+
+class Other:
+    pass
+
+def generate(args, samples):
+    return samples
+
+instance = GoodEnv()
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_env.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_from_a_file_and_from_a_module(file: Path) -> None:
+    found = load_environment(f"{file}:GoodEnv")
+    assert issubclass(found, Environment)
+    assert found.max_turns == 3
+    assert load_environment("agentrl.demo.task:CalculatorEnv").__name__ == "CalculatorEnv"
+    assert load_environment("agentrl.demo.task.CalculatorEnv").__name__ == "CalculatorEnv"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("GodEnv", "has no 'GodEnv'; did you mean 'GoodEnv'"),
+        ("Other", "class Other does not subclass agentrl.Environment"),
+        ("Environment", "this is the base class itself"),
+        ("generate", "generate is a function, expected a subclass .*--custom-generate-function-path"),
+        ("instance", "this is an instance of GoodEnv; give the class"),
+        ("number", "expected a subclass of agentrl.Environment, got int 3"),
+    ],
+)
+def test_not_an_environment(file: Path, name: str, message: str) -> None:
+    with pytest.raises(PluginError, match=message) as caught:
+        load_environment(f"{file}:{name}")
+    assert str(caught.value).startswith("--env ")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere/env.py:Env", r"--env: no file .*nowhere/env\.py \(looked from "),
+        ("no_such_package_here:Env", "no module 'no_such_package_here'"),
+        ("agentrl.demo:task", "agentrl.demo.task is a module"),
+        ("JustAName", "expected 'package.module:Name'"),
+    ],
+)
+def test_not_found(path: str, message: str) -> None:
+    import agentrl.demo.task  # noqa: F401
+
+    with pytest.raises(PluginError, match=message):
+        load_environment(path)
+
+
+def test_a_file_that_does_not_import(tmp_path: Path) -> None:
+    path = tmp_path / "bad_import.py"
+    path.write_text("import does_not_exist_anywhere\n")
+    with pytest.raises(PluginError, match=r"bad_import\.py failed to import: ModuleNotFoundError"):
+        load_environment(f"{path}:Env")
+
+
+BAD_CLASSES = [
+    ("max_turns = 0", "Env.max_turns: expected a positive integer, got 0"),
+    ("max_turns = '3'", "Env.max_turns: expected a positive integer, got '3'"),
+    ("max_turns = True", "Env.max_turns: expected a positive integer, got True"),
+    ("tools = 'search'", "Env.tools: expected a list of functions, got 'search'"),
+    ("tools = [3]", "Env.tools: expected a function or a Tool, got 3"),
+    ("tools = [lambda: 1]", "Env.tools: tool '<lambda>': a name has 1 to 64 letters"),
+    ("def f(self, x): ...\n    tools = [f]", "Env.tools: tool 'f': parameter 'x' has no type hint"),
+    ("tools = [f, f]", "Env.tools: two tools are called 'f'"),
+    ("def step(self, turn): ...", r"Env.step must be a coroutine: write `async def step"),
+    ("def reset(self, sample): ...", "Env.reset must be a coroutine"),
+    ("def close(self): ...", "Env.close must be a coroutine"),
+    ("async def setup(self, args): ...", "Env.setup must be a class method"),
+    ("async def step(self): ...", r"Env.step\(self\): expected the parameters \(self, turn\)"),
+    ("async def reward(self, sample, extra): ...", "expected the parameters"),
+    ("def __init__(self, index): ...", "Env.__init__ needs index; an environment is made without arguments"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BAD_CLASSES)
+def test_bad_definitions(tmp_path: Path, body: str, message: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(
+        f"from agentrl import Environment\ndef f(x: int) -> int:\n    return x\nclass Env(Environment):\n    {body}\n"
+    )
+    with pytest.raises(PluginError, match=message) as caught:
+        load_environment(f"{path}:Env")
+    assert "bad.py:Env" in str(caught.value)
+
+
+def test_a_good_definition_with_everything_overridden() -> None:
+    class Full(Environment):
+        tools = (Tool(lambda: "x", name="f"),)
+
+        def __init__(self, size: int = 3) -> None:
+            self.size = size
+
+        @classmethod
+        async def setup(cls, args, more=None): ...  # type: ignore[no-untyped-def]
+
+        async def step(self, turn, *rest): ...  # type: ignore[no-untyped-def]
+
+    check_environment(Full)
+
+
+def test_rooms_load_neither_torch_nor_ray() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, agentrl.envs, agentrl.tools, agentrl.tiny, agentrl.demo.task\n"
+        "print([m for m in ('torch', 'ray', 'transformers', 'megatron') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
