@@ -9,7 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 from agentrl.engine.embedded.errors import RequestError, openai_error, refused
 from agentrl.engine.embedded.http import Json, error_response, json_body, until_done_or_gone
-from agentrl.engine.embedded.request import parse_generate
+from agentrl.engine.embedded.request import GenerateRequest, parse_generate
 from agentrl.engine.embedded.results import answer
 from agentrl.engine.embedded.service import Call, Service
 
@@ -27,17 +27,23 @@ async def generate(request: Request) -> Response:
         if isinstance(body, dict) and body.get("stream") and isinstance(error.body.get("error"), dict):
             return event_stream(_stream_error(error))
         return error_response(error)
-    call = service.start(parsed)
     if parsed.stream:
-        return event_stream(_stream(service, call))
+        return event_stream(_stream(service, service.start(parsed)))
+    answers = await final_answers(request, service, parsed)
+    if answers is None:
+        return Response(status_code=CLIENT_GONE)
+    return Json(answers[0] if parsed.single else answers)
+
+
+async def final_answers(request: Request, service: Service, parsed: GenerateRequest) -> list[dict[str, Any]] | None:
+    """Generate all sequences to their end; None when the client has gone, and its jobs with it."""
+    call = service.start(parsed)
     try:
-        stayed = await until_done_or_gone(request, call.done)
-        if not stayed:
-            return Response(status_code=CLIENT_GONE)
-        answers = [_final(service, call, i) for i in range(len(call.jobs))]
+        if not await until_done_or_gone(request, call.done):
+            return None
+        return [_final(service, call, i) for i in range(len(call.jobs))]
     finally:
         call.close()
-    return Json(answers[0] if parsed.single else answers)
 
 
 def raise_for_failed(finish: dict[str, Any] | None) -> None:

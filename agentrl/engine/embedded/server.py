@@ -22,6 +22,7 @@ from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.generate import generate
 from agentrl.engine.embedded.http import Handler, answers_errors
 from agentrl.engine.embedded.model import Vocabulary, context_length, load_model, read_config, slots_that_fit
+from agentrl.engine.embedded.openai import Chats, chat_completions, completions
 from agentrl.engine.embedded.service import Options, Service
 from agentrl.engine.embedded.tokens import detokenize, tokenize
 from agentrl.engine.embedded.weights import Weights
@@ -42,6 +43,8 @@ GET: dict[str, Handler] = {
 }
 POST: dict[str, Handler] = {
     "/generate": generate,
+    "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
     "/v1/tokenize": tokenize,
     "/v1/detokenize": detokenize,
     "/abort_request": control.abort_request,
@@ -86,6 +89,7 @@ def build(options: Options) -> Starlette:
     routes.append(Route("/flush_cache", answers_errors(control.flush_cache), methods=["GET", "POST"]))
     app = Starlette(routes=routes, lifespan=_lifespan, exception_handlers={404: _not_found, 405: _not_allowed})
     app.state.service = service
+    app.state.chats = Chats(service)
     app.state.weights = Weights(model)
     return app
 

@@ -1,0 +1,256 @@
+"""POST /v1/chat/completions and /v1/completions, translated to and from /generate.
+
+1. The body becomes a /generate body, so both speak to one engine path and are checked by the same rules; errors have the
+   OpenAI form.
+2. Messages are rendered and turns parsed by `agentrl.chat`, loaded at the first chat request: the same templates and
+   parsers as in training.
+3. `tool_choice` "required" or a named function needs a grammar, which this engine has not: refused, not ignored.
+4. A stream sends text as it comes; a turn that has to be parsed (tools, or a template with reasoning tags) is sent
+   whole at its end.
+"""
+
+import threading
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentrl.engine.embedded.errors import RequestError, invalid_body, openai_error
+from agentrl.engine.embedded.generate import CLIENT_GONE, DONE, event, event_stream, final_answers, raise_for_failed
+from agentrl.engine.embedded.http import Json, field, object_body
+from agentrl.engine.embedded.openai_answers import chat_choice, completion_choice, usage
+from agentrl.engine.embedded.request import GenerateRequest, parse_generate
+from agentrl.engine.embedded.results import answer
+from agentrl.engine.embedded.service import Call, Service
+from agentrl.errors import SettingsError, TemplateError
+
+if TYPE_CHECKING:
+    from agentrl.chat import Chat
+
+SAME_NAME = (
+    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty n stop stop_token_ids "
+    "stop_regex logit_bias ignore_eos no_stop_trim skip_special_tokens json_schema regex ebnf"
+)
+RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
+MOST_CHATS = 8
+"""How many sets of `chat_template_kwargs` are kept ready."""
+
+
+class Chats:
+    """The chat template and parsers, loaded when first needed; one for each set of `chat_template_kwargs`."""
+
+    def __init__(self, service: Service) -> None:
+        self._options = service.options
+        self._loaded: dict[bytes, Chat] = {}
+        self._lock = threading.Lock()
+
+    def get(self, kwargs: dict[str, Any]) -> "Chat":
+        """Blocks while loading (call it from a worker thread). Raises `RequestError` when there is no usable template."""
+        from agentrl.chat import Chat
+
+        key = orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS)
+        options = self._options
+        with self._lock:
+            if key not in self._loaded:
+                if len(self._loaded) >= MOST_CHATS:
+                    self._loaded.pop(next(iter(self._loaded)))
+                try:
+                    self._loaded[key] = Chat.load(
+                        options.model_path,
+                        chat_template=options.chat_template,
+                        template_kwargs=kwargs,
+                        tool_call_parser=options.tool_call_parser,
+                        reasoning_parser=options.reasoning_parser,
+                        trust_remote_code=options.trust_remote_code,
+                    )
+                except (TemplateError, SettingsError) as error:
+                    raise openai_error(str(error)) from error
+            return self._loaded[key]
+
+
+async def chat_completions(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await object_body(request)
+    if "messages" not in body:
+        raise invalid_body("missing", "Field required", "messages")
+    messages: list[dict[str, Any]] = field(body, "messages", list)
+    tools = _tools(body)
+    kwargs: dict[str, Any] = field(body, "chat_template_kwargs", dict, {})
+    chats: Chats = request.app.state.chats
+    chat = await anyio.to_thread.run_sync(chats.get, kwargs)
+    ids = await anyio.to_thread.run_sync(partial(_render, chat, messages, tools))
+    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    parsed = bool(tools) or chat.turn_parser.tags is not None
+    translated = _translate(
+        body, ids, limit, top=field(body, "top_logprobs", int, 0), logprobs=bool(body.get("logprobs"))
+    )
+    if parsed:
+        translated["sampling_params"]["skip_special_tokens"] = False
+    if body.get("return_meta_info"):
+        translated["return_logprob"] = True
+    generate = _parse(translated, service)
+    choice = partial(chat_choice, body=body, chat=chat, tools=tools, vocab=service.vocab, parsed=parsed)
+    head = _head(body, generate, "chat.completion")
+    if generate.stream:
+        return event_stream(_stream_chat(service, generate, head, choice, whole=parsed))
+    answers = await final_answers(request, service, generate)
+    if answers is None:
+        return Response(status_code=CLIENT_GONE)
+    return Json({**head, "choices": [choice(i, a) for i, a in enumerate(answers)], **usage(answers)})
+
+
+async def completions(request: Request) -> Response:
+    service: Service = request.app.state.service
+    body = await object_body(request)
+    if body.get("prompt") is None:
+        raise invalid_body("missing", "Field required", "prompt")
+    if body.get("suffix"):
+        raise openai_error("suffix is not supported by the embedded engine.")
+    top = field(body, "logprobs", int, 0)
+    limit = body.get("max_tokens", 16)
+    generate = _parse(
+        _translate(body, body["prompt"], limit, top=top, logprobs=body.get("logprobs") is not None), service
+    )
+    choice = partial(completion_choice, body=body, vocab=service.vocab)
+    head = _head(body, generate, "text_completion")
+    if generate.stream:
+        return event_stream(_stream_completion(service, generate, head, choice))
+    answers = await final_answers(request, service, generate)
+    if answers is None:
+        return Response(status_code=CLIENT_GONE)
+    return Json({**head, "choices": [choice(i, a) for i, a in enumerate(answers)], **usage(answers)})
+
+
+# -- in ----------------------------------------------------------------------------------------------------------
+
+
+def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
+    tools: list[dict[str, Any]] = field(body, "tools", list, [])
+    wanted = body.get("tool_choice")
+    if wanted == "none":
+        return []
+    if wanted not in (None, "auto"):
+        raise openai_error(
+            f"tool_choice {wanted!r} needs constrained decoding, which the embedded engine has not: use 'auto' or 'none', "
+            "or a real SGLang server."
+        )
+    return tools
+
+
+def _render(chat: "Chat", messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+    try:
+        return chat.session(messages, tools or None).prompt_ids
+    except TemplateError as error:
+        raise openai_error(str(error)) from error
+
+
+def _translate(body: dict[str, Any], prompt: Any, limit: Any, *, top: int, logprobs: bool) -> dict[str, Any]:
+    """The /generate body that asks for the same thing."""
+    params = {name: body[name] for name in SAME_NAME.split() if body.get(name) is not None}
+    params |= {ours: body[name] for name, ours in RENAMED.items() if body.get(name) is not None}
+    params["max_new_tokens"] = limit
+    if (body.get("response_format") or {}).get("type", "text") != "text":
+        raise openai_error("response_format needs constrained decoding, which the embedded engine has not.")
+    textual = isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str))
+    return {
+        "text" if textual else "input_ids": prompt,
+        "sampling_params": params,
+        "return_logprob": logprobs,
+        "top_logprobs_num": top,
+        "stream": body.get("stream"),
+        "rid": body.get("rid"),
+        "return_prompt_token_ids": True,
+    }
+
+
+def _parse(translated: dict[str, Any], service: Service) -> GenerateRequest:
+    try:
+        return parse_generate(translated, service.vocab, service.context)
+    except RequestError as error:
+        raise openai_error(str(error), status=error.status) from error
+
+
+def _head(body: dict[str, Any], generate: GenerateRequest, kind: str) -> dict[str, Any]:
+    return {
+        "id": generate.sequences[0].front_rid,
+        "object": kind,
+        "created": int(time.time()),
+        "model": body.get("model") or "default",
+    }
+
+
+# -- streams -----------------------------------------------------------------------------------------------------
+
+
+async def _stream_chat(
+    service: Service, generate: GenerateRequest, head: dict[str, Any], choice: Any, *, whole: bool
+) -> AsyncIterator[bytes]:
+    head = {**head, "object": "chat.completion.chunk"}
+    sent: dict[int, int] = {}
+    call = service.start(generate)
+    try:
+        async for index in call.progress():
+            if index not in sent:
+                sent[index] = 0
+                yield _chunk(head, index, {"reasoning_content": None, "role": "assistant", "content": ""})
+            finish = call.jobs[index].finish
+            raise_for_failed(finish)
+            if whole and finish is None:
+                continue
+            result = _now(service, call, index)
+            if whole:
+                message = dict(choice(index, result)["message"])
+                message.pop("role")
+                yield _chunk(head, index, message)
+            elif len(result["text"]) > sent[index]:
+                text = result["text"][sent[index] :]
+                sent[index] = len(result["text"])
+                yield _chunk(head, index, {"reasoning_content": None, "content": text})
+            if finish is not None:
+                done = choice(index, result)
+                yield _chunk(head, index, {"reasoning_content": None}, done["finish_reason"], done["matched_stop"])
+        yield DONE
+    finally:
+        call.close()
+
+
+async def _stream_completion(
+    service: Service, generate: GenerateRequest, head: dict[str, Any], choice: Any
+) -> AsyncIterator[bytes]:
+    sent: dict[int, int] = {}
+    call = service.start(generate)
+    try:
+        async for index in call.progress():
+            result = _now(service, call, index)
+            one = choice(index, result)
+            text = one["text"][sent.get(index, 0) :]
+            sent[index] = len(one["text"])
+            if call.jobs[index].finish is None:
+                one = {**one, "finish_reason": None, "matched_stop": None, "logprobs": None}
+            yield event({**head, "choices": [{**one, "text": text}]})
+        yield DONE
+    finally:
+        call.close()
+
+
+def _now(service: Service, call: Call, index: int) -> dict[str, Any]:
+    return answer(
+        call.jobs[index],
+        call.request.sequences[index],
+        service.vocab,
+        version=service.version,
+        texts=False,
+        prompt_ids=True,
+    )
+
+
+def _chunk(
+    head: dict[str, Any], index: int, delta: dict[str, Any], finish: str | None = None, matched: Any = None
+) -> bytes:
+    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": matched}
+    return event({**head, "choices": [choice]})
