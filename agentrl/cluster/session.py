@@ -40,7 +40,7 @@ class RolloutSession:
         assert s.train.hf_checkpoint is not None
         chat = Chat.load(
             s.train.hf_checkpoint,
-            chat_template=Path(rollout.chat_template_path).read_text() if rollout.chat_template_path else None,
+            chat_template=rollout.chat_template_path,
             template_kwargs=s.buffer.apply_chat_template_kwargs,
             tool_call_parser=rollout.tool_call_parser,
             reasoning_parser=rollout.reasoning_parser,

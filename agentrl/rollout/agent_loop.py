@@ -66,7 +66,7 @@ class _Trajectory:
         limit = self.context.settings.max_turns or self.env.max_turns
         for index in range(1, limit + 1):
             generation = await self._generate(index)
-            parsed = session.sampled(generation.ids, text=generation.text)
+            parsed = session.sampled(generation.ids)
             self.messages.append(assistant_message(parsed))
             if generation.finish_reason.type == "length":
                 self.sample.status = Status.TRUNCATED

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from agentrl.observability.stats import pass_at_k
+from agentrl.rollout.failures import ungrouped
 from agentrl.rollout.loop import DropGroup, Group, RolloutStats, TrajectoryRunner
 from agentrl.sample import Sample, Status
 
@@ -43,9 +44,10 @@ async def evaluate(
         except DropGroup as drop:
             stats.dropped[drop.reason] += 1
 
-    async with anyio.create_task_group() as tasks:
-        for at, group in enumerate(prompts):
-            tasks.start_soon(one, at, group)
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            for at, group in enumerate(prompts):
+                tasks.start_soon(one, at, group)
     return EvalResult(name, _metrics(runner, graded, stats, pass_threshold), graded)
 
 

@@ -5,7 +5,8 @@ whose code it was, where it raised and why.
 """
 
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
@@ -32,10 +33,27 @@ async def guarded(call: Awaitable[T], *, what: str, timeout: float, failure: typ
         if scope.cancelled_caught:
             raise failure(f"{what} took longer than {timeout:g} s", kind=f"{failure.blame}_timeout") from error
         raise failure(describe(what, error), kind=f"{failure.blame}_raised") from error
-    except AgentRLError:
-        raise
-    except Exception as error:
+    except Exception as raised:  # noqa: BLE001 - user code may raise anything; all of it comes out typed
+        error = first_error(raised)
+        if isinstance(error, AgentRLError):
+            raise error from None
         raise failure(describe(what, error), kind=f"{failure.blame}_raised") from error
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """Let a task group's failure out as the first error in it, not wrapped in an exception group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error inside nested exception groups; the error itself if it is no group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def describe(what: str, error: BaseException) -> str:

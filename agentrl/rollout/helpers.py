@@ -57,7 +57,7 @@ class Recorder:
         params = context.turn_params(self.params, sample, record.turns, budget)
         generation = await context.client.generate(sample.tokens, params, session_id=f"custom-{id(record)}")
         record_generation(sample, generation, record.turns)
-        record.session.sampled(generation.ids, text=generation.text)
+        record.session.sampled(generation.ids)
         sample.status = Status.TRUNCATED if generation.finish_reason.type == "length" else Status.COMPLETED
         record.seen = len(conversation)
         return context.chat.decode(generation.ids, skip_special_tokens=True)

@@ -19,7 +19,7 @@ from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext, entered
-from agentrl.rollout.failures import guarded, mark_failed, mask_out
+from agentrl.rollout.failures import guarded, mark_failed, mask_out, ungrouped
 from agentrl.rollout.filters import GroupFilter, judge
 from agentrl.rollout.functions import GenerateFunction, settle
 from agentrl.rollout.helpers import Recorder, recording
@@ -105,9 +105,10 @@ class TrajectoryRunner:
             async def one(at: int, sample: Sample) -> None:
                 finished[at] = await self._trajectory(sample, params, evaluation, stats)
 
-            async with anyio.create_task_group() as tasks:
-                for at, sample in enumerate(samples):
-                    tasks.start_soon(one, at, sample)
+            with ungrouped():
+                async with anyio.create_task_group() as tasks:
+                    for at, sample in enumerate(samples):
+                        tasks.start_soon(one, at, sample)
         flat = [member for members in finished for member in members]
         if whole or self.grader.by_group:
             flat = await self._grade_group(flat, stats)
@@ -239,6 +240,7 @@ class RolloutLoop:
             send.send_nowait((leased, outcome))
 
         async with AsyncExitStack() as stack:
+            stack.enter_context(ungrouped())
             stack.callback(self._release, unfinished)
             stack.enter_context(send)
             stack.enter_context(receive)

@@ -1,0 +1,144 @@
+"""The default generate: who wrote what, when it ends, and that `close` is always called."""
+
+import anyio
+import pytest
+
+from agentrl import Environment, Sample, Status, Step, tool
+from agentrl.chat import Chat
+from agentrl.errors import ContextOverflow, EnvFailure
+from agentrl.rollout.agent_loop import run_environment
+from agentrl.sample import Origin
+from tests.rollout.scripted import ScriptedEngine, make_context
+
+END = "<|im_end|>"
+CALL = '<tool_call>\n{"name": "double", "arguments": {"x": 21}}\n</tool_call>' + END
+
+
+@tool
+def double(x: int) -> int:
+    """Twice a number."""
+    return 2 * x
+
+
+class DoubleEnv(Environment):
+    tools = [double]
+    max_turns = 3
+    closed = 0
+
+    async def reward(self, sample: Sample) -> float:
+        return 1.0
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+
+async def play(chat: Chat, replies, environment=DoubleEnv, context_length: int = 2048, **settings):
+    engine = ScriptedEngine(chat, replies)
+    context = make_context(chat, engine, environment, context_length, **settings)
+    samples = await run_environment(context, Sample(prompt="What is 21*2?", index=0), context.params())
+    return samples[0].validate(), engine
+
+
+async def test_mask_is_one_exactly_on_what_the_engine_returned(chat: Chat) -> None:
+    sample, engine = await play(chat, [CALL, f"It is 42.{END}"])
+    assert sample.status is Status.COMPLETED
+    assert sample.reward == 1.0
+    assert [s.origin for s in sample.segments] == [Origin.MODEL, Origin.ENV, Origin.MODEL]
+    model_ids = chat.encode(CALL) + chat.encode(f"It is 42.{END}")
+    assert [t for t, m in zip(sample.tokens[sample.prompt_length :], sample.loss_mask, strict=True) if m] == model_ids
+    # Every request is the whole trajectory so far, to the id.
+    first, second = engine.calls[0][1], engine.calls[1][1]
+    assert first == sample.tokens[: sample.prompt_length]
+    assert second == sample.tokens[: len(second)]
+    assert "42" in chat.decode(second[len(first) + len(chat.encode(CALL)) :])
+    assert sample.weight_versions == ["3"]
+    assert sample.metadata["counters"]["tool_ok"] == 1
+
+
+async def test_turn_limit_truncates(chat: Chat) -> None:
+    sample, engine = await play(chat, [CALL])
+    assert sample.status is Status.TRUNCATED
+    assert len(engine.calls) == 3
+
+
+async def test_token_limit_truncates(chat: Chat) -> None:
+    sample, _ = await play(chat, [f"a long answer without an end{END}"], rollout_max_response_len=4)
+    assert sample.status is Status.TRUNCATED
+    assert sum(sample.loss_mask or ()) == 4
+
+
+async def test_the_context_is_never_overrun(chat: Chat) -> None:
+    prompt = len((await play(chat, [f"x{END}"]))[0].tokens)
+    for room in (40, 60, 80, 100):
+        sample, engine = await play(chat, [CALL], context_length=prompt + room)
+        assert len(sample.tokens) < prompt + room
+        assert sample.status is Status.TRUNCATED
+        assert engine.calls
+
+
+async def test_a_prompt_that_does_not_fit_is_an_overflow(chat: Chat) -> None:
+    with pytest.raises(ContextOverflow, match="the prompt has .* tokens, at most 18 fit"):
+        await play(chat, [f"x{END}"], context_length=20)
+
+
+async def test_close_is_called_on_cancel(chat: Chat) -> None:
+    DoubleEnv.closed = 0
+    with anyio.move_on_after(0.2):
+        await play(chat, [lambda: anyio.sleep_forever()])
+    assert DoubleEnv.closed == 1
+
+
+class RaisingEnv(DoubleEnv):
+    async def step(self, turn) -> Step:
+        raise KeyError("oops")
+
+
+class WrongStepEnv(DoubleEnv):
+    async def step(self, turn):
+        return "nonsense"
+
+
+class WrongResetEnv(DoubleEnv):
+    async def reset(self, sample):
+        return "nonsense"
+
+
+class HangingEnv(DoubleEnv):
+    async def step(self, turn) -> Step:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+class SilentEnv(DoubleEnv):
+    async def step(self, turn) -> Step:
+        return Step()
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (RaisingEnv, r"RaisingEnv.step raised KeyError: 'oops' at .*test_agent_loop.py:\d+"),
+        (WrongStepEnv, "WrongStepEnv.step must return a Step"),
+        (WrongResetEnv, "WrongResetEnv.reset must return a list of messages"),
+        (HangingEnv, "HangingEnv.step took longer than 0.2 s"),
+        (SilentEnv, "returned no messages and done=False"),
+    ],
+)
+async def test_an_environments_own_fault_has_its_name_on_it(chat: Chat, environment, message: str) -> None:
+    with pytest.raises(EnvFailure, match=message):
+        await play(chat, [CALL], environment, env_timeout=0.2)
+
+
+async def test_a_tools_exception_is_an_observation(chat: Chat) -> None:
+    @tool
+    def double(x: int) -> int:
+        """Twice a number."""
+        raise RuntimeError("the backend is down")
+
+    class BrokenToolEnv(DoubleEnv):
+        tools = [double]
+
+    sample, _ = await play(chat, [CALL, f"sorry{END}"], BrokenToolEnv)
+    assert "the backend is down" in sample.response
+    assert sample.metadata["counters"]["tool_raised"] == 1
+    assert sample.status is Status.COMPLETED

@@ -1,0 +1,260 @@
+"""The rollout loop: groups whole, failures by policy, nothing left running, nothing lost."""
+
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from agentrl import Environment, Sample, Status
+from agentrl.chat import Chat
+from agentrl.errors import Blame, EngineUnreachable, EnvFailure, GraderFailure
+from agentrl.rollout.filters import nonzero_std
+from agentrl.rollout.functions import GenerateFunction, RewardFunction
+from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
+from agentrl.rollout.rewards import Grader
+from agentrl.rollout.settings import FailureAction
+from tests.rollout.scripted import ScriptedEngine, make_context
+
+END = "<|im_end|>"
+
+
+class EchoEnv(Environment):
+    async def reward(self, sample: Sample) -> float:
+        return float((sample.index or 0) % 2)
+
+
+class Store:
+    """An in-memory store that remembers every group's fate (the real ledger has its own tests)."""
+
+    def __init__(self, groups: int = 1000, size: int = 2) -> None:
+        self.left, self.size, self.next = groups, size, 0
+        self.fate: dict[int, str] = {}
+        self.kept: dict[int, Sequence[Sample]] = {}
+
+    def lease(self, n: int, step: int) -> list[list[Sample]]:
+        given = []
+        for _ in range(min(n, self.left)):
+            at, self.next, self.left = self.next, self.next + 1, self.left - 1
+            given.append([Sample(group_index=at, index=at * self.size + i, prompt=f"q{at}") for i in range(self.size)])
+            self.fate[at] = "leased"
+        return given
+
+    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
+        self.fate[group_id] = "completed"
+        self.kept[group_id] = samples
+
+    def drop(self, group_id: int, reason: str) -> None:
+        self.fate[group_id] = f"dropped:{reason}"
+
+    def release(self, group_id: int, reason: str) -> None:
+        self.fate[group_id] = "released"
+
+
+def build(
+    chat: Chat, replies, *, environment=EchoEnv, generate=None, reward=None, group_filter=None, store=None, **settings
+):
+    settings = {"rollout_batch_size": 3, "n_samples_per_prompt": 2, **settings}
+    engine = ScriptedEngine(chat, replies)
+    context = make_context(chat, engine, environment, **settings)
+    function = None if generate is None else GenerateFunction.of(generate, "my generate")
+    grading = None if reward is None else RewardFunction.of(reward, "my reward", group=context.settings.group_rm)
+    runner = TrajectoryRunner(context, Grader(context.settings, context.args, grading), function)
+    return RolloutLoop(runner, store or Store(), group_filter), engine
+
+
+async def test_groups_come_whole_and_in_order(chat: Chat) -> None:
+    store = Store()
+    loop, _ = build(chat, [f"hello{END}"], store=store)
+    result = await loop.run(0)
+    assert [g[0].group_index for g in result.groups] == [0, 1, 2]
+    assert all(len(g) == 2 for g in result.groups)
+    assert [s.reward for s in result.groups[0]] == [0.0, 1.0]
+    assert store.fate == {0: "completed", 1: "completed", 2: "completed"}
+
+
+async def test_groups_done_in_an_earlier_life_are_not_generated_again(chat: Chat) -> None:
+    store = Store()
+    loop, engine = build(chat, [f"hello{END}"], store=store)
+    done = [[Sample(group_index=90), Sample(group_index=90)]]
+    result = await loop.run(0, done=done)
+    assert len(result.groups) == 3
+    assert len(engine.calls) == 4
+
+
+async def test_the_data_may_end(chat: Chat) -> None:
+    loop, _ = build(chat, [f"hello{END}"], store=Store(groups=2))
+    assert len((await loop.run(0)).groups) == 2
+
+
+async def test_a_filter_drops_groups_with_its_reason_and_others_take_their_place(chat: Chat) -> None:
+    class Flat(EchoEnv):
+        async def reward(self, sample: Sample) -> float:
+            return 1.0 if sample.group_index in (0, 2) else float((sample.index or 0) % 2)
+
+    store = Store()
+    loop, _ = build(chat, [f"hello{END}"], environment=Flat, group_filter=nonzero_std, store=store)
+    result = await loop.run(0)
+    assert [g[0].group_index for g in result.groups] == [1, 3, 4]
+    assert store.fate[0] == store.fate[2] == "dropped:zero_std_1"
+    assert result.stats.dropped == {"zero_std_1": 2}
+    assert len(result.stats.offered) == 10
+
+
+async def test_over_sampled_groups_are_released_not_lost(chat: Chat) -> None:
+    def replies(key: str):
+        return [lambda: anyio.sleep_forever()] if int(key.split("-")[0]) >= 3 else [f"hello{END}"]
+
+    store = Store()
+    loop, engine = build(chat, replies, over_sampling_batch_size=5, store=store)
+    result = await loop.run(0)
+    assert len(result.groups) == 3
+    assert store.fate[3] == store.fate[4] == "released"
+    assert engine.cancelled == 4
+
+
+async def test_a_retry_starts_fresh(chat: Chat) -> None:
+    failed: set[str] = set()
+
+    def replies(key: str):
+        index, attempt = key.split("-")[1:]
+        if index == "1" and attempt == "0":
+            failed.add(key)
+            return [EngineUnreachable("connection lost")]
+        return [f"hello{END}"]
+
+    loop, _ = build(chat, replies, failure_policy={Blame.ENGINE: FailureAction.RETRY})
+    result = await loop.run(0)
+    assert failed == {"0-1-0"}
+    assert result.stats.retries == 1
+    assert result.stats.failures == {"engine/engine": 1}
+    retried = result.groups[0][1]
+    assert retried.metadata["attempt"] == 1
+    assert retried.status is Status.COMPLETED
+    retried.validate()
+
+
+async def test_a_timeout_is_kept_masked(chat: Chat) -> None:
+    def replies(key: str):
+        return [lambda: anyio.sleep_forever()] if key.split("-")[1] == "1" else [f"hello{END}"]
+
+    loop, _ = build(chat, replies, trajectory_timeout=0.3)
+    result = await loop.run(0)
+    late = result.groups[0][1]
+    assert late.remove_sample
+    assert late.reward == 0.0
+    assert late.status is Status.FAILED
+    assert late.metadata["failure"]["blame"] == "timeout"
+
+
+async def test_a_policy_that_raises_ends_the_run_and_leaves_nothing_running(chat: Chat) -> None:
+    def replies(key: str):
+        return [EngineUnreachable("no engine")] if key.startswith("1-") else [lambda: anyio.sleep_forever()]
+
+    store = Store()
+    loop, engine = build(chat, replies, store=store)
+    with pytest.raises(EngineUnreachable, match="no engine"):
+        await loop.run(0)
+    assert engine.cancelled == 4
+    assert set(store.fate.values()) == {"released"}
+
+
+async def test_a_bad_reward_drops_the_group(chat: Chat) -> None:
+    class Nan(EchoEnv):
+        async def reward(self, sample: Sample) -> float:
+            return float("nan") if sample.group_index == 1 else 1.0
+
+    store = Store()
+    loop, _ = build(chat, [f"hello{END}"], environment=Nan, store=store)
+    await loop.run(0)
+    assert store.fate[1] == "dropped:grader/grader_bad_reward"
+
+
+@pytest.mark.parametrize("value", ["high", None, True, float("nan"), {"a": float("inf")}])
+async def test_what_is_not_a_reward_is_named(chat: Chat, value: object) -> None:
+    async def reward(args, sample, **kwargs):
+        return value
+
+    loop, _ = build(chat, [f"x{END}"], reward=reward, failure_policy={Blame.GRADER: FailureAction.RAISE})
+    with pytest.raises(GraderFailure, match="must be a finite number"):
+        await loop.run(0)
+
+
+async def test_reward_functions_in_all_forms(chat: Chat) -> None:
+    async def one(args, sample, **kwargs):
+        return float(sample.index)
+
+    def plain(args, sample):
+        return float(sample.index)
+
+    async def batched(args, samples):
+        return [float(s.index) for s in samples]
+
+    def samples_only(samples, **kwargs):
+        return [float(s.index) for s in samples]
+
+    for function, group_rm in ((one, False), (plain, False), (batched, True), (samples_only, False)):
+        loop, _ = build(chat, [f"x{END}"], reward=function, group_rm=group_rm)
+        result = await loop.run(0)
+        assert [s.reward for g in result.groups for s in g] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], function
+
+
+async def test_generate_functions_in_all_forms(chat: Chat) -> None:
+    def fill(sample: Sample) -> Sample:
+        sample.set_prompt_tokens([1, 2])
+        sample.append_model([3], [-0.1], "0", text="x")
+        sample.reward = 1.0
+        return sample
+
+    async def group(args, samples):
+        return [fill(s) for s in samples]
+
+    async def group_eval(args, samples, evaluation=False):
+        assert evaluation is False
+        return [fill(s) for s in samples]
+
+    async def single(args, sample, sampling_params):
+        assert sampling_params["temperature"] == 1.0
+        return fill(sample)
+
+    async def single_eval(args, sample, sampling_params, evaluation=False):
+        return [fill(sample)]
+
+    for function in (group, group_eval, single, single_eval):
+        loop, _ = build(chat, [], generate=function, environment=None)
+        assert len((await loop.run(0)).groups) == 3, function
+
+
+async def test_fan_out_shares_a_rollout_id(chat: Chat) -> None:
+    async def two(args, sample, sampling_params):
+        out = []
+        for _ in range(2):
+            part = Sample(tokens=[1, 2], response_length=1, rollout_log_probs=[-1.0], reward=1.0)
+            out.append(part)
+        return out
+
+    loop, _ = build(chat, [], generate=two, environment=None)
+    group = (await loop.run(0)).groups[0]
+    assert [s.rollout_id for s in group] == [0, 0, 1, 1]
+    assert all(s.loss_mask == [1] for s in group)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda s: "text", "must return a list of samples"),
+        (lambda s: s[:1], "returned 1 items for a group of 2 samples"),
+        (lambda s: [None, None], "must return a Sample or a non-empty list of them"),
+        (lambda s: s, "returned a sample without tokens"),
+        (
+            lambda s: [Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1]) for _ in s],
+            "misaligned sample: .*loss_mask has 1 entries",
+        ),
+    ],
+)
+async def test_what_a_generate_function_may_not_return(chat: Chat, make, message: str) -> None:
+    async def generate(args, samples):
+        return make(samples)
+
+    loop, _ = build(chat, [], generate=generate, environment=None)
+    with pytest.raises(EnvFailure, match=message):
+        await loop.run(0)

@@ -1,0 +1,38 @@
+"""Loading user objects by path: every way it can fail says what was looked for and where."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import PluginError
+from agentrl.plugins import load_object
+
+
+def test_loads_by_module_and_by_file(tmp_path: Path) -> None:
+    (tmp_path / "my_env.py").write_text("class Env: ...\ndef generate(): return 7\n")
+    assert load_object("collections:OrderedDict", what="--env").__name__ == "OrderedDict"
+    assert load_object("collections.OrderedDict", what="--env").__name__ == "OrderedDict"
+    file = str(tmp_path / "my_env.py")
+    assert load_object(f"{file}:Env", what="--env").__name__ == "Env"
+    assert load_object(file, what="--env", default_names=("generate",))() == 7
+    assert load_object(f"{file}:Env", what="--env") is load_object(f"{file}:Env", what="--env")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nonsense", "expected 'package.module:Name' or 'path/file.py:Name'"),
+        ("no_such_module:Env", "no module 'no_such_module'"),
+        ("collections:OrderedDic", "did you mean 'OrderedDict'"),
+        ("no/such/file.py:Env", "no file .*no/such/file.py"),
+    ],
+)
+def test_what_cannot_be_found(path: str, message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        load_object(path, what="--env")
+
+
+def test_a_file_that_fails_to_import_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_thing_here\n")
+    with pytest.raises(PluginError, match=r"broken.py failed to import: ModuleNotFoundError.*no_such_thing_here"):
+        load_object(f"{tmp_path}/broken.py:Env", what="--env")

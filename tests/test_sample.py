@@ -1,0 +1,105 @@
+"""The sample record: growing, checking, carrying."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl import Sample
+from agentrl.errors import SampleError
+from agentrl.sample import Origin, Segment, SpecInfo, Status
+
+token = st.integers(0, 200_000)
+log_prob = st.floats(-50, 0, allow_nan=False)
+part = st.one_of(
+    st.tuples(st.just(Origin.MODEL), st.lists(st.tuples(token, log_prob), max_size=8)),
+    st.tuples(st.sampled_from([Origin.ENV, Origin.CLOSE]), st.lists(st.tuples(token, st.just(0.0)), max_size=8)),
+)
+
+
+def grow(prompt: list[int], parts: list[tuple[Origin, list[tuple[int, float]]]]) -> Sample:
+    sample = Sample(group_index=1, index=2, label="x", metadata={"a": [1, {"b": None}]})
+    sample.set_prompt_tokens(prompt)
+    for turn, (origin, pairs) in enumerate(parts):
+        ids = [i for i, _ in pairs]
+        if origin is Origin.MODEL:
+            sample.append_model(ids, [p for _, p in pairs], str(turn), text="m", turn=turn)
+        else:
+            sample.append_observation(ids, text="o", turn=turn, origin=origin)
+    return sample
+
+
+@given(st.lists(token, min_size=1, max_size=5), st.lists(part, max_size=6))
+def test_the_mask_is_one_exactly_on_model_tokens(prompt: list[int], parts) -> None:
+    sample = grow(prompt, parts).validate()
+    expected_mask = [int(origin is Origin.MODEL) for origin, pairs in parts for _ in pairs]
+    assert sample.tokens == prompt + [i for _, pairs in parts for i, _ in pairs]
+    assert sample.loss_mask == expected_mask
+    assert sample.rollout_log_probs == [p for _, pairs in parts for _, p in pairs]
+    assert sample.prompt_length == len(prompt)
+    written = [0] * sample.response_length
+    for segment in sample.segments:
+        written[segment.start : segment.end] = [int(segment.origin is Origin.MODEL)] * (segment.end - segment.start)
+    assert written == expected_mask
+
+
+@given(st.lists(token, min_size=1, max_size=5), st.lists(part, max_size=6), st.booleans())
+def test_round_trips_lose_nothing(prompt: list[int], parts, truncated: bool) -> None:
+    sample = grow(prompt, parts)
+    sample.status = Status.TRUNCATED if truncated else Status.COMPLETED
+    sample.spec_info = SpecInfo(1, 2, 3, 4)
+    assert Sample.from_dict(copy.deepcopy(sample.to_dict())) == sample
+    assert Sample.from_arrays(*sample.to_arrays()) == sample
+
+
+def test_lengths_that_disagree_are_an_error_at_once() -> None:
+    sample = Sample()
+    sample.set_prompt_tokens([1])
+    with pytest.raises(SampleError, match="2 ids but 1 log-probs"):
+        sample.append_model([1, 2], [-0.5])
+    with pytest.raises(SampleError, match="log-prob nan at position 1"):
+        sample.append_model([1, 2], [-0.5, float("nan")])
+    assert sample.response_length == 0
+
+
+def test_appending_to_a_sample_without_a_mask_is_refused() -> None:
+    sample = Sample(tokens=[1, 2, 3], response_length=2)
+    with pytest.raises(SampleError, match="no loss_mask"):
+        sample.append_model([4], [-1.0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"response_length": 9}, "response_length is 9 but there are 5 tokens"),
+        ({"response_length": 5}, "the prompt's tokens are missing"),
+        ({"loss_mask": [1]}, "loss_mask has 1 entries, response_length is 3"),
+        ({"loss_mask": [1, 2, 0]}, "values other than 0 and 1"),
+        ({"rollout_log_probs": [0.0]}, "rollout_log_probs has 1 entries"),
+        ({"rollout_log_probs": [0.0, float("inf"), 0.0]}, "not finite"),
+        ({"loss_mask": [1, 1, 1]}, "disagrees with who wrote"),
+        ({"segments": [Segment(Origin.MODEL, 0, 2, 1)]}, "cover 2 of 3"),
+    ],
+)
+def test_validate_names_what_is_wrong(change: dict[str, object], message: str) -> None:
+    sample = grow([1, 2], [(Origin.MODEL, [(3, -1.0), (4, -1.0)]), (Origin.ENV, [(5, 0.0)])])
+    for name, value in change.items():
+        setattr(sample, name, value)
+    with pytest.raises(SampleError, match=message):
+        sample.validate()
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), "1", True, {"a": 1.0}])
+def test_reward_must_be_a_finite_number(reward: object) -> None:
+    with pytest.raises(SampleError):
+        Sample(reward=reward).get_reward_value()
+
+
+def test_reward_key_picks_from_a_dict() -> None:
+    assert Sample(reward={"score": 2, "format": 0.5}).get_reward_value("score") == 2.0
+
+
+def test_unknown_fields_are_refused() -> None:
+    with pytest.raises(SampleError, match="unknown sample fields"):
+        Sample.from_dict({"tokens": [], "foo": 1})
