@@ -1,0 +1,201 @@
+"""Metrics of a run: one logger, several sinks.
+
+1. `metrics.jsonl` in the run's folder is always written: one JSON object a `log` call, appended and flushed, with
+   `step` and `time` (Unix seconds). A value that is not finite is written as null and named under `nonfinite`.
+2. TensorBoard event files (without torch or TensorFlow) and Weights & Biases are sinks beside it.
+3. Resuming at a step drops every row of that step and later ones: they belong to a life that no checkpoint proves.
+   The file is replaced atomically; TensorBoard is told to purge the same steps.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import orjson
+
+from agentrl.errors import DataError, SettingsError
+from agentrl.observability.settings import ObservabilitySettings
+
+FILE_NAME = "metrics.jsonl"
+
+
+class Sink(Protocol):
+    """Somewhere metrics go."""
+
+    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
+        """Take one step's metrics; `at` is Unix seconds."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go."""
+        ...
+
+
+class MetricsLogger:
+    """Sends a step's metrics to all sinks; a context manager that closes them."""
+
+    def __init__(self, settings: ObservabilitySettings, folder: str | Path, *, resume_step: int = 0) -> None:
+        """Open the sinks.
+
+        Args:
+            settings: which sinks, and every how many steps.
+            folder: the run's folder; made if missing.
+            resume_step: the first step of this life; rows of it and later ones are dropped, all rows if it is 0.
+
+        Raises:
+            SettingsError: a sink that was asked for is not installed.
+            DataError: the metrics file is there but is not what this class writes.
+        """
+        self._interval = settings.log_interval
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._sinks: list[Sink] = []
+        with ExitStack() as opened:
+            self._add(JsonlSink(folder / FILE_NAME, resume_step=resume_step), opened)
+            if settings.use_tensorboard:
+                where = Path(settings.tensorboard_dir or folder / "tensorboard")
+                self._add(TensorBoardSink(where, resume_step=resume_step), opened)
+            if settings.use_wandb:
+                self._add(WandbSink(settings, folder, resumed=resume_step > 0), opened)
+            self._opened = opened.pop_all()
+
+    def _add(self, sink: Sink, opened: ExitStack) -> None:
+        self._sinks.append(sink)
+        opened.callback(sink.close)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one step's metrics. Steps between log intervals are skipped, but never those with `eval/` metrics."""
+        if step % self._interval and not any(name.startswith("eval/") for name in metrics):
+            return
+        at = time.time()
+        plain = {name: float(value) for name, value in metrics.items()}
+        for sink in self._sinks:
+            sink.write(step, at, plain)
+
+    def close(self) -> None:
+        """Close all sinks."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class JsonlSink:
+    """`metrics.jsonl`: append-only while a run lives, cut back when it resumes."""
+
+    def __init__(self, path: Path, *, resume_step: int = 0) -> None:
+        if path.exists():
+            _cut_back(path, resume_step)
+        self._file = path.open("ab")
+
+    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
+        row: dict[str, Any] = {"step": step, "time": at, **metrics}
+        if odd := {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}:
+            row["nonfinite"] = odd
+        self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Event files by TensorBoard's own writer; needs neither torch nor TensorFlow."""
+
+    def __init__(self, folder: Path, *, resume_step: int = 0) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise SettingsError(
+                "--use-tensorboard needs the package tensorboard: pip install tensorboard, or pass --no-use-tensorboard"
+            ) from error
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder))
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=max(resume_step, 0), session_log=start))
+
+    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(self._event(wall_time=at, step=step, summary=self._summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Weights & Biases; the run's id is kept in the folder, so that a resume continues the same run."""
+
+    def __init__(self, settings: ObservabilitySettings, folder: Path, *, resumed: bool) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise SettingsError(
+                "--use-wandb needs the package wandb: pip install 'agentrl[wandb]', or leave --use-wandb out"
+            ) from error
+        id_file = folder / "wandb_id"
+        known = id_file.read_text().strip() if resumed and id_file.is_file() else None
+        self._run = wandb.init(
+            project=settings.wandb_project,
+            group=settings.wandb_group,
+            name=settings.wandb_name,
+            dir=str(folder),
+            id=known,
+            resume="allow",
+        )
+        id_file.write_text(str(self._run.id))
+
+    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
+        # W&B's own counter must never go back, and an evaluation before training has step -1.
+        self._run.log({**metrics, "rollout": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The rows of a `metrics.jsonl`, with values that were not finite as floats again.
+
+    A last line without its newline was being written when the run was killed; it is left out.
+
+    Raises:
+        DataError: no such file, or a line that is not a JSON object with a `step`.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; a run writes it into its --output-dir") from error
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise DataError(f"{path} line {number}: not valid JSON: {error}") from error
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise DataError(f"{path} line {number}: expected a JSON object with an integer step")
+        for name, text in row.pop("nonfinite", {}).items():
+            row[name] = float(text)
+        yield row
+
+
+def _cut_back(path: Path, resume_step: int) -> None:
+    kept = [row for row in read_metrics(path) if row["step"] < resume_step] if resume_step > 0 else []
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("wb") as file:
+        for row in kept:
+            odd = {k: str(v) for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
+            file.write(orjson.dumps({**row, "nonfinite": odd} if odd else row, option=orjson.OPT_APPEND_NEWLINE))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)

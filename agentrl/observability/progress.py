@@ -1,0 +1,108 @@
+"""What a run shows on the terminal while it goes: a live display for people, plain lines for logs and pipes.
+
+`live` keeps one status line at the bottom and prints each finished step above it; `plain` prints one line a step
+and one when it starts; `off` prints nothing; `auto` is live where standard error is a terminal.
+"""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+from agentrl.observability.settings import ObservabilitySettings
+
+_SHOWN = (
+    ("rollout/reward", "reward", "{:.3f}"),
+    ("rollout/success", "success", "{:.1%}"),
+    ("rollout/used_tool", "used tool", "{:.0%}"),
+    ("rollout/response_length", "length", "{:.0f}"),
+    ("train/loss", "loss", "{:.4f}"),
+    ("train/grad_norm", "grad", "{:.3f}"),
+    ("perf/rollout_tokens_per_second", "tokens/s", "{:,.0f}"),
+    ("perf/step_seconds", "time", "{:.1f}s"),
+)
+_SHOWN_OF_EVAL = ("reward", "success", "pass@1", "used_tool")
+
+
+class Progress:
+    """Told of phases and finished steps; a context manager."""
+
+    def __init__(
+        self, settings: ObservabilitySettings, *, total: int, done: int = 0, console: Console | None = None
+    ) -> None:
+        """Args:
+        settings: which form of display.
+        total: rollouts in the whole run.
+        done: rollouts that an earlier life has finished.
+        console: where to write; standard error if not given.
+        """
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._mode = settings.progress
+        if self._mode == "auto":
+            self._mode = "live" if self._console.is_terminal else "plain"
+        self._total, self._started, self._last_phase = total, time.monotonic(), ""
+        self._bar: RichProgress | None = None
+        if self._mode == "live":
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
+            self._bar = RichProgress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("starting", total=total, completed=done)
+
+    def phase(self, text: str) -> None:
+        """What the run is doing now."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+        elif self._mode == "plain" and not self._last_phase and text:
+            self._line(text)
+        self._last_phase = text
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step, or an evaluation after it, is finished."""
+        if self._mode == "off":
+            return
+        evaluation = any(name.startswith("eval/") for name in metrics)
+        if self._bar is not None and not evaluation:
+            self._bar.update(self._task, completed=step + 1)
+        self._line(describe_step(step, self._total, metrics))
+
+    def _line(self, text: str) -> None:
+        self._console.print(f"[{time.monotonic() - self._started:7.1f}s] {text}", markup=False)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:
+    """One line about a step: `rollout 3/100  reward 0.512  tokens/s 1,204`, or `eval after rollout 3  ...`."""
+    if any(name.startswith("eval/") for name in metrics):
+        when = f"eval after rollout {step + 1}" if step >= 0 else "eval before training"
+        return "  ".join([when, *_eval_parts(metrics)])
+    parts = [f"{label} {form.format(metrics[name])}" for name, label, form in _SHOWN if name in metrics]
+    return "  ".join([f"rollout {step + 1}/{total}", *parts])
+
+
+def _eval_parts(metrics: Mapping[str, float]) -> list[str]:
+    parts = []
+    for name, value in metrics.items():
+        _, _, rest = name.partition("/")
+        data, _, what = rest.rpartition("/")
+        if what in _SHOWN_OF_EVAL:
+            parts.append(f"{data} {what} {value:.3f}")
+    return parts
