@@ -1,0 +1,197 @@
+"""Where the trainer runs, and what lets megatron.core run without CUDA.
+
+1. `prepare()` must be called before process groups or models are built. Where CUDA is available it returns at once and
+   changes nothing.
+2. Without CUDA it replaces only behaviour that would raise there: literal `device="cuda"` arguments and pinned memory
+   in a few megatron modules, `torch.cuda.current_device` and the stream calls, `.cuda()`, checks of dtypes by
+   type string, and the random-state tracker. Everything else is stock megatron.core.
+3. It also mends three faults of the distributed optimizer's checkpoints with torch's own Adam (the case without
+   Transformer Engine): no state before the first step, no `step` in loaded state, one `step` tensor shared by all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from agentrl.errors import TrainError
+
+CPU = torch.device("cpu")
+
+_FACTORIES = frozenset({"zeros", "ones", "empty", "tensor", "full", "arange", "empty_like", "zeros_like"})
+
+_MODULES = (
+    "pipeline_parallel.schedules",
+    "optimizer.optimizer",
+    "optimizer.clip_grads",
+    "optimizer.grad_scaler",
+    "transformer.utils",
+    "utils",
+    "models.common.embeddings.rope_utils",
+    "dist_checkpointing.strategies.state_dict_saver",
+    "dist_checkpointing.exchange_utils",
+    "tensor_parallel.data",
+    "distributed.param_and_grad_buffer",
+)
+"""Modules of megatron.core with a literal CUDA device or pinned memory on the training or checkpoint path."""
+
+
+def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
+    """The device of a trainer process: its GPU where there is one, else the CPU.
+
+    Raises:
+        TrainError: `kind` asks for a device that this machine does not have, or for the CPU beside a GPU.
+    """
+    if kind != "auto" and (kind == "cuda") != torch.cuda.is_available():
+        have = "has" if torch.cuda.is_available() else "has no"
+        raise TrainError(f"device {kind} was asked for, but this process {have} CUDA; set CUDA_VISIBLE_DEVICES")
+    if not torch.cuda.is_available():
+        return CPU
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+@functools.cache
+def prepare() -> None:
+    """Make megatron.core usable on this machine; idempotent, and a no-op where CUDA is available."""
+    if torch.cuda.is_available():
+        return
+    _patch_torch()
+    on_cpu = _TorchOnCpu("torch")
+    for name in _MODULES:
+        vars(importlib.import_module(f"megatron.core.{name}"))["torch"] = on_cpu
+    from megatron.core.optimizer import distrib_optimizer, optimizer
+
+    for cls in (optimizer.Float16OptimizerWithFloat16Params, distrib_optimizer.DistributedOptimizer):
+        cls.__init__ = _with_cuda_type_names(cls.__init__)
+    _patch_rng()
+    _patch_distributed_optimizer(distrib_optimizer.DistributedOptimizer)
+
+
+class _TorchOnCpu(types.ModuleType):
+    """`torch` as a few megatron modules see it: tensors asked for on CUDA or in pinned memory are made on the CPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if name not in _FACTORIES:
+            return found
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
+                kwargs["device"] = CPU
+            kwargs.pop("pin_memory", None)
+            return found(*args, **kwargs)
+
+        return make
+
+
+def _patch_torch() -> None:
+    def nothing(*_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    def same(self: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+        return self
+
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: CPU
+    cuda.synchronize = cuda.current_stream = cuda.default_stream = nothing
+    tensor: Any = torch.Tensor
+    tensor.cuda = same
+
+
+@contextlib.contextmanager
+def type_names() -> Iterator[None]:
+    """Without CUDA, `Tensor.type()` answers `torch.cuda.XTensor`: the optimizers check dtypes by that string."""
+    if torch.cuda.is_available():
+        yield
+        return
+    tensor: Any = torch.Tensor
+    original = tensor.type
+
+    def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        return answer if args or kwargs else answer.replace("torch.", "torch.cuda.", 1)
+
+    tensor.type = named
+    try:
+        yield
+    finally:
+        tensor.type = original
+
+
+def _with_cuda_type_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with type_names():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def _patch_rng() -> None:
+    """Put the tensor-parallel random-state tracker on the CPU generator."""
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    class CpuRngTracker(megatron_random.CudaRNGStatesTracker):
+        def add(self, name: str, seed: int) -> None:
+            self._is_initialized = True
+            if seed in self.seeds_ or name in self.states_:
+                raise ValueError(f"random state {name!r} or seed {seed} is already tracked")
+            self.seeds_.add(seed)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                self.states_[name] = torch.get_rng_state()
+
+        @contextlib.contextmanager
+        def fork(self, name: str = megatron_random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self.states_[name])
+                try:
+                    yield
+                finally:
+                    self.states_[name] = torch.get_rng_state()
+
+    def get_state(*_args: Any, **_kwargs: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_state(state: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
+        torch.set_rng_state(state)
+
+    megatron_random._CUDA_RNG_STATE_TRACKER = CpuRngTracker()
+    megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    megatron_random._get_cuda_rng_state = get_state
+    megatron_random._set_cuda_rng_state = set_state
+
+
+def _patch_distributed_optimizer(cls: Any) -> None:
+    """Checkpoints of the distributed optimizer over torch's Adam; see point 3 of the module."""
+    original_state, original_load = cls.state_dict, cls.load_state_dict
+    original_set = cls._set_main_param_and_optimizer_states
+
+    def state_dict(self: Any) -> Any:
+        if not self.optimizer.state:
+            for param in (p for group in self.optimizer.param_groups for p in group["params"]):
+                zeros = torch.zeros_like
+                state = {"step": torch.tensor(0.0), "exp_avg": zeros(param), "exp_avg_sq": zeros(param)}
+                self.optimizer.state[param] = state
+        return original_state(self)
+
+    def load_state_dict(self: Any, state: Any) -> None:
+        original_load(self, state)
+        for entry in self.optimizer.state.values():
+            entry["step"] = entry["step"].clone()
+
+    def set_states(self: Any, model_param: torch.nn.Parameter, tensors: dict[str, Any]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        original_set(self, model_param, {"step": state["step"], **tensors})
+
+    cls.state_dict, cls.load_state_dict = state_dict, load_state_dict
+    cls._set_main_param_and_optimizer_states = set_states

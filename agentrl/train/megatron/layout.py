@@ -1,0 +1,121 @@
+"""The process layout: process groups, ranks and sizes of tensor, pipeline, context and data parallelism.
+
+1. `Layout.join` starts torch.distributed (unless the process has), checks that the sizes fit, and builds megatron's
+   groups. It is the only place that reads megatron's global parallel state.
+2. `leave` undoes it, so that a process (a test, a restarted actor) can join again with another layout.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from agentrl.errors import TrainError
+from agentrl.train.backend import RankInfo
+from agentrl.train.settings import TrainSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of the four kinds of parallelism and this process's place in each."""
+
+    rank: int
+    world: int
+    tp: int
+    tp_rank: int
+    pp: int
+    pp_rank: int
+    cp: int
+    cp_rank: int
+    dp: int
+    dp_rank: int
+    tp_group: dist.ProcessGroup
+    pp_group: dist.ProcessGroup
+    dp_cp_group: dist.ProcessGroup
+    pp_ranks: tuple[int, ...]
+    """Global ranks of this process's pipeline, first stage first."""
+
+    @classmethod
+    def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Layout:
+        """Join the other trainer processes. Collective.
+
+        Raises:
+            TrainError: the number of processes is not a multiple of TP x PP x CP.
+        """
+        from megatron.core import parallel_state as mpu
+
+        if where.world_size % settings.model_parallel_size:
+            raise TrainError(
+                f"{where.world_size} trainer processes cannot be divided by TP x PP x CP = {settings.model_parallel_size}"
+            )
+        timeout = datetime.timedelta(minutes=settings.distributed_timeout_minutes)
+        if not dist.is_initialized():
+            backend = settings.distributed_backend
+            if backend == "auto":
+                backend = "nccl" if device.type == "cuda" else "gloo"
+            _start(backend, where, timeout)
+        mpu.initialize_model_parallel(
+            tensor_model_parallel_size=settings.tensor_model_parallel_size,
+            pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
+            context_parallel_size=settings.context_parallel_size,
+            distributed_timeout_minutes=settings.distributed_timeout_minutes,
+        )
+        pp_group = mpu.get_pipeline_model_parallel_group()
+        return cls(
+            rank=dist.get_rank(),
+            world=dist.get_world_size(),
+            tp=mpu.get_tensor_model_parallel_world_size(),
+            tp_rank=mpu.get_tensor_model_parallel_rank(),
+            pp=mpu.get_pipeline_model_parallel_world_size(),
+            pp_rank=mpu.get_pipeline_model_parallel_rank(),
+            cp=mpu.get_context_parallel_world_size(),
+            cp_rank=mpu.get_context_parallel_rank(),
+            dp=mpu.get_data_parallel_world_size(),
+            dp_rank=mpu.get_data_parallel_rank(),
+            tp_group=mpu.get_tensor_model_parallel_group(),
+            pp_group=pp_group,
+            dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
+            pp_ranks=tuple(dist.get_process_group_ranks(pp_group)),
+        )
+
+    @property
+    def first_stage(self) -> bool:
+        return self.pp_rank == 0
+
+    @property
+    def last_stage(self) -> bool:
+        return self.pp_rank == self.pp - 1
+
+    @property
+    def alignment(self) -> int:
+        """Every packed sequence is padded to a multiple of this many tokens."""
+        return 2 * self.cp if self.cp > 1 else 1
+
+    def describe(self) -> dict[str, int]:
+        """The sizes, for manifests and logs."""
+        return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp}
+
+
+def leave() -> None:
+    """Destroy megatron's groups and torch.distributed's."""
+    from megatron.core import parallel_state as mpu
+
+    mpu.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _start(backend: str, where: RankInfo, timeout: datetime.timedelta) -> None:
+    store = TCPStore(
+        where.master_addr,
+        where.master_port,
+        where.world_size,
+        is_master=where.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+    )
+    dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.world_size, timeout=timeout)

@@ -1,0 +1,105 @@
+"""Log-probabilities and entropies over a vocabulary that is cut over the tensor-parallel ranks.
+
+1. Exact: maxima, sums and expectations are reduced over the ranks; the result is the full softmax's, on every rank.
+2. float32 inside whatever the logits' dtype; logits are divided by the sampling temperature first.
+3. Lean: rows are processed in chunks and the backward pass recomputes the softmax from the logits, so no second
+   [rows, vocabulary] tensor lives between the passes, apart from the gradient itself.
+
+With p = softmax(z / T): log-prob of token y is z_y/T - logsumexp(z/T); entropy is logsumexp(z/T) - E_p[z/T]; their
+gradients in z/T are onehot(y) - p and -p (z/T - E_p[z/T]).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 25
+"""Elements of float32 work space of one chunk of rows."""
+
+
+def token_log_probs(
+    logits: Tensor, targets: Tensor, *, group: dist.ProcessGroup, vocab: int, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the chosen tokens, and entropies; differentiable in `logits`.
+
+    Args:
+        logits: [n, vocabulary of this rank], any float dtype.
+        targets: int64 [n], token ids of the whole vocabulary.
+        group: the tensor-parallel group.
+        vocab: real size of the whole vocabulary; columns that pad it to a multiple of the ranks have probability 0.
+        temperature: the sampling temperature (above 0).
+
+    Returns:
+        log_probs, entropies: float32 [n], in nats.
+    """
+    start = group.rank() * logits.size(-1)
+    width = max(0, min(logits.size(-1), vocab - start))
+    log_probs, entropies = _TokenLogProbs.apply(logits, targets, group, start, width, temperature)
+    return log_probs, entropies
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        group: dist.ProcessGroup,
+        start: int,
+        width: int,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        n = logits.size(0)
+        stats = torch.empty(3, n, dtype=torch.float32, device=logits.device)  # logsumexp, E[z], target's z
+        for rows in _chunks(n, logits.size(-1)):
+            stats[:, rows] = _stats(logits[rows, :width].float() / temperature, targets[rows] - start, group)
+        log_z, mean, chosen = stats
+        ctx.save_for_backward(logits, targets, log_z, mean)
+        ctx.start, ctx.width, ctx.temperature = start, width, temperature
+        return chosen - log_z, log_z - mean
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, targets, log_z, mean = ctx.saved_tensors
+        grad_log_prob, grad_entropy = grads
+        out = torch.zeros_like(logits)
+        for rows in _chunks(logits.size(0), logits.size(-1)):
+            z = logits[rows, : ctx.width].float() / ctx.temperature
+            p = torch.exp(z - log_z[rows, None])
+            g = -p * (grad_log_prob[rows, None] + grad_entropy[rows, None] * (z - mean[rows, None]))
+            local, mine = _local(targets[rows] - ctx.start, ctx.width)
+            picked = torch.where(mine, grad_log_prob[rows], torch.zeros_like(grad_log_prob[rows]))
+            if ctx.width:
+                g.scatter_add_(1, local[:, None], picked[:, None])
+            out[rows, : ctx.width] = (g / ctx.temperature).to(out.dtype)
+        return out, None, None, None, None, None
+
+
+def _stats(z: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[3, rows]: logsumexp, expectation of z, and z of the target, over the whole vocabulary."""
+    top = z.amax(-1) if z.size(-1) else torch.full(z.shape[:1], -torch.inf, device=z.device)
+    if group.size() > 1:
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    weights = torch.exp(z - top[:, None])
+    local, mine = _local(targets, z.size(-1))
+    chosen = z.gather(1, local[:, None])[:, 0] if z.size(-1) else torch.zeros_like(top)
+    sums = torch.stack([weights.sum(-1), (weights * z).sum(-1), torch.where(mine, chosen, torch.zeros_like(chosen))])
+    if group.size() > 1:
+        dist.all_reduce(sums, group=group)
+    total, weighted, chosen = sums
+    return torch.stack([top + torch.log(total), weighted / total, chosen])
+
+
+def _local(targets: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Column of each target on this rank (0 where it is elsewhere), and whether it is here."""
+    mine = (targets >= 0) & (targets < width)
+    return torch.where(mine, targets, torch.zeros_like(targets)), mine
+
+
+def _chunks(rows: int, width: int) -> list[slice]:
+    step = max(1, CHUNK_ELEMENTS // max(1, width))
+    return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]

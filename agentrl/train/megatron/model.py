@@ -1,0 +1,166 @@
+"""A `GPTModel` from a Hugging Face config, for this process's place in the layout.
+
+1. Fusions that need Transformer Engine or Apex are off; the layers are those of `layers.py`; inputs are always packed.
+2. Parameters start empty: `weights.load` fills every one of them.
+3. The output layer runs only on the positions asked for (`output_rows`), so that prompts cost no logits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from agentrl.errors import TrainError
+from agentrl.train.megatron.families import Family, ModelShape
+from agentrl.train.megatron.layers import block_spec
+from agentrl.train.megatron.layout import Layout
+from agentrl.train.settings import TrainSettings
+
+
+def transformer_config(shape: ModelShape, family: Family, settings: TrainSettings, device: torch.device) -> Any:
+    """Megatron's config for a model's sizes and the run's settings.
+
+    Raises:
+        TrainError: the sizes cannot be cut over the tensor- or pipeline-parallel ranks.
+    """
+    _check_cuts(shape, settings)
+    dtype = torch.bfloat16 if settings.bf16 else torch.float32
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.groups,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=family.qkv_bias,
+        qk_layernorm=family.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=settings.tensor_model_parallel_size,
+        pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
+        context_parallel_size=settings.context_parallel_size,
+        sequence_parallel=settings.sequence_parallel,
+        variable_seq_lengths=settings.pipeline_model_parallel_size > 1,
+        moe_token_dispatcher_type="alltoall",
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=settings.bf16,
+        attention_softmax_in_fp32=settings.attention_softmax_in_fp32,
+        recompute_granularity=settings.recompute_granularity,
+        recompute_method=settings.recompute_method,
+        recompute_num_layers=settings.recompute_num_layers,
+        calculate_per_token_loss=True,
+        use_cpu_initialization=device.type == "cpu",
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        cross_entropy_loss_fusion=False,
+    )
+
+
+def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
+    tp, pp = settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size
+    for name, size in (("num_attention_heads", shape.heads), ("num_key_value_heads", shape.groups)):
+        if size % tp:
+            raise TrainError(f"tensor_model_parallel_size {tp} must divide the model's {name} {size}")
+    if shape.ffn % tp or shape.hidden % tp:
+        raise TrainError(f"tensor_model_parallel_size {tp} must divide hidden {shape.hidden} and ffn {shape.ffn}")
+    if shape.layers % pp:
+        raise TrainError(f"pipeline_model_parallel_size {pp} must divide the model's {shape.layers} layers")
+
+
+def build_model(config: Any, shape: ModelShape, layout: Layout, device: torch.device) -> torch.nn.Module:
+    """This rank's part of the model on `device`, in bf16 wrapped as megatron wraps half-precision models."""
+    vocab = shape.vocab + -shape.vocab % layout.tp
+    model = GPTModel(
+        config,
+        block_spec(config),
+        vocab_size=vocab,
+        max_sequence_length=shape.max_positions,
+        pre_process=layout.first_stage,
+        post_process=layout.last_stage,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+        rotary_base=shape.rope_theta,
+        parallel_output=True,
+    )
+    model.rotary_pos_emb.inv_freq = rope_frequencies(shape).to(model.rotary_pos_emb.inv_freq.device)
+    if layout.last_stage:
+        model.output_layer.register_forward_pre_hook(_RowPicker(model), with_kwargs=True)
+    model = model.to(device)
+    return Float16Module(config, model) if config.bf16 else model
+
+
+def unwrap(model: torch.nn.Module) -> Any:
+    """The `GPTModel` inside megatron's data-parallel and half-precision wrappers."""
+    inner: Any = model
+    while hasattr(inner, "module"):
+        inner = inner.module
+    return inner
+
+
+def output_rows(model: torch.nn.Module, rows: Tensor) -> None:
+    """Compute the next forward pass's logits only at `rows`, int64 positions into this rank's packed tokens."""
+    unwrap(model).picked_rows = rows
+
+
+class _RowPicker:
+    """Picks rows of the hidden states before the output layer; under sequence parallelism it gathers them first."""
+
+    def __init__(self, model: Any) -> None:
+        self.group = model.pg_collection.tp
+        self.gathers = bool(model.output_layer.sequence_parallel)
+        if self.gathers:
+            # The gather now happens here, so the layer must take whole inputs and sum their gradients itself.
+            model.output_layer.sequence_parallel = False
+            model.output_layer.allreduce_dgrad = True
+        model.picked_rows = None
+        self.rows = lambda: model.picked_rows
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        hidden, *rest = args
+        if self.gathers:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=self.group)
+        rows = self.rows()
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        return (hidden, *rest), kwargs
+
+
+def rope_frequencies(shape: ModelShape) -> Tensor:
+    """Rotary inverse frequencies, float32 [head_dim / 2], as transformers computes them for the same config.
+
+    Raises:
+        TrainError: a rope type other than default, linear and llama3.
+    """
+    rope = shape.rope_scaling
+    base = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
+    kind = rope["rope_type"]
+    if kind == "default":
+        return base
+    if kind == "linear":
+        return base / rope["factor"]
+    if kind != "llama3":
+        raise TrainError(f"rope type {kind!r} cannot be trained with megatron yet; expected default, linear or llama3")
+    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+    context = rope["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / base
+    smooth = ((context / wavelength - low) / (high - low)).clamp(0, 1)
+    return base * ((1 - smooth) / factor + smooth)

@@ -1,0 +1,158 @@
+"""The optimizer: megatron's Adam, or Muon for the hidden matrices with AdamW for the rest.
+
+1. `step` is in two halves: gradients are made ready and their global norm taken; only if it is finite are they clipped
+   and applied. A non-finite norm raises before any weight has changed.
+2. Learning rates are set on every step from the schedule; nothing is kept in the optimizer that the schedule owns.
+3. Muon orthogonalises whole matrices, so it needs tensor parallelism 1 and no distributed optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
+
+from agentrl.errors import TrainError
+from agentrl.train.megatron import device as devices
+from agentrl.train.megatron.layout import Layout
+from agentrl.train.schedule import learning_rate, muon_learning_rate
+from agentrl.train.settings import TrainSettings
+
+
+def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) -> torch.nn.Module:
+    """Wrap the model with megatron's gradient buffers and data-parallel reductions (in float32)."""
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        use_distributed_optimizer=settings.use_distributed_optimizer,
+    )
+    return DistributedDataParallel(config, ddp, model)
+
+
+class Optimizer:
+    """Steps the wrapped model's weights; `inner` is a megatron optimizer (for checkpoints)."""
+
+    def __init__(
+        self, model: torch.nn.Module, settings: TrainSettings, layout: Layout, total_steps: int | None = None
+    ) -> None:
+        self.settings, self.total_steps = settings, total_steps
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=settings.lr,
+            min_lr=settings.min_lr,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.adam_beta1,
+            adam_beta2=settings.adam_beta2,
+            adam_eps=settings.adam_eps,
+            clip_grad=settings.clip_grad,
+            bf16=settings.bf16,
+            params_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
+            use_distributed_optimizer=settings.use_distributed_optimizer,
+        )
+        if settings.optimizer == "muon":
+            _check_muon(settings)
+            self.inner: Any = _muon(model, settings, config, layout)
+        else:
+            self.inner = get_megatron_optimizer(config, [model])
+
+    def zero_grad(self) -> None:
+        """Forget the gradients held by the optimizer."""
+        self.inner.zero_grad()
+
+    def step(self, number: int) -> dict[str, float]:
+        """Apply the gradients in the model's buffers as optimizer step `number` (from 0).
+
+        Returns:
+            `grad_norm` before clipping, and `lr`.
+
+        Raises:
+            TrainError: the gradient norm is not finite; no weight has changed.
+        """
+        rate = self._set_rates(number)
+        if self.inner.prepare_grads():
+            raise TrainError(f"optimizer step {number}: a gradient is not finite; the weights were left as they are")
+        norm = float(self.inner.get_grad_norm())
+        if not math.isfinite(norm):
+            raise TrainError(
+                f"optimizer step {number}: the gradient norm is {norm}; the weights were left as they are. "
+                "Look at the batch's log-probs and advantages, or lower the learning rate"
+            )
+        if self.settings.clip_grad > 0:
+            for part in self.inner.chained_optimizers:
+                if part.get_parameters():
+                    with devices.type_names():
+                        clip_grad_by_total_norm_fp32(part.get_parameters(), self.settings.clip_grad, norm)
+        self.inner.step_with_ready_grads()
+        return {"grad_norm": norm, "lr": rate}
+
+    def _set_rates(self, number: int) -> float:
+        rate = learning_rate(number, self.settings, self.total_steps)
+        muon_rate = muon_learning_rate(number, self.settings, self.total_steps)
+        for group in self.inner.param_groups:
+            group["lr"] = (muon_rate if group.get("muon") else rate) * group.get("lr_mult", 1.0)
+            group["weight_decay"] = self.settings.weight_decay * group.get("wd_mult", 1.0)
+        return rate
+
+    def reload(self) -> None:
+        """Take over weights that were changed outside (loaded or swapped) into the master copies."""
+        self.inner.reload_model_params()
+
+
+def _check_muon(settings: TrainSettings) -> None:
+    if settings.tensor_model_parallel_size > 1:
+        raise TrainError("optimizer muon needs whole matrices: set tensor_model_parallel_size to 1, or use adam")
+    if settings.use_distributed_optimizer:
+        raise TrainError("optimizer muon cannot be sharded: turn use_distributed_optimizer off, or use adam")
+
+
+def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConfig, layout: Layout) -> Any:
+    """Muon (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) over the decoder's matrices.
+
+    Its updates are scaled to AdamW's typical size (arXiv:2502.16982), so both can share a learning rate. Embedding,
+    output layer, norms and biases go to AdamW. Matrices are taken as megatron fuses them (q, k and v; gate and up).
+    """
+    matrices: list[torch.nn.Parameter] = []
+    decayed: list[torch.nn.Parameter] = []
+    plain: list[torch.nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and ".decoder.layers." in f".{name}":
+            matrices.append(parameter)
+        else:
+            (decayed if parameter.dim() > 1 else plain).append(parameter)
+    common: dict[str, Any] = {"is_expert_parallel": False, "lr_mult": 1.0, "is_decoupled_lr": False}
+    parts = []
+    if matrices:
+        groups: list[dict[str, Any]] = [{"params": matrices, "wd_mult": 1.0, "muon": True, **common}]
+        muon = torch.optim.Muon(groups, lr=settings.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        parts.append(_wrap(muon, config, layout, ("momentum_buffer",)))
+    rest = [
+        {"params": params, "wd_mult": wd, "muon": False, **common}
+        for params, wd in ((decayed, 1.0), (plain, 0.0))
+        if params
+    ]
+    betas = (settings.adam_beta1, settings.adam_beta2)
+    adam = torch.optim.AdamW(rest, lr=settings.lr, betas=betas, eps=settings.adam_eps, weight_decay=0.0)
+    parts.append(_wrap(adam, config, layout, ("exp_avg", "exp_avg_sq")))
+    return ChainedOptimizer(parts)
+
+
+def _wrap(optimizer: torch.optim.Optimizer, config: OptimizerConfig, layout: Layout, state: tuple[str, ...]) -> Any:
+    from megatron.core import parallel_state as mpu
+
+    def init_state(inner: torch.optim.Optimizer, _config: Any = None) -> None:
+        for parameter in (p for group in inner.param_groups for p in group["params"]):
+            if not inner.state[parameter]:
+                inner.state[parameter] = {name: torch.zeros_like(parameter.data) for name in state}
+
+    if config.bf16:
+        wrapped: Any = Float16OptimizerWithFloat16Params(optimizer, config, None, init_state)
+    else:
+        wrapped = FP32Optimizer(optimizer, config, init_state)
+    wrapped.grad_stats_parallel_group = mpu.get_model_parallel_group()
+    wrapped.tp_group = layout.tp_group
+    return wrapped

@@ -1,0 +1,170 @@
+"""Forward and backward passes over a batch's microbatches, through megatron's schedules.
+
+1. The loss of a step is `sum(weight * token loss)` over the whole step, with weights fixed beforehand. Megatron is
+   told to scale nothing (`calculate_per_token_loss` with a gradient finaliser that divides by nothing): gradients
+   are plain sums over microbatches, data-parallel and context-parallel ranks, under every layout.
+2. Every rank of the last pipeline stage computes its own tokens; results are then summed over data and context
+   parallelism and sent along the pipeline, so that all ranks hold the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.algorithms.losses import TokenInputs, token_loss
+from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.train.batch import TrainBatch
+from agentrl.train.megatron.data import MicrobatchTensors, Rows, microbatches
+from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.logprobs import token_log_probs
+from agentrl.train.megatron.model import output_rows
+from agentrl.train.packing import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Per-token arrays of one optimizer step, float32 [R] on the device, over the step's response tokens.
+
+    `old_log_probs` None means the policy itself: the ratio is 1 and its gradient that of the log-prob.
+    """
+
+    weights: Tensor
+    advantages: Tensor | None
+    old_log_probs: Tensor | None
+    ref_log_probs: Tensor | None
+    rollout_log_probs: Tensor | None
+
+
+@dataclass(slots=True)
+class Passes:
+    """Runs one model over batches; `model` is wrapped for data parallelism, `config` is its TransformerConfig."""
+
+    model: torch.nn.Module
+    config: Any
+    layout: Layout
+    vocab: int
+    temperature: float
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.config.finalize_model_grads_func = _finalize
+
+    @torch.no_grad()
+    def log_probs(self, batch: TrainBatch, plan: Plan, rows: Rows) -> NDArray[np.float32]:
+        """Log-probs [R] of the response tokens (0 for those that `rows` leaves out), the same on every rank."""
+        pairs = self._run(batch, plan, rows, self._only_log_probs, forward_only=True)
+        out = torch.zeros(len(batch.loss_mask), dtype=torch.float32, device=self.device)
+        for flat, log_probs in pairs:
+            out[flat] = log_probs
+        dist.all_reduce(out, group=self.layout.dp_cp_group)
+        if self.layout.pp > 1:
+            dist.broadcast(out, src=self.layout.pp_ranks[-1], group=self.layout.pp_group)
+        return out.cpu().numpy()
+
+    def gradients(
+        self, batch: TrainBatch, plan: Plan, inputs: StepInputs, settings: AlgorithmSettings
+    ) -> dict[str, float]:
+        """Add one step's gradients into the model's buffers; returns the loss and its weighted statistics."""
+        loss = functools.partial(self._loss, inputs=inputs, settings=settings)
+        found = self._run(batch, plan, "trained", loss, forward_only=False)
+        return self._reduce(found)
+
+    def _run(
+        self, batch: TrainBatch, plan: Plan, rows: Rows, on_logits: Callable[..., Any], *, forward_only: bool
+    ) -> list[Any]:
+        def forward(iterator: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Tensor, Any]:
+            mb = next(iterator)
+            output_rows(model, mb.rows)
+            out = model(mb.tokens, mb.positions, None, packed_seq_params=mb.packed, **self._output_dtype)
+            return out, functools.partial(on_logits, mb=mb)
+
+        layout = self.layout
+        data = microbatches(
+            batch, plan, layout.dp_rank, rows=rows, cp=layout.cp, cp_rank=layout.cp_rank, device=self.device
+        )
+        found: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=data,
+            model=[self.model],
+            num_microbatches=plan.num_microbatches,
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+        return found
+
+    @property
+    def _output_dtype(self) -> dict[str, bool]:
+        """Keep half-precision logits as they are; `token_log_probs` works in float32 chunk by chunk."""
+        return {"fp32_output": False} if self.config.bf16 else {}
+
+    def _score(self, logits: Tensor, mb: MicrobatchTensors) -> tuple[Tensor, Tensor]:
+        return token_log_probs(
+            logits[0], mb.targets, group=self.layout.tp_group, vocab=self.vocab, temperature=self.temperature
+        )
+
+    def _only_log_probs(self, logits: Tensor, *, mb: MicrobatchTensors, non_loss_data: bool) -> tuple[Tensor, Tensor]:
+        return mb.flat, self._score(logits, mb)[0]
+
+    def _loss(
+        self, logits: Tensor, *, mb: MicrobatchTensors, inputs: StepInputs, settings: AlgorithmSettings
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        log_probs, entropy = self._score(logits, mb)
+        if not settings.entropy_coef:
+            entropy = entropy.detach()
+
+        def pick(array: Tensor | None) -> Tensor | None:
+            return None if array is None else array[mb.flat]
+
+        old = log_probs.detach() if inputs.old_log_probs is None else pick(inputs.old_log_probs)
+        out = token_loss(
+            settings, TokenInputs(log_probs, old, pick(inputs.advantages), pick(inputs.ref_log_probs), entropy)
+        )
+        weights = inputs.weights[mb.flat]
+        loss = (out.loss * weights).sum()
+        sums = {name: (value.double() * weights).sum() for name, value in out.stats.items()}
+        sums["loss"] = loss.detach().double()
+        sums["tokens"] = torch.tensor(float(len(mb.flat)), dtype=torch.float64, device=loss.device)
+        rollout = pick(inputs.rollout_log_probs)
+        if rollout is not None:
+            sums["train_rollout_logprob_abs_diff"] = (log_probs.detach() - rollout).abs().double().sum()
+        return loss, torch.ones((), dtype=torch.int, device=loss.device), sums
+
+    def _reduce(self, found: list[dict[str, Tensor]]) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        if self.layout.last_stage:
+            sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=self.device))
+            for entry in found:
+                for name, value in entry.items():
+                    sums[name] = sums[name] + value
+            names = sorted(sums)
+            vector = torch.stack([sums[name] for name in names])
+            dist.all_reduce(vector, group=self.layout.dp_cp_group)
+            totals = dict(zip(names, vector.tolist(), strict=True))
+        return _along_pipeline(totals, self.layout)
+
+
+def _along_pipeline(totals: Mapping[str, float], layout: Layout) -> dict[str, float]:
+    if layout.pp == 1:
+        return dict(totals)
+    box = [dict(totals)]
+    dist.broadcast_object_list(box, src=layout.pp_ranks[-1], group=layout.pp_group)
+    return box[0]
+
+
+def _finalize(model: list[torch.nn.Module], _num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+    """Megatron's gradient reductions without its division by the number of tokens."""
+    finalize_model_grads(model, None, **kwargs)

@@ -1,0 +1,184 @@
+"""Weights between Hugging Face folders and the megatron model, following the family's table.
+
+1. `load` streams: one rule's tensors are read, cut for this rank, copied; every parameter must be filled.
+2. `export` is collective and yields full tensors under HF names on global rank 0 only, stage by stage: each stage's
+   first data-parallel replica gathers over its tensor-parallel ranks and sends to rank 0. Other ranks iterate an
+   empty stream, and must exhaust it.
+3. Nothing is converted: dtypes stay as they are, so a round trip is exact to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.errors import CheckpointError
+from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.families import Family, ModelShape, Rule
+from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.model import unwrap
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInfo:
+    """Name, dtype (`bfloat16`, ...) and full shape of one exported tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One rule for one layer (or none) with its names filled in, and the stage that has it."""
+
+    stage: int
+    parameter: str
+    names: tuple[str, ...]
+    rule: Rule
+
+
+class WeightMap:
+    """The family's table unrolled for one model and layout."""
+
+    def __init__(self, family: Family, shape: ModelShape, layout: Layout) -> None:
+        self.shape, self.layout, self.family = shape, layout, family
+        self.entries = list(self._unroll())
+
+    def _unroll(self) -> Iterator[_Entry]:
+        last, per_stage = self.layout.pp - 1, self.shape.layers // self.layout.pp
+        yield self._entry(0, self.family.embedding)
+        for layer in range(self.shape.layers):
+            for rule in self.family.layer_rules:
+                names = tuple(name.format(layer) for name in rule.hf)
+                yield _Entry(layer // per_stage, rule.megatron.format(layer % per_stage), names, rule)
+        yield self._entry(last, self.family.final_norm)
+        if not self.shape.tied:
+            yield self._entry(last, self.family.head(tied=False))
+
+    def _entry(self, stage: int, rule: Rule) -> _Entry:
+        return _Entry(stage, rule.megatron, rule.hf, rule)
+
+    def load(self, model: torch.nn.Module, folder: HFFolder) -> None:
+        """Fill this rank's parameters from a folder.
+
+        Raises:
+            CheckpointError: a tensor is missing or has another shape than the config implies.
+        """
+        parameters = dict(unwrap(model).named_parameters())
+        entries = [e for e in self.entries if e.stage == self.layout.pp_rank]
+        if self.shape.tied and "output_layer.weight" in parameters:
+            entries.append(self._entry(self.layout.pp_rank, self.family.head(tied=True)))
+        missing = set(parameters) - {e.parameter for e in entries}
+        if missing:
+            raise CheckpointError(f"the {self.family.model_type} table has no rule for {sorted(missing)}")
+        for entry in entries:
+            self._fill(parameters[entry.parameter], entry, folder)
+
+    @torch.no_grad()
+    def _fill(self, parameter: Tensor, entry: _Entry, folder: HFFolder) -> None:
+        tensors = [folder.tensor(name) for name in entry.names]
+        try:
+            local = entry.rule.layout.split(tensors, self.layout.tp_rank, self.layout.tp, self.shape)
+        except RuntimeError as error:
+            raise CheckpointError(f"{folder.path}: {entry.names} do not fit config.json ({error})") from error
+        if local.shape != parameter.shape:
+            raise CheckpointError(
+                f"{folder.path}: {', '.join(entry.names)}: expected a local shape {tuple(parameter.shape)} "
+                f"from config.json, got {tuple(local.shape)}"
+            )
+        parameter.copy_(local)
+
+    def names(self) -> list[str]:
+        """HF names in export order."""
+        return [name for entry in self.entries for name in entry.names]
+
+    def infos(self, dtype: torch.dtype) -> list[WeightInfo]:
+        """Name, dtype and shape of everything `export` yields, in its order, without touching a tensor."""
+        kind = str(dtype).removeprefix("torch.")
+        shapes = _shapes(self.shape)
+        return [WeightInfo(name, kind, shapes[_kind(name)]) for name in self.names()]
+
+    @torch.no_grad()
+    def export(
+        self, model: torch.nn.Module, dtype: torch.dtype, only: Collection[str] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield (HF name, full tensor) on rank 0; see the module's point 2.
+
+        Args:
+            model: the model, wrapped or not.
+            dtype: of the parameters.
+            only: HF names to export (any member of a rule exports the rule); the same on every rank.
+        """
+        parameters = dict(unwrap(model).named_parameters())
+        infos = {info.name: info for info in self.infos(dtype)}
+        me, first_replica = self.layout, self.layout.dp_rank == 0 and self.layout.cp_rank == 0
+        for entry in self.entries:
+            if only is not None and not any(name in only for name in entry.names):
+                continue
+            tensors: list[Tensor] = []
+            if first_replica and entry.stage == me.pp_rank:
+                tensors = self._gather(parameters[entry.parameter].detach(), entry.rule)
+            if entry.stage != 0 and first_replica and me.tp_rank == 0:
+                tensors = self._to_rank_zero(tensors, entry, [infos[name] for name in entry.names], dtype)
+            if me.rank == 0:
+                yield from zip(entry.names, tensors, strict=True)
+
+    def _gather(self, local: Tensor, rule: Rule) -> list[Tensor]:
+        parts = [local]
+        if self.layout.tp > 1:
+            parts = [torch.empty_like(local) for _ in range(self.layout.tp)]
+            dist.all_gather(parts, local.contiguous(), group=self.layout.tp_group)
+        return rule.layout.merge(parts, self.shape)
+
+    def _to_rank_zero(
+        self, tensors: list[Tensor], entry: _Entry, infos: list[WeightInfo], dtype: torch.dtype
+    ) -> list[Tensor]:
+        if entry.stage == self.layout.pp_rank:
+            for tensor in tensors:
+                dist.send(tensor.contiguous(), dst=0)
+        elif self.layout.rank == 0:
+            device = "cpu" if dist.get_backend() == "gloo" else torch.cuda.current_device()
+            tensors = [torch.empty(info.shape, dtype=dtype, device=device) for info in infos]
+            for tensor in tensors:
+                dist.recv(tensor, src=self.layout.pp_ranks[entry.stage])
+        return tensors
+
+
+def _kind(name: str) -> str:
+    return (
+        ".".join(name.removesuffix(".weight").split(".")[-1:])
+        if not name.endswith(".bias")
+        else name.split(".")[-2] + ".bias"
+    )
+
+
+def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Full shape of each kind of HF tensor."""
+    q, kv = s.heads * s.head_dim, s.groups * s.head_dim
+    norms: dict[str, tuple[int, ...]] = dict.fromkeys(
+        ("input_layernorm", "post_attention_layernorm", "norm"), (s.hidden,)
+    )
+    return norms | {
+        "embed_tokens": (s.vocab, s.hidden),
+        "lm_head": (s.vocab, s.hidden),
+        "q_proj": (q, s.hidden),
+        "k_proj": (kv, s.hidden),
+        "v_proj": (kv, s.hidden),
+        "o_proj": (s.hidden, q),
+        "q_proj.bias": (q,),
+        "k_proj.bias": (kv,),
+        "v_proj.bias": (kv,),
+        "gate_proj": (s.ffn, s.hidden),
+        "up_proj": (s.ffn, s.hidden),
+        "down_proj": (s.hidden, s.ffn),
+        "q_norm": (s.head_dim,),
+        "k_norm": (s.head_dim,),
+    }
+
+
+__all__ = ["WeightInfo", "WeightMap"]
