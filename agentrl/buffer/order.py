@@ -37,8 +37,8 @@ def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
         raise IndexError(f"index {index} is outside range({n})")
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
-    base = _mix(_mix(seed & _MASK) ^ _mix(epoch + 1))
-    keys = [_mix(base + i) for i in range(_ROUNDS)]
+    base = _mix((_mix(seed & _MASK) + epoch) & _MASK)
+    keys = [_mix((base + i) & _MASK) for i in range(_ROUNDS)]
     while True:
         left, right = index >> half, index & mask
         for key in keys:

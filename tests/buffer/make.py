@@ -1,0 +1,40 @@
+"""Builders that the buffer's tests share."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+
+from agentrl.buffer.settings import BufferSettings
+from agentrl.sample import Sample, Status
+
+
+def make_args(prompt_data: Path | str | None = None, **changes: Any) -> SimpleNamespace:
+    """The flat settings as user code and sources see them."""
+    flat = BufferSettings(prompt_data=None if prompt_data is None else str(prompt_data)).model_dump()
+    return SimpleNamespace(**{**flat, "n_samples_per_prompt": 2, "rollout_seed": 7, **changes})
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return path
+
+
+def prompts(path: Path, n: int) -> Path:
+    return write_jsonl(path, [{"input": f"question {i}", "metadata": {"number": i}} for i in range(n)])
+
+
+def finished(group_id: int, n: int = 2, tag: str = "answer") -> list[Sample]:
+    """A group as the rollout loop would hand it over."""
+    group = []
+    for j in range(n):
+        sample = Sample(
+            group_index=group_id, index=group_id * n + j, prompt=f"question {group_id}", label=str(group_id)
+        )
+        sample.set_prompt_tokens([1, 2, 3])
+        sample.append_model([4 + group_id, 5, 6 + j], [-0.1, -1 / 3, -2.0], "3", text=f"{tag} {group_id}.{j}", turn=1)
+        sample.append_observation([7], text="seen", turn=1)
+        sample.reward, sample.status = float(j), Status.COMPLETED
+        group.append(sample)
+    return group

@@ -1,0 +1,152 @@
+"""The ledger against a model of it, under random moves, crashes, checkpoints and recoveries."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agentrl.buffer import Ledger, State, audit_ledger
+from agentrl.errors import LedgerError
+from tests.buffer.make import finished
+
+BATCH = 2
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """`model` maps a group to its state; `batches` remembers what each training step was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.path = self.folder / "ledger.sqlite"
+        self.model: dict[int, State] = {}
+        self.batches: dict[int, list[int]] = {}
+        self.tags: dict[int, str] = {}
+        self.trained_at: dict[int, int] = {}
+        self.step, self.checkpoint, self.life = 0, -1, 0
+        self.ledger: Ledger
+
+    @initialize(keep=st.sampled_from(["until_checkpoint", "always"]))
+    def begin(self, keep: str) -> None:
+        self.keep = keep
+        self.open()
+
+    def open(self) -> None:
+        self.life += 1
+        self.ledger = Ledger(self.path, run_id=f"life{self.life}", keep=self.keep)  # type: ignore[arg-type]
+
+    def having(self, *states: State) -> list[int]:
+        return [group for group, state in self.model.items() if state in states]
+
+    @rule(n=st.integers(0, 4))
+    def lease(self, n: int) -> None:
+        waiting = sorted(self.having(State.WAITING))[:n]
+        new = list(range(len(self.model), len(self.model) + n - len(waiting)))
+        leases = self.ledger.lease(n, self.step)
+        assert [lease.group_id for lease in leases] == waiting + new
+        assert all(lease.prompt_index == lease.group_id for lease in leases)
+        self.model.update(dict.fromkeys(waiting + new, State.LEASED))
+
+    @rule(data=st.data(), to=st.sampled_from([s for s in State if s not in (State.LEASED, State.TRAINED)]))
+    @precondition(lambda self: self.model)
+    def move(self, data: st.DataObject, to: State) -> None:
+        group = data.draw(st.sampled_from(sorted(self.model)))
+        tag = f"life{self.life}"
+        act = {
+            State.RUNNING: lambda: self.ledger.mark_running(group),
+            State.COMPLETED: lambda: self.ledger.complete(group, finished(group, tag=tag)),
+            State.WAITING: lambda: self.ledger.release(group, "given back"),
+            State.DROPPED: lambda: self.ledger.drop(group, "filtered"),
+        }[to]
+        legal = {
+            State.RUNNING: (State.LEASED,),
+            State.COMPLETED: (State.LEASED, State.RUNNING),
+            State.WAITING: (State.LEASED, State.RUNNING),
+            State.DROPPED: (State.WAITING, State.LEASED, State.RUNNING, State.COMPLETED),
+        }[to]
+        if self.model[group] in legal:
+            act()
+            self.model[group] = to
+            if to is State.COMPLETED:
+                self.tags[group] = tag
+            for batch in self.batches.values():
+                if to is State.DROPPED and group in batch:
+                    batch.remove(group)
+        else:
+            with pytest.raises(LedgerError):
+                act()
+
+    @rule()
+    def train(self) -> None:
+        taken = self.ledger.take_completed(BATCH, self.step)
+        ids = [group.group_id for group in taken]
+        assert set(self.batches.get(self.step, [])) <= set(ids), "a batch that was fixed must stay"
+        assert all(self.model[i] is State.COMPLETED for i in ids)
+        for group in taken:
+            assert group.samples == finished(group.group_id, tag=self.tags[group.group_id])
+        self.batches[self.step] = ids
+        if len(ids) < BATCH:
+            return
+        assert len(ids) == BATCH
+        self.ledger.mark_trained(ids, self.step)
+        with pytest.raises(LedgerError):
+            self.ledger.mark_trained(ids[:1], self.step)
+        self.model.update(dict.fromkeys(ids, State.TRAINED))
+        self.trained_at.update(dict.fromkeys(ids, self.step))
+        self.step += 1
+
+    @rule(on_record=st.booleans())
+    @precondition(lambda self: self.step - 1 > self.checkpoint)
+    def save_checkpoint(self, on_record: bool) -> None:
+        # A kill between the checkpoint's own write and this record must not matter.
+        self.checkpoint = self.step - 1
+        if on_record:
+            self.ledger.checkpointed(self.checkpoint)
+
+    @rule(back=st.integers(0, 3))
+    def crash_and_recover(self, back: int) -> None:
+        """Stop at any point; resume from the newest checkpoint or an older one."""
+        self.ledger.close()
+        self.open()
+        checkpoint = max(-1, self.checkpoint - back)
+        if self.model:
+            with pytest.raises(LedgerError, match="call recover"):
+                self.ledger.lease(1, self.step)
+        done = self.ledger.recover(None if checkpoint < 0 else checkpoint)
+        late = {i for i in self.having(State.TRAINED) if self.trained_at[i] > checkpoint}
+        assert late == set(done.replayed) | set(done.remade)
+        assert set(done.released) == set(self.having(State.LEASED, State.RUNNING))
+        if self.keep == "always":
+            assert not done.remade
+        self.model.update(dict.fromkeys(done.replayed, State.COMPLETED))
+        self.model.update(dict.fromkeys([*done.remade, *done.released], State.WAITING))
+        for batch in self.batches.values():
+            batch[:] = [i for i in batch if i not in done.remade]
+        self.step, self.checkpoint = checkpoint + 1, checkpoint
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        counts = self.ledger.counts()
+        assert counts == {state: len(self.having(state)) for state in State}
+        assert len(self.ledger) == len(self.model)
+        assert self.ledger.last_step == self.step - 1
+        report = audit_ledger(self.path, through_step=self.step - 1, groups_per_step=BATCH)
+        assert report.ok, report.problems
+        assert report.trained_by_step == dict.fromkeys(range(self.step), BATCH)
+
+    def teardown(self) -> None:
+        if hasattr(self, "ledger"):
+            self.ledger.close()
+        shutil.rmtree(self.folder)
+
+
+LedgerMachine.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestLedgerMachine = LedgerMachine.TestCase

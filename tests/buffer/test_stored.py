@@ -1,0 +1,121 @@
+"""Samples as bytes and as files: nothing changes on the way, damage is named, imports stay light."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.buffer import load_rollout, save_rollout
+from agentrl.buffer.codec import decode_group, encode_group
+from agentrl.errors import DataError, SampleError
+from agentrl.sample import Sample, Status
+from tests.buffer.make import finished
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | numbers | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    sample = Sample(
+        group_index=draw(st.integers(0, 2**40)),
+        prompt=draw(st.text() | st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}), max_size=2)),
+        label=draw(plain),
+        metadata=draw(st.dictionaries(st.text(), plain, max_size=3)),
+        reward=draw(st.none() | numbers | st.dictionaries(st.text(), numbers, max_size=2)),
+        status=draw(st.sampled_from(list(Status))),
+    )
+    ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=9)
+    sample.set_prompt_tokens(draw(ids))
+    for turn in range(draw(st.integers(0, 3))):
+        wrote = draw(ids)
+        log_probs = draw(st.lists(numbers, min_size=len(wrote), max_size=len(wrote)))
+        sample.append_model(wrote, log_probs, str(turn), text=draw(st.text()), turn=turn)
+        sample.append_observation(draw(ids), turn=turn)
+    return sample
+
+
+@given(st.lists(samples(), max_size=4))
+def test_bytes_round_trip(group: list[Sample]) -> None:
+    assert decode_group(encode_group(group)) == group
+
+
+def test_a_sample_without_tokens_round_trips() -> None:
+    assert decode_group(encode_group([Sample(prompt="x")])) == [Sample(prompt="x")]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), "field 'metadata' cannot be stored"),
+        ({1: 2}, "field 'metadata' cannot be stored"),
+        (float("nan"), "field 'metadata' field 'k': holds nan"),
+        ([float("inf")], "holds inf"),
+    ],
+)
+def test_what_would_not_come_back_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(SampleError, match=message):
+        encode_group([Sample(metadata={"k": value})])
+
+
+@given(st.binary(max_size=40), st.integers(0, 10**6))
+def test_damaged_bytes_are_named(noise: bytes, cut: int) -> None:
+    whole = encode_group(finished(0))
+    for bad in (noise, whole[: cut % len(whole)]):
+        with pytest.raises(SampleError, match="is damaged"):
+            decode_group(bad)
+
+
+def test_a_rollout_round_trips_through_a_file(tmp_path: Path) -> None:
+    groups = [finished(0), finished(1, n=3)]
+    assert save_rollout(str(tmp_path / "dump"), 4, groups) == tmp_path / "dump" / "4.jsonl"
+    assert load_rollout(str(tmp_path / "dump"), 4) == groups
+    template = str(tmp_path / "r_{rollout_id}.jsonl")
+    save_rollout(template, 5, groups)
+    assert load_rollout(template, 5) == groups
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dump", "r_5.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "0.jsonl line 2: malformed JSON at column"),
+        ("{}", "line 2: expected a list of samples \\(one group\\), got an object"),
+        ("[3]", "line 2 sample 0: expected an object, got a number"),
+        ('[{}, {"tokenz": []}]', "line 2 sample 1: unknown sample fields \\['tokenz'\\]"),
+        ('[{"status": "odd"}]', "line 2 sample 0: 'odd' is not a valid Status"),
+        ('[{"tokens": [1], "response_length": 2}]', "line 2 sample 0: .*response_length is 2 but there are 1 tokens"),
+    ],
+)
+def test_bad_dumps(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "0.jsonl").write_text(f"[]\n{line}\n")
+    with pytest.raises(DataError, match=message):
+        load_rollout(str(tmp_path), 0)
+
+
+def test_dumps_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="write it with --save-debug-rollout-data first"):
+        load_rollout(str(tmp_path), 1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        save_rollout(str(tmp_path / "file"), 0, [finished(0)])
+    with pytest.raises(DataError, match="group 0 cannot be written as JSON"):
+        save_rollout(str(tmp_path), 0, [[Sample(label=object())]])
+
+
+def test_the_room_is_light() -> None:
+    code = (
+        "import sys, importlib; [importlib.import_module('agentrl.buffer.' + m) for m in "
+        "'data source ledger audit feed plugin dump settings'.split()]; "
+        "print(sorted({'torch', 'ray', 'pyarrow', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
