@@ -22,15 +22,18 @@ class EngineActor:
 
     def start(self, index: int, log_folder: str) -> str:
         """Start the server; returns its URL."""
-        from agentrl.engine.launcher import launch
+        from agentrl.engine import launch_blocking
 
         s = self._settings
         assert s.train.hf_checkpoint is not None
-        launched = launch(s.engine, s.train.hf_checkpoint, count=1, first_index=index, log_dir=Path(log_folder))
+        base = s.engine.engine_port_base
+        own = s.engine.model_copy(update={"engine_port_base": None if base is None else base + index})
+        folder = Path(log_folder) / f"engine_{index}"
+        launched = launch_blocking(own, s.train.hf_checkpoint, count=1, log_dir=folder)
         self._process = self._stack.enter_context(launched)[0]
         return self._process.url
 
-    def pid(self) -> int:
+    def pid(self) -> int | None:
         """The server's process id."""
         return self._process.pid
 

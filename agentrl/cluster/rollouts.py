@@ -35,18 +35,18 @@ class RolloutWorker:
         return {"replayed": len(recovery.replayed), "released": len(recovery.released)}
 
     @ray.method(num_returns=2)
-    async def generate(self, rollout_id: int) -> tuple[TrainBatch, dict[str, Any]]:
+    async def generate(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, Any]]:
         """Generate rollout `rollout_id`.
 
         Returns:
-            The train batch (kept in the object store until the trainers take it), and a dict with `group_ids`,
+            The train batch (kept in the object store until the trainers take it; None if the data ended), and a dict with `group_ids`,
             `metrics` and `ended` (the data has come to its end before the batch was full).
         """
         settings = self._settings
         result = await self._session.rollout(rollout_id)
         metrics = rollout_metrics(result.groups, result.stats, settings.rollout.reward_key)
         full = len(result.groups) == settings.rollout.rollout_batch_size
-        batch = TrainBatch.from_samples(result.groups, settings.rollout.reward_key) if full else TrainBatch.empty()
+        batch = TrainBatch.from_samples(result.groups, settings.rollout.reward_key) if full else None
         ids = [group[0].group_index for group in result.groups]
         return batch, {"group_ids": ids, "metrics": metrics, "ended": not full}
 
@@ -73,24 +73,28 @@ class RolloutWorker:
         """Sample on."""
         await self._session.client.resume()
 
-    async def join_weight_group(self, address: tuple[str, int], world_size: int, backend: str) -> None:
+    async def join_weight_group(self, address: tuple[str, int], world_size: int, group: str, backend: str) -> None:
         """Have every engine join the process group that weights are broadcast in; the trainer is rank 0."""
         await self._session.client.init_weights_group(
-            master_address=address[0], master_port=address[1], world_size=world_size, backend=backend
+            *address,
+            world_size=world_size,
+            ranks_per_engine=self._settings.cluster.rollout_num_gpus_per_engine,
+            group=group,
+            backend=backend,
         )
 
-    async def receive_weights(self, buckets: list[list[tuple[str, str, list[int]]]], version: str) -> None:
+    async def receive_weights(self, buckets: list[list[tuple[str, str, list[int]]]], group: str, version: str) -> None:
         """Have every engine take the tensors that the trainer broadcasts, bucket by bucket."""
-        async with self._session.client.weight_update():
-            for bucket in buckets:
-                names, dtypes, shapes = zip(*bucket, strict=True)
-                await self._session.client.update_weights_from_distributed(
-                    list(names), list(dtypes), list(shapes), version=version
-                )
+        client = self._session.client
+        await client.begin_weight_update()
+        for bucket in buckets:
+            names, dtypes, shapes = zip(*bucket, strict=True)
+            await client.update_weights_from_distributed(names, dtypes, shapes, group=group, version=version)
+        await client.end_weight_update()
 
     async def load_weights(self, folder: str, version: str) -> None:
         """Have every engine load a Hugging Face folder."""
-        await self._session.client.update_weights_from_disk(folder, version=version)
+        await self._session.client.update_weights_from_disk(folder, version)
 
     # ---- the end ------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class RolloutSession:
             self._stack.push_async_callback(environment.teardown)
 
     async def _engine_context_length(self) -> int:
-        info = await self.client.server_info()
+        info = (await self.client.server_info())[0]
         length = info.get("context_length") or info.get("max_total_num_tokens")
         if not isinstance(length, int):
             raise SettingsError("the engine does not say its context length; set --rollout-max-context-len")

@@ -17,6 +17,8 @@ from agentrl.config import RunSettings
 TensorSpec = tuple[str, str, list[int]]
 """A tensor's Hugging Face name, dtype name and shape."""
 
+GROUP = "agentrl_weights"
+
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -44,13 +46,13 @@ class WeightSync:
         if self._buckets is None:
             self._buckets = self._join()
         sending = self._trainers.begin("broadcast_weights", [[spec[0] for spec in bucket] for bucket in self._buckets])
-        self._wait([self._worker.receive_weights.remote(self._buckets, version), *sending])
+        self._wait([self._worker.receive_weights.remote(self._buckets, GROUP, version), *sending])
 
     def _join(self) -> list[list[TensorSpec]]:
         address = self._trainers.address()
         backend = "nccl" if self._settings.cluster.device == "cuda" else "gloo"
-        joining = self._trainers.begin("init_weight_group", *address, self._ranks)
-        self._wait([self._worker.join_weight_group.remote(address, self._ranks, backend), *joining])
+        joining = self._trainers.begin("init_weight_group", *address, self._ranks, GROUP, backend)
+        self._wait([self._worker.join_weight_group.remote(address, self._ranks, GROUP, backend), *joining])
         specs = self._trainers.call("weight_specs", what="asking the trainer for its weights")
         return buckets(specs, self._settings.cluster.update_weight_buffer_size)
 

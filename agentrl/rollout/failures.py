@@ -34,10 +34,10 @@ async def guarded(call: Awaitable[T], *, what: str, timeout: float, failure: typ
             raise failure(f"{what} took longer than {timeout:g} s", kind=f"{failure.blame}_timeout") from error
         raise failure(describe(what, error), kind=f"{failure.blame}_raised") from error
     except Exception as raised:  # noqa: BLE001 - user code may raise anything; all of it comes out typed
-        error = first_error(raised)
-        if isinstance(error, AgentRLError):
-            raise error from None
-        raise failure(describe(what, error), kind=f"{failure.blame}_raised") from error
+        first = first_error(raised)
+        if isinstance(first, AgentRLError):
+            raise first from None
+        raise failure(describe(what, first), kind=f"{failure.blame}_raised") from first
 
 
 @contextmanager
