@@ -72,18 +72,18 @@ class EngineProcess:
         if self._process is None:
             return
         with anyio.CancelScope(shield=True):
-            self.signal(signal.SIGTERM)
+            self._process.terminate()  # the guard hands it on to the server alone
             with anyio.move_on_after(grace):
                 await self.wait()
             # Also after a clean exit: a server's own children may be left in the group.
-            self.signal(signal.SIGKILL)
+            self.kill()
             await self.wait()
 
-    def signal(self, signum: signal.Signals) -> None:
-        """Send a signal to the engine's whole process group, if there is any of it left."""
+    def kill(self) -> None:
+        """SIGKILL the engine's whole process group, if there is any of it left."""
         if self.pid is not None:
             try:
-                os.killpg(self.pid, signum)
+                os.killpg(self.pid, signal.SIGKILL)
             except ProcessLookupError:
                 return
 
