@@ -1,0 +1,1 @@
+"""The `agentrl` command: one file a subcommand, each imported only when it is called."""

@@ -104,6 +104,8 @@ class FieldRef:
             return "|".join(map(str, self.choices))
         if self.is_mapping:
             return "KEY=VALUE"
+        if self.is_sequence:
+            return "VALUE..."
         if len(self.members) == 1:
             return _METAVARS.get(self.members[0], "VALUE")
         return "VALUE"

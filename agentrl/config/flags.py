@@ -19,8 +19,8 @@ from agentrl.config.values import json_or_text, read_texts
 from agentrl.errors import SettingsError
 
 ESSENTIAL = (
-    "hf_checkpoint",
     "env",
+    "hf_checkpoint",
     "prompt_data",
     "rm_type",
     "custom_rm_path",

@@ -1,0 +1,18 @@
+"""`agentrl eval`."""
+
+from agentrl.cli.settings_command import settings_command
+from agentrl.config.run import RunSettings
+
+
+@settings_command(
+    "eval",
+    """
+    agentrl eval --hf-checkpoint ./model --env mypkg.search:SearchEnv --eval-prompt-data dev dev.jsonl
+    agentrl eval --config run.yaml --hf-checkpoint runs/latest/model --n-samples-per-eval-prompt 4
+    """,
+)
+def command(settings: RunSettings) -> int:
+    """Evaluate a model on held-out prompts, with the environment, parser and grader that training uses."""
+    from agentrl.cluster.driver import evaluate
+
+    return evaluate(settings)

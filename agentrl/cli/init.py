@@ -1,0 +1,33 @@
+"""`agentrl init`."""
+
+from pathlib import Path
+
+import click
+
+from agentrl.cli.main import debug_option
+from agentrl.errors import SettingsError
+
+
+@click.command("init", context_settings={"max_content_width": 100, "show_default": True})
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--arch", default="qwen3", type=click.Choice(["qwen3", "qwen2", "llama"]), help="Architecture.")
+@click.option("--layers", default=4, type=click.IntRange(1), help="Transformer layers.")
+@click.option("--hidden", default=128, type=click.IntRange(1), help="Width of the residual stream.")
+@click.option("--heads", default=4, type=click.IntRange(1), help="Attention heads.")
+@click.option("--kv-heads", default=2, type=click.IntRange(1), help="Key-value heads.")
+@click.option("--context-length", default=1024, type=click.IntRange(1), help="Longest sequence in tokens.")
+@click.option("--seed", default=0, help="Seed of the random weights.")
+@click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@debug_option
+def command(path: Path, force: bool, **shape: str | int) -> None:
+    """Make a tiny model in PATH: random weights, a tokenizer, a chat template with tool calls.
+
+    It knows nothing yet, but every part of a run works with it, on a laptop and without a network.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
+        raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
+    from agentrl.tiny import create
+
+    made = create(path, **shape)  # type: ignore[arg-type]
+    click.echo(f"{made.path}: {made.arch}, {made.parameters:,} parameters, {made.vocab_size} tokens")
+    click.echo(f"Next: agentrl check {made.path}")

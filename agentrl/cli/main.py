@@ -1,0 +1,144 @@
+"""`agentrl`: the group of commands, and how errors reach the user.
+
+1. A command's module is imported when the command runs: `agentrl --help` loads none of pydantic, torch, ray.
+2. An `AgentRLError` is one red message on standard error and exit code 2; `--debug` or AGENTRL_DEBUG=1 adds the
+   traceback. Ctrl-C is exit code 130. Any other exception is a bug and keeps its traceback.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from agentrl.errors import AgentRLError
+
+
+class Entry(NamedTuple):
+    """Where a command lives (`module`, attribute `command`) and its line in `agentrl --help`."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: dict[str, Entry] = {
+    "init": Entry("agentrl.cli.init", "Make a tiny model and tokenizer to try things with."),
+    "check": Entry("agentrl.cli.check", "Look at an environment or a model folder before a run uses it."),
+    "rollout": Entry("agentrl.cli.rollout", "Generate and grade trajectories; train nothing."),
+    "train": Entry("agentrl.cli.train", "Train a model: generate, grade, learn, repeat."),
+    "eval": Entry("agentrl.cli.eval", "Evaluate a model on held-out prompts."),
+    "serve": Entry("agentrl.cli.serve", "Serve a model over HTTP with the built-in engine."),
+    "report": Entry("agentrl.cli.report", "Write a run's report page: curves and trajectories."),
+}
+
+
+_EXTRAS = {
+    **dict.fromkeys(("aiohttp", "httpx", "httpx_aiohttp", "pyarrow", "tokenizers", "transformers"), "rollout"),
+    **dict.fromkeys(("httptools", "safetensors", "starlette", "torch", "uvicorn", "uvloop"), "engine"),
+    **dict.fromkeys(("matplotlib", "megatron", "psutil", "ray", "tensorboard"), "train"),
+}
+"""Which optional dependency brings a package that a command found missing."""
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands from a table and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name].module).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"commands are {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+    epilog="`agentrl COMMAND --help` says more. Add --debug for tracebacks.",
+)
+@click.version_option(package_name="agentrl", message="agentrl %(version)s")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
+def agentrl() -> None:
+    """Reinforcement learning of tool-using language-model agents."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The entry point: run and exit."""
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line; returns the exit code."""
+    debug = os.environ.get("AGENTRL_DEBUG", "") not in ("", "0") or "--debug" in argv
+    try:
+        code = agentrl.main(args=argv, prog_name="agentrl", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except click.UsageError as error:
+        return _fail(_usage(error), error, debug)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error, debug)
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted; point stdout elsewhere so that the interpreter's last flush is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRAS:
+            raise
+        extra = _EXTRAS[(error.name or "").partition(".")[0]]
+        return _fail(f"this needs the package {error.name}: pip install 'agentrl[{extra}]'", error, debug)
+    except (AgentRLError, BaseExceptionGroup) as error:
+        leaves = list(_leaves(error))
+        if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+            return 130
+        known = [leaf for leaf in leaves if isinstance(leaf, AgentRLError)]
+        if len(known) != len(leaves):
+            raise
+        return _fail("\n".join(dict.fromkeys(str(leaf) for leaf in known)), error, debug)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _usage(error: click.UsageError) -> str:
+    where = f"\nTry `{error.ctx.command_path} --help`." if error.ctx is not None else ""
+    return f"{error.format_message()}{where}"
+
+
+def _fail(message: str, error: BaseException, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    click.secho(f"error: {message}", fg="red", err=True)
+    return 2
+
+
+def debug_option(function: Any) -> Any:
+    """`--debug` after the command's name too; `run` looks for it in the arguments."""
+    return click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")(function)

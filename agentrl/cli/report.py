@@ -1,0 +1,18 @@
+"""`agentrl report`."""
+
+from pathlib import Path
+
+import click
+
+from agentrl.cli.main import debug_option
+
+
+@click.command("report", context_settings={"max_content_width": 100})
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--title", help="Headline of the page; the folder's name if not given.")
+@debug_option
+def command(run: Path, title: str | None) -> None:
+    """Write RUN/report.html and RUN/curves.png from the metrics and trajectories in the folder RUN."""
+    from agentrl.observability.report import write_report
+
+    click.echo(str(write_report(run, title=title)))

@@ -1,0 +1,17 @@
+"""`agentrl rollout`."""
+
+from agentrl.cli.settings_command import settings_command
+from agentrl.config.run import RunSettings
+
+
+@settings_command(
+    "rollout",
+    """
+    agentrl rollout --hf-checkpoint ./model --env mypkg.search:SearchEnv --prompt-data train.jsonl --num-rollout 1
+    """,
+)
+def command(settings: RunSettings) -> int:
+    """Generate and grade trajectories without training: to try an environment, or to collect data."""
+    from agentrl.cluster.driver import rollout
+
+    return rollout(settings)

@@ -1,0 +1,136 @@
+"""The kind of command that takes all settings as flags: `train`, `eval`, `rollout`.
+
+`--help` explains what a first run needs and lists the rest by room; `--help-all` explains every setting.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import click
+
+from agentrl.config.fields import FieldRef, all_fields
+from agentrl.config.flags import ESSENTIAL, SECTION_TITLES, aliases, collect, help_text, options, rewrite
+from agentrl.config.run import Purpose, RunSettings
+
+_OWN = ("--config", "--dry-run", "--debug", "--help", "--help-all")
+_SGLANG = "sglang"
+
+
+class SettingsCommand(click.Command):
+    """A command whose flags are the settings of all rooms."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        plain, ctx.meta[_SGLANG] = rewrite(args, extra=_OWN)
+        return super().parse_args(ctx, plain)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Essentials in full, the other settings as names."""
+        _own_section(self, ctx, formatter)
+        known = all_fields()
+        essential = [known[name] for name in ESSENTIAL if name in known]
+        with formatter.section("Essentials"):
+            formatter.write_dl([_row(field) for field in essential])
+        formatter.write_paragraph()
+        formatter.write_text(f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them.")
+        for title, group in _groups(skip=frozenset(ESSENTIAL)):
+            with formatter.section(title):
+                width = formatter.width - formatter.current_indent
+                names = "  ".join(_names(field) for field in group)
+                for line in textwrap.wrap(names, width, break_on_hyphens=False, break_long_words=False):
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def settings_command(purpose: Purpose, examples: str) -> Callable[[Callable[[RunSettings], int]], click.Command]:
+    """Make a click command of a function that takes the run's settings and returns an exit code.
+
+    Args:
+        purpose: what the command needs (`RunSettings.check_complete`), and its name.
+        examples: command lines for the end of `--help`.
+    """
+
+    def make(function: Callable[[RunSettings], int]) -> click.Command:
+        def callback(config: str | None, dry_run: bool, **params: Any) -> int:
+            values, origins = collect(params, click.get_current_context().meta[_SGLANG])
+            settings = RunSettings.from_parts(values, origins, config=config)
+            if dry_run:
+                from agentrl.config.dry_run import show
+
+                show(settings)
+                settings.check_complete(purpose)
+                return 0
+            return function(settings.check_complete(purpose))
+
+        return SettingsCommand(
+            purpose,
+            params=[*_own_options(), *options()],
+            callback=callback,
+            help=function.__doc__,
+            epilog="\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  "),
+            context_settings={"max_content_width": 100},
+        )
+
+    return make
+
+
+def _own_options() -> list[click.Parameter]:
+    return [
+        click.Option(["--config"], metavar="FILE", help="YAML or TOML file of settings; flags win over it."),
+        click.Option(["--dry-run"], is_flag=True, help="Print settings and what would run where, and stop."),
+        click.Option(["--debug"], is_flag=True, expose_value=False, help="Show a traceback with an error."),
+        click.Option(
+            ["--help-all"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_help_all,
+            help="Explain every setting.",
+        ),
+    ]
+
+
+def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        _print_all(ctx)
+
+
+def _print_all(ctx: click.Context) -> NoReturn:
+    formatter = ctx.make_formatter()
+    ctx.command.format_usage(ctx, formatter)
+    _own_section(ctx.command, ctx, formatter)
+    for title, group in _groups():
+        with formatter.section(title):
+            formatter.write_dl([_row(field) for field in group])
+    with formatter.section("Other spellings"):
+        formatter.write_dl([(flag, _alias_text(alias.field, alias.value)) for flag, alias in aliases().items()])
+    click.echo(formatter.getvalue().rstrip("\n"))
+    ctx.exit()
+
+
+def _own_section(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    rows = [p.get_help_record(ctx) for p in command.get_params(ctx) if p.name not in all_fields()]
+    with formatter.section("Command"):
+        formatter.write_dl([row for row in rows if row is not None])
+
+
+def _groups(skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[FieldRef]]]:
+    for section, title in SECTION_TITLES.items():
+        group = [f for f in all_fields().values() if f.section == section and f.name not in skip]
+        if group:
+            yield title, group
+
+
+def _names(field: FieldRef) -> str:
+    """The flag as one types it to change the default: `--no-x` for what is on."""
+    return f"--no-{field.flag[2:]}" if field.is_bool and field.default is True else field.flag
+
+
+def _row(field: FieldRef) -> tuple[str, str]:
+    if field.is_bool:
+        return f"{field.flag} / --no-{field.flag[2:]}", help_text(field)
+    return f"{field.flag} {field.metavar}", help_text(field)
+
+
+def _alias_text(field: str, value: bool | None) -> str:
+    flag = "--" + field.replace("_", "-")
+    return f"Same as {flag if value is not False else '--no-' + flag[2:]}."

@@ -1,0 +1,22 @@
+"""`agentrl train`."""
+
+from agentrl.cli.settings_command import settings_command
+from agentrl.config.run import RunSettings
+
+
+@settings_command(
+    "train",
+    """
+    agentrl train --hf-checkpoint ./model --env mypkg.search:SearchEnv --prompt-data train.jsonl
+    agentrl train --config run.yaml --lr 2e-6
+    agentrl train --config run.yaml --dry-run
+    """,
+)
+def command(settings: RunSettings) -> int:
+    """Train a model: generate trajectories, grade them, learn from them, and repeat.
+
+    The same --output-dir given again resumes the run from its newest checkpoint.
+    """
+    from agentrl.cluster.driver import train
+
+    return train(settings)

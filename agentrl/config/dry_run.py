@@ -1,0 +1,186 @@
+"""`--dry-run`: the resolved settings, and what will be placed where. Imports neither torch nor ray.
+
+Trainer ranks are numbered in Megatron's order, tensor parallel fastest, then context, data, and pipeline slowest:
+`rank = tp + TP * (cp + CP * (dp + DP * pp))`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from agentrl.config.fields import SECTIONS, all_fields
+from agentrl.config.run import RunSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerRank:
+    """One trainer process and its coordinates in the parallel layout."""
+
+    rank: int
+    node: int
+    local: int
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """One inference engine: the devices it takes, or the address where it already runs."""
+
+    index: int
+    devices: tuple[int, ...]
+    shares_with_trainer: bool = False
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a run starts."""
+
+    trainer: tuple[TrainerRank, ...]
+    engines: tuple[EnginePlace, ...]
+
+    @property
+    def data_parallel(self) -> int:
+        """Replicas of the model in the trainer."""
+        return max((r.dp for r in self.trainer), default=-1) + 1
+
+
+def plan(settings: RunSettings) -> Plan:
+    """What a run with these settings starts, from arithmetic alone."""
+    cluster = settings.cluster
+    trainer = () if cluster.debug_rollout_only else tuple(_ranks(settings))
+    engines = () if cluster.load_debug_rollout_data else tuple(_engines(settings))
+    return Plan(trainer, engines)
+
+
+def _ranks(settings: RunSettings) -> Iterator[TrainerRank]:
+    train, cluster = settings.train, settings.cluster
+    tp, cp = train.tensor_model_parallel_size, train.context_parallel_size
+    dp = cluster.world_size // train.model_parallel_size
+    for rank in range(cluster.world_size):
+        node, local = divmod(rank, cluster.actor_num_gpus_per_node)
+        yield TrainerRank(rank, node, local, rank % tp, rank // tp % cp, rank // (tp * cp) % dp, rank // (tp * cp * dp))
+
+
+def _engines(settings: RunSettings) -> Iterator[EnginePlace]:
+    cluster = settings.cluster
+    if settings.engine.engine == "external":
+        for index, address in enumerate(settings.engine.rollout_external_engine_addrs):
+            yield EnginePlace(index, (), address=address)
+        return
+    each = cluster.rollout_num_gpus_per_engine
+    for index in range(cluster.num_engines):
+        yield EnginePlace(index, tuple(range(index * each, (index + 1) * each)), shares_with_trainer=cluster.colocate)
+
+
+def show(settings: RunSettings, console: Console | None = None) -> None:
+    """Print settings and plan: tables in a terminal, plain lines in a pipe."""
+    console = console or Console(highlight=False)
+    draw = _show_tables if console.is_terminal else _show_plain
+    draw(settings, plan(settings), console)
+
+
+def _show_tables(settings: RunSettings, planned: Plan, console: Console) -> None:
+    given = settings.given()
+    for section in SECTIONS:
+        table = Table(title=section, title_justify="left", title_style="bold", show_header=False, box=None)
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in _section(settings, section):
+            table.add_row(name, render(value), style="bold" if name in given else "dim")
+        console.print(table)
+        console.print()
+    console.print("Bold: given by you. Dim: defaults, and what follows from the rest.\n")
+    console.print("What runs where", style="bold")
+    for line in describe(settings, planned):
+        console.print(line, markup=False)
+    if len(planned.trainer) > 1:
+        console.print(_rank_table(planned))
+
+
+def _rank_table(planned: Plan) -> Table:
+    table = Table("rank", "node", "process", "TP", "CP", "DP", "PP", box=None, header_style="bold")
+    for r in planned.trainer:
+        table.add_row(*map(str, (r.rank, r.node, r.local, r.tp, r.cp, r.dp, r.pp)))
+    return table
+
+
+def _show_plain(settings: RunSettings, planned: Plan, console: Console) -> None:
+    given = settings.given()
+    for section in SECTIONS:
+        _print(console, f"[{section}]")
+        for name, value in _section(settings, section):
+            _print(console, f"{name} = {render(value)}{'' if name in given else '  # default'}")
+        _print(console, "")
+    _print(console, "[placement]")
+    for line in describe(settings, planned):
+        _print(console, line)
+    if len(planned.trainer) > 1:
+        for r in planned.trainer:
+            where = f"node {r.node} process {r.local}"
+            _print(console, f"trainer rank {r.rank}: {where}: tp {r.tp} cp {r.cp} dp {r.dp} pp {r.pp}")
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)
+
+
+def describe(settings: RunSettings, planned: Plan) -> list[str]:
+    """The plan in sentences, one a kind of process."""
+    train, cluster, rollout = settings.train, settings.cluster, settings.rollout
+    lines = []
+    if planned.trainer:
+        sizes = (train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size)
+        layout = "TP {} x PP {} x CP {} x DP {}".format(*sizes, planned.data_parallel)
+        lines.append(
+            f"trainer: {train.train_backend}, {len(planned.trainer)} process(es) on {cluster.actor_num_nodes} node(s), "
+            f"{layout}, device {cluster.device}"
+        )
+    else:
+        lines.append("trainer: none (--debug-rollout-only)")
+    lines += [_engine_line(settings, e) for e in planned.engines]
+    if not planned.engines:
+        lines.append(
+            "engines: none (rollouts come from a dump)" if cluster.load_debug_rollout_data else "engines: none"
+        )
+    lines.append(f"rollout worker: 1 process, up to {rollout.rollout_max_concurrency} trajectories at once")
+    samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
+    lines.append(
+        f"each of {rollout.num_rollout} rollouts: {rollout.rollout_batch_size} prompts x "
+        f"{rollout.n_samples_per_prompt} samples = {samples} samples = {train.global_batch_size} x "
+        f"{train.num_steps_per_rollout} optimizer step(s)"
+    )
+    return lines
+
+
+def _engine_line(settings: RunSettings, engine: EnginePlace) -> str:
+    if engine.address is not None:
+        return f"engine {engine.index}: already running at {engine.address}"
+    devices = ", ".join(map(str, engine.devices))
+    pool = "the trainer's devices" if engine.shares_with_trainer else "engine devices"
+    return f"engine {engine.index}: {settings.engine.engine}, on {pool} {devices}"
+
+
+def _section(settings: RunSettings, section: str) -> Iterator[tuple[str, Any]]:
+    for name, field in all_fields().items():
+        if field.section == section:
+            yield name, getattr(getattr(settings, section), name)
+
+
+def render(value: Any) -> str:
+    """A value as a person would write it in a settings file."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return ", ".join(f"{getattr(k, 'value', k)}={render(v)}" for k, v in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(render, value)) or "none"
+    return str(getattr(value, "value", value))
