@@ -1,0 +1,89 @@
+"""Generating without a trainer: `agentrl rollout` and `agentrl eval`. Engines are started here; Ray is not needed."""
+
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from agentrl.cluster.folder import RunFolder
+from agentrl.cluster.metrics import rollout_metrics
+from agentrl.cluster.session import RolloutSession
+from agentrl.config import RunSettings
+from agentrl.engine import launch
+from agentrl.errors import SettingsError
+from agentrl.observability.metrics import MetricsLogger
+from agentrl.observability.progress import Progress
+
+
+def evaluate(settings: RunSettings) -> dict[str, float]:
+    """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values.
+
+    The trajectories go to `<output_dir>/eval/<set>/0.jsonl`.
+    """
+    return anyio.run(
+        functools.partial(_evaluate, settings.check_complete("eval")), backend_options={"use_uvloop": True}
+    )
+
+
+async def _evaluate(settings: RunSettings) -> dict[str, float]:
+    if not settings.rollout.eval_prompt_data:
+        raise SettingsError("nothing to evaluate on: pass --eval-prompt-data NAME PATH")
+    folder = RunFolder.open(settings)
+    async with _session(settings, folder) as session:
+        return await session.evaluate(0)
+
+
+def rollout(settings: RunSettings) -> int:
+    """Generate `num_rollout` rollouts and dump them; returns the number of samples.
+
+    The samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`.
+    """
+    return anyio.run(
+        functools.partial(_rollout, settings.check_complete("rollout")), backend_options={"use_uvloop": True}
+    )
+
+
+async def _rollout(settings: RunSettings) -> int:
+    folder = RunFolder.open(settings)
+    if settings.observability.save_debug_rollout_data is None:
+        settings = settings.replace(save_debug_rollout_data=str(folder.path / "rollouts"))
+    total, samples = settings.rollout.num_rollout, 0
+    with (
+        MetricsLogger(settings.observability, folder.path) as logger,
+        Progress(settings.observability, total=total) as progress,
+    ):
+        progress.phase("starting the engines")
+        async with _session(settings, folder) as session:
+            session.open_feed(None)
+            for rollout_id in range(total):
+                progress.phase(f"rollout {rollout_id}: generating")
+                result = await session.rollout(rollout_id)
+                metrics = rollout_metrics(result.groups, result.stats, settings.rollout.reward_key)
+                logger.log(rollout_id, metrics)
+                progress.step(rollout_id, metrics)
+                samples += sum(map(len, result.groups))
+                if len(result.groups) < settings.rollout.rollout_batch_size:
+                    break
+    return samples
+
+
+@asynccontextmanager
+async def _session(settings: RunSettings, folder: RunFolder) -> AsyncIterator[RolloutSession]:
+    model = settings.train.hf_checkpoint
+    assert model is not None
+    count = settings.cluster.num_engines
+    launched = launch(
+        settings.engine,
+        model,
+        count=count,
+        log_dir=folder.logs,
+        gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
+    )
+    async with launched as engines:
+        session = RolloutSession(settings, folder.path, [engine.url for engine in engines])
+        try:
+            await session.open()
+            yield session
+        finally:
+            await session.close()
