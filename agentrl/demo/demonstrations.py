@@ -49,7 +49,7 @@ async def demonstrate(problem: Problem, kind: Kind, rng: random.Random, toolbox:
     outcome = await toolbox.run(calculator.name, arguments)
     result = outcome.text
     if kind == "wrong_name":
-        answer = _guess(rng, problem.answer)
+        answer = str(_guess(rng, problem.answer))
     else:
         answer = _with_one_digit_changed(rng, result) if kind == "miscopied" else result
     call = {"id": "call_0", "type": "function", "function": {"name": calculator.name, "arguments": arguments}}
@@ -76,12 +76,12 @@ def to_sample(chat: "Chat", messages: list[Message], index: int = 0) -> Sample:
     session = chat.session(messages[:start], CalculatorEnv().toolbox.schemas)
     sample = Sample(index=index, group_index=index, prompt=messages[:start], reward=0.0)
     sample.set_prompt_tokens(session.prompt_ids)
-    for turn, message in enumerate(messages[start::2]):
+    for turn, message in enumerate(messages[start::2], 1):
         text = assistant_text(message)
         ids = [*chat.encode(text), chat.stop_token_ids[0]]
         session.sampled(ids)
         sample.append_model(ids, [0.0] * len(ids), "0", text=text, turn=turn)
-        shown = messages[start + 2 * turn + 1 : start + 2 * turn + 2]
+        shown = messages[start + 2 * turn - 1 : start + 2 * turn]
         if shown:
             delta = session.extend(shown)
             sample.append_observation([*delta.close, *delta.env], turn=turn)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentrl.envs import Environment
-from agentrl.sample import Sample
+from agentrl.sample import Sample, Status
 from agentrl.tools import ToolError, tool
 
 Split = Literal["train", "test"]
@@ -85,7 +85,7 @@ def _value(node: ast.expr) -> int:
 
 
 @tool(timeout=5, max_output_chars=100)
-def calculator(expression: str) -> str:
+async def calculator(expression: str) -> str:
     """Evaluate an expression."""
     try:
         return str(evaluate(expression))
@@ -100,6 +100,9 @@ class CalculatorEnv(Environment):
     max_turns = 3
 
     async def reward(self, sample: Sample) -> float:
+        """1.0 for the exact answer, 0.0 for anything else, a trajectory that was cut off included."""
+        if sample.status is Status.TRUNCATED:
+            return 0.0
         return score(final_text(sample), str(sample.label))
 
 
@@ -110,7 +113,10 @@ def score(text: str, label: str) -> float:
 
 
 def final_text(sample: Sample) -> str:
-    """What comes after the last tool result: the final turn's text."""
+    """The last turn's text: from the recorded conversation, or else what follows the last tool result."""
+    messages = sample.metadata.get("messages")
+    if messages:
+        return str(messages[-1].get("content") or "") if messages[-1]["role"] == "assistant" else ""
     return sample.response.rpartition("</tool_response>")[2]
 
 

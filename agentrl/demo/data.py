@@ -1,0 +1,30 @@
+"""The demo's prompt files."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from agentrl.demo.task import Problem, make_problems
+
+TEST_PROBLEMS = 200
+
+
+def write_prompts(path: Path, problems: Iterable[Problem]) -> Path:
+    """One JSON object a line: `prompt` (chat messages), `label` (the exact answer), `metadata.careful`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = (
+        {
+            "prompt": [{"role": "user", "content": problem.question}],
+            "label": str(problem.answer),
+            "metadata": {"careful": problem.careful},
+        }
+        for problem in problems
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_train_and_test(folder: Path, *, train_count: int, seed: int) -> tuple[Path, Path]:
+    """`train.jsonl` and `test.jsonl` in `folder`; the test problems are the same for every seed."""
+    train = write_prompts(folder / "train.jsonl", make_problems(train_count, "train", seed))
+    return train, write_prompts(folder / "test.jsonl", make_problems(TEST_PROBLEMS, "test", 0))
