@@ -130,12 +130,14 @@ class Chat:
         """Parse one model turn's text (end token removed)."""
         return self.turn_parser.parse(text, tools)
 
-    def thought(self, parsed: ParsedTurn, text: str) -> Thought:
-        """What a turn does about reasoning: templates treat an empty block otherwise than none."""
-        if parsed.reasoning is not None:
-            return Thought.WITH
+    def thoughts(self, parsed: ParsedTurn, text: str) -> frozenset[Thought]:
+        """What a turn does about reasoning, as far as the parser can tell: both where it does not know the format."""
         tags = self.turn_parser.tags
-        return Thought.EMPTY if tags is not None and tags.close in text else Thought.WITHOUT
+        if tags is None and self.report.can.reasoning:
+            return frozenset((Thought.WITH, Thought.WITHOUT))
+        if parsed.reasoning is not None:
+            return frozenset((Thought.WITH,))
+        return frozenset((Thought.EMPTY if tags is not None and tags.close in text else Thought.WITHOUT,))
 
     def encode(self, text: str) -> list[int]:
         """The tokenizer's ids of trusted text: control strings become control tokens."""

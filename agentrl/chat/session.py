@@ -97,7 +97,7 @@ class ChatSession:
             text = self._chat.decode(ids if stop_at is None else ids[:stop_at])
         parsed = self._chat.turn_parser.parse(text, self._tools, first_call=self._calls_made + 1)
         self._calls_made += len(parsed.tool_calls)
-        self._thoughts.add(self._chat.thought(parsed, text))
+        self._thoughts |= self._chat.thoughts(parsed, text)
         self._ids.extend(ids)
         self._messages.append(_as_message(parsed, text))
         self._turn = _Turn(ids, stop_at, parsed)

@@ -1,36 +1,34 @@
 """Llama 3.1 to 3.3 format: the whole turn is `{"name": ..., "parameters": {...}}`, several separated by `;`.
 
-`<|python_tag|>` may come before the first call. A turn that does not begin with a call is text: JSON quoted in the
-middle of an answer is not a call.
+`<|python_tag|>` may come before the first call. A turn that does not begin with a call is text: JSON in the middle of
+an answer, or JSON without a name, is not a call.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.chat.parsers.base import Parsed, read_arguments, read_json
 
 PYTHON_TAG = "<|python_tag|>"
+_BEGINS_CALL = re.compile(r'\s*\{\s*"name"\s*:')
 
 
 def parse_llama3(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     """Split a turn into text, calls and broken calls."""
-    before, tag, body = text.partition(PYTHON_TAG)
-    if not tag:
-        before, body = "", text
-    if not body.lstrip().startswith("{"):
-        return Parsed(before, [], [tag + body]) if tag else Parsed(text)
+    before, tag, body = ("", "", text) if text.lstrip().startswith("{") else text.partition(PYTHON_TAG)
+    if not tag and before:
+        return Parsed(text)
     calls: list[tuple[str, dict[str, Any] | str]] = []
     at = 0
     while (call := _call(body, at)) is not None:
         calls.append((call[0], call[1]))
         at = _skip_separator(body, call[2])
     rest = body[at:]
-    if calls and not rest.strip():
-        return Parsed(before, calls)
-    if rest.lstrip().startswith("{"):
-        return Parsed(before, calls, [rest])
+    if _BEGINS_CALL.match(rest) or (tag and not calls):
+        return Parsed(before, calls, [rest if calls else tag + rest])
     return Parsed(before + rest, calls)
 
 

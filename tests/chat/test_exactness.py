@@ -1,0 +1,81 @@
+"""Grown ids are the template's own full rendering wherever the report says so."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentrl.chat import Thought, Verdict
+from tests.support.chats import make_chat
+from tests.support.conversations import TOOLS, completion, conversations, turns
+
+SETTINGS = settings(
+    max_examples=15,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+ALWAYS_EXACT = [
+    "qwen2_5",
+    "qwen3_instruct_2507",
+    "llama3_1",
+    "llama3_2",
+    "lfm2_2_5",
+    "lfm2_v2",
+    "gemma4_v2",
+    "muse_glimmer",
+]
+PARTLY_EXACT = ["qwen3", "qwen3_training", "glm4moe", "nemotron_3_nano", "qwen3_5_think_training", "qwen3_6", "gemma3"]
+
+
+def grow(name: str, data: st.DataObject, thought: Thought) -> tuple[int, int]:
+    """Play a random conversation; returns the boundaries at which the report promised exactness, and all of them."""
+    chat = make_chat(name)
+    tools = TOOLS if chat.report.can.tools else None
+    messages = data.draw(conversations(chat, thought))
+    steps = turns(messages)
+    session = chat.session(messages[: steps[0][0]], tools)
+    exact = 0
+    promised = True
+    for at, end in steps:
+        sampled = chat.encode(completion(chat, messages[: at + 1], tools, thought))
+        before = session.ids
+        session.sampled(sampled)
+        delta = session.extend(messages[at + 1 : end])
+        assert session.ids == before + sampled + delta.close + delta.env
+        promised = promised and delta.verdict is Verdict.EXACT
+        if promised:
+            exact += 1
+            assert session.ids == chat.render_ids(messages[:end], tools)
+    return exact, len(steps)
+
+
+@pytest.mark.parametrize("name", ALWAYS_EXACT)
+@SETTINGS
+@given(data=st.data())
+def test_append_only_templates_are_always_exact(name: str, data: st.DataObject) -> None:
+    chat = make_chat(name)
+    kinds = [Thought.WITH, Thought.WITHOUT] if chat.report.can.reasoning else [Thought.WITHOUT]
+    exact, every = grow(name, data, data.draw(st.sampled_from(kinds)))
+    assert exact == every
+
+
+@pytest.mark.parametrize("thought", [Thought.WITH, Thought.WITHOUT])
+@pytest.mark.parametrize("name", PARTLY_EXACT)
+@SETTINGS
+@given(data=st.data())
+def test_what_is_promised_is_exact(name: str, thought: Thought, data: st.DataObject) -> None:
+    grow(name, data, thought)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thought", [Thought.WITH, Thought.WITHOUT])
+@settings(SETTINGS, max_examples=150)
+@given(data=st.data())
+def test_what_is_promised_is_exact_everywhere(thought: Thought, data: st.DataObject) -> None:
+    """All templates but those for images and those that need a BOS that the Qwen3 tokenizer does not have."""
+    from tests.support.assets import chat_templates
+
+    without = ("idefics3", "smolvlm", "llava_next", "qwen2_5_vl", "llama3", "gemma", "deepseek", "gptoss", "diffusion")
+    names = [*ALWAYS_EXACT, *(n for n in chat_templates() if not n.startswith(without))]
+    grow(data.draw(st.sampled_from(names)), data, thought)

@@ -1,0 +1,162 @@
+"""Parsers against recorded model outputs (canitoolcall) and against what models may do to them."""
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.chat import ParsedTurn, make_parser
+from agentrl.errors import PluginError, SettingsError
+
+
+def fixtures(family: str, model: str) -> list[dict[str, Any]]:
+    """The recorded outputs of one model family, each with its generation prompt."""
+    folder = files("canitoolcall") / "_data" / "fixtures" / family
+    models = json.loads((folder / "family.json").read_text(encoding="utf-8"))["reference_models"]
+    prompts = {entry["repo"]: entry.get("default_generation_prompt") or "" for entry in models}
+    rows = []
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".jsonl"):
+            rows += [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if model in row["models"][0]]
+    for row in rows:
+        row.setdefault("generation_prompt", prompts.get(row["models"][0], ""))
+    return rows
+
+
+def parse(row: dict[str, Any], tool_call_parser: str, reasoning_parser: str) -> ParsedTurn:
+    prompt = row["generation_prompt"]
+    parser = make_parser(tool_call_parser, reasoning_parser, "")
+    return parser.opened(prompt.rfind("<think>") > prompt.rfind("</think>")).parse(row["raw_output"], row["tools"])
+
+
+RECORDED = [
+    pytest.param(row, parsers, id=row["id"])
+    for family, model, parsers in (("qwen3-hermes", "", ("hermes", "think")), ("llama", "3.3", ("llama3", "none")))
+    for row in fixtures(family, model)
+]
+
+
+@pytest.mark.parametrize(("row", "parsers"), RECORDED)
+def test_recorded_outputs(row: dict[str, Any], parsers: tuple[str, str]) -> None:
+    turn = parse(row, *parsers)
+    if row.get("expected_error"):
+        assert turn.tool_calls == ()
+        return
+    expected = row["expected"]
+    calls = [(call.name, call.arguments) for call in turn.tool_calls]
+    assert calls == [(call["name"], call["arguments"]) for call in expected["tool_calls"] or []]
+    assert (turn.reasoning or "") == (expected.get("reasoning_content") or "").strip()
+    assert turn.content == (expected["content"] or "").strip()
+    if "truncated" not in row["tags"]:
+        assert turn.broken == ()
+
+
+def test_all_recorded_outputs_are_there() -> None:
+    valid = [row for row, _ in (param.values for param in RECORDED) if not row.get("expected_error")]  # type: ignore[misc]
+    assert (len(valid), len(RECORDED)) == (66, 74)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NASTY = st.sampled_from(["</tool_call>", "<tool_call>", "}", '"', "\\", "</think>", ";", "<|python_tag|>"])
+ARGUMENTS = st.dictionaries(st.text(max_size=8), JSON | NASTY, max_size=4)
+
+
+@given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3), reasoning=st.sampled_from([None, "because of this"]))
+def test_hermes_reads_back_any_arguments(calls: list[dict[str, Any]], reasoning: str | None) -> None:
+    bodies = [json.dumps({"name": "fn", "arguments": arguments}, ensure_ascii=False) for arguments in calls]
+    text = "".join(f"<tool_call>\n{body}\n</tool_call>\n" for body in bodies)
+    if reasoning:
+        text = f"<think>\n{reasoning}\n</think>\n\nText.\n{text}"
+    turn = make_parser("hermes", "think", "").parse(text)
+    assert [call.arguments for call in turn.tool_calls] == calls
+    assert (turn.reasoning, turn.content, turn.broken) == (reasoning, "Text." if reasoning else "", ())
+    assert [call.id for call in turn.tool_calls] == [f"call{i + 1:05d}" for i in range(len(calls))]
+
+
+@given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3))
+def test_llama3_reads_back_any_arguments(calls: list[dict[str, Any]]) -> None:
+    text = "; ".join(json.dumps({"name": "fn", "parameters": arguments}, ensure_ascii=False) for arguments in calls)
+    turn = make_parser("llama3", "none", "").parse(text)
+    assert [call.arguments for call in turn.tool_calls] == calls
+
+
+@given(arguments=ARGUMENTS, data=st.data())
+def test_a_cut_call_is_broken_and_never_guessed(arguments: dict[str, Any], data: st.DataObject) -> None:
+    body = json.dumps({"name": "fn", "arguments": arguments}, ensure_ascii=False)
+    text = f"<tool_call>\n{body}\n</tool_call>"
+    cut = data.draw(st.integers(len("<tool_call>"), len(text) - 1))
+    turn = make_parser("hermes", "none", "").parse(text[:cut])
+    assert turn.tool_calls == ()
+    assert turn.broken
+    llama = make_parser("llama3", "none", "").parse(body[: min(cut, len(body) - 1)])
+    assert llama.tool_calls == ()
+
+
+@given(text=st.text(max_size=60) | st.lists(NASTY | st.text(max_size=5), max_size=12).map("".join))
+def test_parsers_never_raise(text: str) -> None:
+    for family in ("hermes", "llama3", "none"):
+        for opened in (False, True):
+            make_parser(family, "think", "").opened(opened).parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("<tool_call>not JSON</tool_call>", 1),
+        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', 1),
+        ('<tool_call>{"arguments": {}}</tool_call>', 1),
+        ('<tool_call>{"name": "f", "arguments": {}} and more</tool_call>', 1),
+        ('<tool_call>{"name": "f"<tool_call>{"name": "g", "arguments": {}}</tool_call>', 1),
+    ],
+)
+def test_broken_hermes_calls_are_reported(text: str, broken: int) -> None:
+    turn = make_parser("hermes", "none", "").parse(f"before {text} after")
+    assert len(turn.broken) == broken
+    assert turn.content.startswith("before")
+    assert turn.content.endswith("after")
+    assert [call.name for call in turn.tool_calls] == (["g"] if '"g"' in text else [])
+
+
+def test_open_reasoning_is_said_and_ends_at_a_call() -> None:
+    parser = make_parser("hermes", "think", "")
+    assert parser.parse("<think>hmm") == ParsedTurn("", "hmm", reasoning_open=True)
+    turn = parser.opened(True).parse('hmm <tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    assert (turn.reasoning, len(turn.tool_calls), turn.reasoning_open) == ("hmm", 1, False)
+
+
+def shout(text: str, tools: Any) -> Any:
+    """A user's own parser, loaded by path below."""
+    from agentrl.chat.parsers import Parsed
+
+    return Parsed("", [("shout", {"text": text})])
+
+
+def test_names_paths_and_detection() -> None:
+    assert make_parser(f"{__name__}:shout", "none", "").parse("hey").tool_calls[0].arguments == {"text": "hey"}
+    with pytest.raises(SettingsError, match="hermes"):
+        make_parser("hermess", "auto", "")
+    with pytest.raises(SettingsError, match="think"):
+        make_parser("auto", "thonk", "")
+    with pytest.raises(PluginError):
+        make_parser(f"{__name__}:nothing_here", "auto", "")
+    assert make_parser("auto", "auto", "no format here").family.name == "none"
+
+
+def test_a_turn_becomes_an_assistant_message() -> None:
+    turn = make_parser("hermes", "think", "").parse(
+        '<think>r</think>c<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
+    )
+    assert turn.to_message() == {
+        "role": "assistant",
+        "content": "c",
+        "reasoning_content": "r",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}],
+    }

@@ -1,0 +1,238 @@
+"""Sessions: odd completions, history policies, segments and masks, and what a turn costs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.chat import Chat, Thought, Verdict
+from agentrl.errors import SettingsError, TemplateError
+from agentrl.sample import Origin, Sample
+from tests.support.assets import chat_templates, qwen3_tokenizer_folder
+from tests.support.chats import make_chat
+from tests.support.conversations import TOOLS
+
+USER = {"role": "user", "content": "hi"}
+CALL = '<tool_call>\n{"name": "run_sql", "arguments": {"query": "select 1"}}\n</tool_call>'
+END = "<|im_end|>"
+THINK = "<think>\nhmm\n</think>\n\n"
+AFTER = "\n<|im_start|>user\n<tool_response>\nR\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+
+
+def answer(
+    chat: Chat, completion: str | list[int], messages: Any = None
+) -> tuple[str, str, tuple[str, ...], list[int]]:
+    """(close text, env text, notes, sampled ids) of one model turn that is answered by a tool."""
+    session = chat.session([USER], TOOLS)
+    prompt = list(session.prompt_ids)
+    ids = chat.encode(completion) if isinstance(completion, str) else completion
+    session.sampled(ids)
+    delta = session.extend(messages or [{"role": "tool", "content": "R"}])
+    assert session.ids == prompt + ids + delta.close + delta.env
+    return chat.decode(delta.close), chat.decode(delta.env), delta.notes, ids
+
+
+@pytest.mark.parametrize(
+    ("completion", "close", "env", "says"),
+    [
+        (THINK + CALL + END, "", AFTER, ""),
+        (THINK + CALL, END, AFTER, "no end token"),
+        (CALL[:-9], END, AFTER, "no end token"),
+        ("<think>\nhm", "</think>" + END, AFTER, "reasoning left open"),
+        (CALL + END + "\n", "", AFTER[1:], "1 ids after the end token"),
+        (CALL + END + "\nmore", "", AFTER, "2 ids after the end token"),
+        (CALL + " \n\n" + END, "", AFTER, ""),
+        (CALL + "<|endoftext|>", END, AFTER, "ended by <|endoftext|>"),
+        ("", END, AFTER, "no end token"),
+        (END, "", AFTER, ""),
+    ],
+)
+def test_odd_completions(completion: str, close: str, env: str, says: str) -> None:
+    got_close, got_env, notes, _ = answer(make_chat("qwen3"), completion)
+    assert (got_close, got_env) == (close, env)
+    assert says in " ".join(notes)
+    assert bool(notes) == bool(says)
+
+
+def test_ids_that_are_not_canonical_stay() -> None:
+    chat = make_chat("qwen3")
+    ids = [token for char in "Paris is big" for token in chat.encode(char)] + chat.encode(END)
+    assert chat.encode(chat.decode(ids)) != ids
+    assert answer(chat, ids)[1] == AFTER
+
+
+def test_a_stop_that_opens_the_next_turn_is_never_dropped() -> None:
+    chat = make_chat("glm4moe")
+    tool = [{"role": "tool", "content": "R"}]
+    call = "\n<tool_call>run_sql\n<arg_key>query</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
+    assert answer(chat, call + "<|observation|>", tool)[1].startswith("\n<tool_response>")
+    assert answer(chat, call + "<|user|>", tool)[1].startswith("<|observation|>\n<tool_response>")
+    assert answer(chat, call, tool)[:2] == ("", "<|observation|>\n<tool_response>\nR\n</tool_response><|assistant|>")
+
+
+def test_an_alias_stop_stands_for_the_templates_own() -> None:
+    close, env, notes, _ = answer(make_chat("gptoss"), "<|channel|>final<|message|>yes<|return|>", [USER])
+    assert (close, env) == ("", "<|start|>user<|message|>hi<|end|><|start|>assistant")
+    assert "<|return|> stands for <|end|>" in " ".join(notes)
+
+
+def test_tool_messages_get_the_calls_names_and_ids() -> None:
+    chat = make_chat("qwen3")
+    session = chat.session([USER], TOOLS)
+    turn = session.sampled(chat.encode(THINK + CALL + "\n" + CALL + END))
+    assert [call.id for call in turn.tool_calls] == ["call00001", "call00002"]
+    session.extend([{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}])
+    results = session.messages[-2:]
+    assert [(m["name"], m["tool_call_id"]) for m in results] == [("run_sql", "call00001"), ("run_sql", "call00002")]
+    assert [call.id for call in session.sampled(chat.encode(CALL + END)).tool_calls] == ["call00003"]
+
+
+def test_calls_out_of_order_are_errors() -> None:
+    session = make_chat("qwen3").session([USER])
+    with pytest.raises(TemplateError, match="extend was called before sampled"):
+        session.extend([USER])
+    session.sampled([])
+    with pytest.raises(TemplateError, match="twice"):
+        session.sampled([])
+
+
+def test_segments_and_mask_end_to_end() -> None:
+    chat = make_chat("qwen3")
+    session, sample = chat.session([USER], TOOLS), Sample()
+    sample.set_prompt_tokens(session.prompt_ids)
+    for turn, text in enumerate([THINK + CALL + END, "<think>cut", "Done." + END], 1):
+        ids = chat.encode(text)
+        session.sampled(ids)
+        sample.append_model(ids, [-0.5] * len(ids), "v1", text=text, turn=turn)
+        if turn < 3:
+            delta = session.extend([{"role": "tool", "content": "R"}])
+            sample.append_observation(delta.close, turn=turn, origin=Origin.CLOSE)
+            sample.append_observation(delta.env, turn=turn)
+    sample.validate()
+    assert sample.tokens == session.ids
+    origins = [segment.origin for segment in sample.segments]
+    model, env, close = Origin.MODEL, Origin.ENV, Origin.CLOSE
+    assert origins == [model, env, model, close, env, model]
+    response = sample.tokens[sample.prompt_length :]
+    for segment in sample.segments:
+        mask = (sample.loss_mask or [])[segment.start : segment.end]
+        assert set(mask) == {1 if segment.origin is model else 0}
+        if segment.origin is close:
+            assert chat.decode(response[segment.start : segment.end]) == "</think>" + END
+
+
+def qwen3_with_reasoning(policy: Any) -> tuple[Chat, Any, Any]:
+    chat = make_chat("qwen3", history_policy=policy)
+    session = chat.session([USER])
+    session.sampled(chat.encode(THINK + "Hello." + END))
+    return chat, session, [{"role": "user", "content": "and now?"}]
+
+
+def test_policy_keep_keeps_what_was_sampled() -> None:
+    chat, session, new = qwen3_with_reasoning("keep")
+    delta = session.extend(new)
+    assert delta.verdict is Verdict.REASONING_DROPPED
+    assert delta.restart is None
+    assert "hmm" in chat.decode(session.ids)
+
+
+def test_policy_split_restarts_with_the_templates_own_history() -> None:
+    chat, session, new = qwen3_with_reasoning("split")
+    delta = session.extend(new)
+    assert (delta.close, delta.env) == ([], [])
+    assert delta.restart == session.prompt_ids == session.ids
+    history = [USER, {"role": "assistant", "content": "Hello.", "reasoning_content": "hmm"}, *new]
+    assert delta.restart == chat.render_ids(history)
+    assert "hmm" not in chat.decode(delta.restart)
+    session.sampled(chat.encode("Fine." + END))
+    after = session.extend([USER])
+    assert after.restart is None
+    assert after.verdict is Verdict.EXACT
+
+
+def test_policy_fail_says_what_to_do() -> None:
+    _, session, new = qwen3_with_reasoning("fail")
+    with pytest.raises(TemplateError, match="choose 'keep' or 'split'"):
+        session.extend(new)
+
+
+@pytest.mark.parametrize("policy", ["split", "fail"])
+def test_policies_do_nothing_where_history_is_exact(policy: Any) -> None:
+    chat = make_chat("qwen3", history_policy=policy)
+    session = chat.session([USER], TOOLS)
+    for _ in range(3):
+        session.sampled(chat.encode(CALL + END))
+        assert session.extend([{"role": "tool", "content": "R"}]).restart is None
+
+
+def test_the_prompt_is_refused_with_the_templates_own_words() -> None:
+    with pytest.raises(TemplateError, match="Conversation roles must alternate"):
+        make_chat("gemma3").session([USER, USER])
+
+
+class Counting:
+    """A tokenizer that counts the characters it is given, to show what a turn costs without a clock."""
+
+    is_fast = False
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.characters = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.characters += len(text)
+        return self.inner.encode(text, **options)
+
+    def decode(self, ids: list[int], **options: Any) -> Any:
+        self.characters += len(ids)
+        return self.inner.decode(ids, **options)
+
+
+def test_a_turn_costs_the_same_at_any_history() -> None:
+    """Characters encoded, ids decoded and characters rendered per turn are constant from 1k to 32k tokens."""
+    base = make_chat("qwen3")
+    tokenizer = Counting(base.tokenizer)
+    chat = Chat(tokenizer, chat_template=chat_templates()["qwen3"])
+    turn = base.encode(THINK + CALL + END)
+    result = {"role": "tool", "content": "row " * 200}
+
+    def costs() -> Iterator[int]:
+        session = chat.session([USER], TOOLS)
+        while len(session.ids) < 33_000:
+            before = tokenizer.characters
+            session.sampled(turn)
+            session.extend([result])
+            yield tokenizer.characters - before
+
+    seen = list(costs())
+    assert len(seen) > 100
+    assert len(set(seen)) == 1
+
+
+def test_load_reads_a_folder(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).symlink_to(qwen3_tokenizer_folder() / name)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [151645, 151643]}))
+    template = tmp_path / "mine.jinja"
+    template.write_text(chat_templates()["qwen3"], encoding="utf-8")
+    chat = Chat.load(str(tmp_path), chat_template=str(template), template_kwargs={"enable_thinking": False})
+    assert chat.stop_token_ids == (151645, 151643)
+    assert chat.vocab_size == 151669
+    assert chat.decode(chat.session([USER]).prompt_ids).endswith("<think>\n\n</think>\n\n")
+    assert chat.parse(CALL).tool_calls[0].name == "run_sql"
+    assert Thought.WITHOUT in chat.thoughts(chat.parse("x"), "x")
+    with pytest.raises(SettingsError, match=r"no file .*other\.jinja"):
+        Chat.load(str(tmp_path), chat_template="other.jinja")
+    with pytest.raises(SettingsError, match="no tokenizer"):
+        Chat.load(str(tmp_path / "nothing-here"))
+    with pytest.raises(SettingsError, match="keep, split or fail"):
+        Chat(chat.tokenizer, chat_template="{{ 1 }}", history_policy="forget")  # type: ignore[arg-type]
+    with pytest.raises(TemplateError, match="does not compile"):
+        Chat(chat.tokenizer, chat_template="{% if %}")
