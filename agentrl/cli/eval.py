@@ -1,5 +1,7 @@
 """`agentrl eval`."""
 
+import click
+
 from agentrl.cli.settings_command import settings_command
 from agentrl.config.run import RunSettings
 
@@ -13,6 +15,9 @@ from agentrl.config.run import RunSettings
 )
 def command(settings: RunSettings) -> int:
     """Evaluate a model on held-out prompts, with the environment, parser and grader that training uses."""
-    from agentrl.cluster.driver import evaluate
+    from agentrl.cluster.offline import evaluate
 
-    return evaluate(settings)
+    for name, value in evaluate(settings).items():
+        click.echo(f"{name:40s} {value:.4f}")
+    click.echo(f"trajectories: {settings.observability.output_dir}/eval")
+    return 0

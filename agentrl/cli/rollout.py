@@ -1,5 +1,7 @@
 """`agentrl rollout`."""
 
+import click
+
 from agentrl.cli.settings_command import settings_command
 from agentrl.config.run import RunSettings
 
@@ -12,6 +14,9 @@ from agentrl.config.run import RunSettings
 )
 def command(settings: RunSettings) -> int:
     """Generate and grade trajectories without training: to try an environment, or to collect data."""
-    from agentrl.cluster.driver import rollout
+    from agentrl.cluster.offline import rollout
 
-    return rollout(settings)
+    samples = rollout(settings)
+    where = settings.observability.save_debug_rollout_data or f"{settings.observability.output_dir}/rollouts"
+    click.echo(f"{samples} samples in {where}")
+    return 0

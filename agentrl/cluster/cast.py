@@ -66,7 +66,21 @@ def assemble(settings: RunSettings, folder: RunFolder, checkpoint: tuple[str, in
             wait(started, what="starting the rollout worker", timeout=settings.cluster.start_timeout)
             stack.callback(_close_quietly, cast.worker)
             cast.sync = WeightSync(settings, trainers, cast.worker, len(urls), folder)
+        folder.write_processes(_processes(cast, engines))
         yield cast
+
+
+def _processes(cast: Cast, engines: EngineGroup | None) -> dict[str, list[int]]:
+    """Process ids by role."""
+    actors = {"trainer": cast.trainers.actors, "engine": engines.actors if engines else []}
+    if cast.worker is not None:
+        actors["rollout_worker"] = [cast.worker]
+    timeout = cast.settings.cluster.start_timeout
+    found = {
+        role: wait([actor.pid.remote() for actor in members], what="asking for process ids", timeout=timeout)
+        for role, members in actors.items()
+    }
+    return {"driver": [os.getpid()], **found}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """The run's folder: what lies where, and how a run is recognised when it is started again."""
 
+import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +41,12 @@ class RunFolder:
                 f"--output-dir {path} cannot be written: {error.strerror}; choose another folder"
             ) from error
         return cls(path, save, load)
+
+    def write_processes(self, processes: Mapping[str, Sequence[int]]) -> None:
+        """Write the process ids of this life of the run, by role, to `processes.json`."""
+        draft = self.path / f".processes.{os.getpid()}.json"
+        draft.write_text(json.dumps(processes) + "\n")
+        os.replace(draft, self.path / "processes.json")
 
     @property
     def logs(self) -> Path:

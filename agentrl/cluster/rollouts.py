@@ -1,5 +1,6 @@
 """The rollout worker: one async Ray actor that owns the data, the ledger, the engine client and the rollout loop."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ class RolloutWorker:
         await self._session.open()
         recovery = self._session.open_feed(checkpoint_step)
         return {"replayed": len(recovery.replayed), "released": len(recovery.released)}
+
+    async def pid(self) -> int:
+        """The process id."""
+        return os.getpid()
 
     @ray.method(num_returns=2)
     async def generate(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, Any]]:
