@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--host", default="127.0.0.1", help="address to bind; no authentication, so think before 0.0.0.0"
     )
-    parse.add_argument("--port", type=int, default=30000)
+    parse.add_argument("--port", type=int, default=30000, help="0: a free one; the first line on stdout tells which")
     parse.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parse.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parse.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")

@@ -33,8 +33,24 @@ if TYPE_CHECKING:
     from agentrl.chat import Chat
 
 SAME_NAME = (
-    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty n stop stop_token_ids "
-    "stop_regex logit_bias ignore_eos no_stop_trim skip_special_tokens json_schema regex ebnf"
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "logit_bias",
+    "ignore_eos",
+    "no_stop_trim",
+    "skip_special_tokens",
+    "json_schema",
+    "regex",
+    "ebnf",
 )
 RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
 MOST_CHATS = 8
@@ -151,7 +167,7 @@ def _render(chat: "Chat", messages: list[dict[str, Any]], tools: list[dict[str, 
 
 def _translate(body: dict[str, Any], prompt: Any, limit: Any, *, top: int, logprobs: bool) -> dict[str, Any]:
     """The /generate body that asks for the same thing."""
-    params = {name: body[name] for name in SAME_NAME.split() if body.get(name) is not None}
+    params = {name: body[name] for name in SAME_NAME if body.get(name) is not None}
     params |= {ours: body[name] for name, ours in RENAMED.items() if body.get(name) is not None}
     params["max_new_tokens"] = limit
     if (body.get("response_format") or {}).get("type", "text") != "text":

@@ -3,11 +3,14 @@
 1. `build` loads the model and gives a Starlette application with its engine thread not yet started; `serve` runs it
    until SIGTERM or SIGINT.
 2. On a signal every live request ends at once with an abort that keeps what it has; the process is gone a second later.
-3. Nothing is served from a thread pool but weight reading; no handler runs a forward pass.
+3. When it listens it writes one line to stdout: `ready on http://HOST:PORT`.
+4. Nothing is served from a thread pool but weight reading; no handler runs a forward pass.
 """
 
 import contextlib
 import signal
+import socket
+import sys
 from collections.abc import AsyncIterator
 from types import FrameType
 
@@ -111,11 +114,18 @@ async def _not_allowed(_: Request, __: Exception) -> Response:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, except that a signal also ends the live requests, so that nobody waits for them."""
+    """uvicorn, except that it says on stdout when it listens, and that a signal also ends the live requests."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
         super().__init__(config)
         self._worker = worker
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            sys.stdout.write(f"ready on http://{host}:{port}\n")
+            sys.stdout.flush()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._worker.post(lambda engine: engine.abort(lambda _: True))
