@@ -1,0 +1,180 @@
+"""Curves of metrics: series out of rows, drawn as inline SVG for pages and as one PNG for documents.
+
+1. The x axis counts rollouts done: a row of step s is at s + 1, an evaluation before training at 0.
+2. A value that is not finite is a gap in the line, never a point.
+3. SVG takes its colours from the page's CSS classes, so it follows light and dark.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Point = tuple[float, float]
+
+WIDTH, HEIGHT = 460, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 12, 30
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric over the run."""
+
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def finite(self) -> tuple[Point, ...]:
+        return tuple(p for p in self.points if math.isfinite(p[1]))
+
+    @property
+    def first(self) -> float:
+        return self.finite[0][1]
+
+    @property
+    def last(self) -> float:
+        return self.finite[-1][1]
+
+
+def collect_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
+    """Metrics rows to one series a metric, in order of x; metrics without any finite value are left out."""
+    points: dict[str, dict[float, float]] = {}
+    for row in rows:
+        x = float(row["step"] + 1)
+        for name, value in row.items():
+            if name not in ("step", "time") and isinstance(value, (int, float)):
+                points.setdefault(name, {})[x] = float(value)
+    found = {name: Series(name, tuple(sorted(values.items()))) for name, values in points.items()}
+    return {name: series for name, series in found.items() if series.finite}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Some series on common axes, laid out: everything that the page's template needs to draw it."""
+
+    title: str
+    lines: tuple["Line", ...]
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    width: int = WIDTH
+    height: int = HEIGHT
+
+    @property
+    def floor(self) -> int:
+        return HEIGHT - _BOTTOM
+
+    @property
+    def left(self) -> int:
+        return _LEFT
+
+    @property
+    def right(self) -> int:
+        return WIDTH - _RIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One drawn series: SVG path data, and dots with their tooltips (none if there would be too many)."""
+
+    label: str
+    path: str
+    dots: tuple[tuple[float, float, str], ...]
+
+
+def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
+    """Lay out labelled series on common axes.
+
+    Raises:
+        ValueError: no series.
+    """
+    if not series:
+        raise ValueError("a chart needs at least one series")
+    everything = [point for _, s in series for point in s.finite]
+    x_ticks = ticks(min(x for x, _ in everything), max(x for x, _ in everything), 6, whole=True)
+    y_ticks = ticks(min(y for _, y in everything), max(y for _, y in everything), 4)
+    to_x = _scale(min(p[0] for p in everything), max(p[0] for p in everything), _LEFT, WIDTH - _RIGHT)
+    to_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
+    return Chart(
+        title,
+        tuple(_line(label, s, to_x, to_y) for label, s in series),
+        tuple((to_x(t), number(t)) for t in x_ticks if everything and _inside(t, everything)),
+        tuple((to_y(t), number(t)) for t in y_ticks),
+    )
+
+
+def _inside(tick: float, points: Sequence[Point]) -> bool:
+    return min(p[0] for p in points) <= tick <= max(p[0] for p in points)
+
+
+def _line(label: str, series: Series, to_x: "_Scale", to_y: "_Scale") -> Line:
+    path, pen_down = [], False
+    for x, y in series.points:
+        if math.isfinite(y):
+            path.append(f"{'L' if pen_down else 'M'}{to_x(x):.1f} {to_y(y):.1f}")
+        pen_down = math.isfinite(y)
+    few = len(series.finite) <= 80
+    dots = tuple((to_x(x), to_y(y), f"{label}, after {number(x)}: {number(y)}") for x, y in series.finite if few)
+    return Line(label, " ".join(path), dots)
+
+
+class _Scale:
+    def __init__(self, low: float, high: float, start: float, end: float) -> None:
+        self.low, self.span = low, (high - low) or 1.0
+        self.start, self.length = start, end - start
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / self.span * self.length
+
+
+def _scale(low: float, high: float, start: float, end: float) -> _Scale:
+    return _Scale(low, high, start, end)
+
+
+def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
+    """About `count` round numbers that enclose [low, high], in steps of 1, 2 or 5 times a power of ten."""
+    if high <= low:
+        low, high = (low - 0.5, high + 0.5) if abs(low) < 1e6 else (low * 0.9, high * 1.1)
+    raw = (high - low) / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    if whole:
+        step = max(1.0, round(step))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def number(value: float) -> str:
+    """A number as people write it: 3 significant digits, thousands separated, no needless zeros."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == round(value) and abs(value) < 1e9:
+        return f"{round(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.3g}"
+
+
+def write_png(path: Path, charts: Sequence[tuple[str, Sequence[tuple[str, Series]]]]) -> None:
+    """All charts as one PNG, two a row. Needs matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = max(-(-len(charts) // 2), 1)
+    figure = Figure(figsize=(10, 2.9 * rows), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    for index, (title, series) in enumerate(charts):
+        axes = figure.add_subplot(rows, 2, index + 1)
+        for (label, one), colour in zip(series, ("#3451b2", "#c2570c", "#1a7f4b", "#8f2fb0"), strict=False):
+            xs, ys = zip(*one.points, strict=True)
+            marker = "o" if len(xs) <= 80 else ""
+            axes.plot(xs, ys, marker=marker, markersize=3, linewidth=1.6, label=label, color=colour)
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_xlabel("rollouts done", fontsize=9)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(series) > 1:
+            axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path)

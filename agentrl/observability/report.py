@@ -1,0 +1,228 @@
+"""A run's report: one self-contained HTML page, and its curves as a PNG.
+
+1. Input is the run's folder: `metrics.jsonl`, and evaluation dumps `eval/<set>/<rollouts done>.jsonl` where there are.
+2. The page needs no network, no script and no other file; it follows light and dark.
+3. Everything that a model, a tool or a data file wrote is escaped: it is shown, never interpreted.
+4. The trajectories shown are the first prompts of the first evaluation set, before and after; none is picked by result.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment as Jinja
+from jinja2 import PackageLoader, StrictUndefined
+
+from agentrl.errors import DataError
+from agentrl.observability.charts import Chart, Series, collect_series, layout, number, write_png
+from agentrl.observability.metrics import FILE_NAME, read_metrics
+from agentrl.observability.trajectories import (
+    TokenTexts,
+    Trajectory,
+    describe_sample,
+    eval_dumps,
+    id_texts,
+    pair_up,
+    read_samples,
+    tokenizer_texts,
+)
+from agentrl.sample import Sample
+
+MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Reward in training", (("trained", "rollout/reward"), ("offered", "offered/reward"))),
+    ("Response length, tokens", (("trained", "rollout/response_length"), ("offered", "offered/response_length"))),
+    ("Share of trajectories that used a tool", (("trained", "rollout/used_tool"),)),
+    ("Truncated share", (("trained", "rollout/truncated"), ("offered", "offered/truncated"))),
+    ("Loss", (("loss", "train/loss"),)),
+    ("Gradient norm", (("norm", "train/grad_norm"),)),
+    ("Entropy", (("entropy", "train/entropy"),)),
+    (
+        "Trainer against engine: mean difference of log-probs",
+        (("difference", "train/train_rollout_logprob_abs_diff"),),
+    ),
+    ("Seconds a rollout", (("all", "perf/step_seconds"), ("training", "perf/train_seconds"))),
+    ("Generated tokens a second", (("tokens/s", "perf/rollout_tokens_per_second"),)),
+)
+_HEADLINE_OF_EVAL = (("reward", "mean reward"), ("pass@1", "solved (pass@1)"), ("used_tool", "used a tool"))
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One before/after figure at the top."""
+
+    label: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same prompt before and after training."""
+
+    number: int
+    label: str
+    before: Trajectory
+    after: Trajectory
+
+
+def write_report(
+    run: str | Path,
+    *,
+    title: str | None = None,
+    before: Sequence[Sample] | None = None,
+    after: Sequence[Sample] | None = None,
+    token_texts: TokenTexts | None = None,
+    max_trajectories: int = 6,
+) -> Path:
+    """Write `report.html` and `curves.png` into the run's folder; returns the page's path.
+
+    Args:
+        run: the run's folder.
+        title: the page's headline; the folder's name if not given.
+        before: samples to show as before training; the first evaluation dump's if not given.
+        after: samples to show as after training; the last evaluation dump's if not given.
+        token_texts: gives each token's text; by default the tokenizer of the run's model.
+        max_trajectories: how many prompts to show.
+
+    Raises:
+        DataError: no metrics, or a malformed file; names it.
+    """
+    run = Path(run)
+    rows = list(read_metrics(run / FILE_NAME))
+    series = collect_series(rows)
+    if not series:
+        raise DataError(f"{run / FILE_NAME}: holds no metrics yet; let the run finish a step first")
+    settings = _settings(run)
+    if before is None or after is None:
+        before, after = _dumped(run)
+    texts = token_texts or tokenizer_texts(_model_folders(run, settings)) or id_texts
+    pairs = [
+        Pair(index + 1, _short(a.label), describe_sample(a, texts), describe_sample(b, texts))
+        for index, (a, b) in enumerate(pair_up(before, after)[:max_trajectories])
+    ]
+    groups = chart_groups(series)
+    shown = {one.name for _, members in groups for _, one in members}
+    page = _template().render(
+        title=title or f"Run {run.resolve().name}",
+        headlines=headlines(series),
+        facts=_facts(rows, series, settings),
+        charts=[layout(name, members) for name, members in groups],
+        more=_more(series, shown),
+        pairs=pairs,
+        settings=settings,
+        show=number,
+    )
+    out = run / "report.html"
+    out.write_text(page, encoding="utf-8")
+    write_png(run / "curves.png", groups)
+    return out
+
+
+def headlines(series: Mapping[str, Series]) -> list[Headline]:
+    """Before and after: evaluation figures where there are, else the reward of the first and last rollout."""
+    found = []
+    for name, one in series.items():
+        for what, label in _HEADLINE_OF_EVAL:
+            if name.startswith("eval/") and name.endswith(f"/{what}") and len(one.finite) > 1:
+                found.append(Headline(f"{name.split('/')[1]}: {label}", number(one.first), number(one.last)))
+    if not found and "rollout/reward" in series:
+        one = series["rollout/reward"]
+        found.append(Headline("training reward", number(one.first), number(one.last)))
+    return found
+
+
+def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str, Series]]]]:
+    """The main curves that this run has: evaluation first, then `MAIN_CHARTS`.
+
+    A second curve that says the same as the first is left out.
+    """
+    groups: list[tuple[str, list[tuple[str, Series]]]] = []
+    for what, label in _HEADLINE_OF_EVAL:
+        members = [(n.split("/")[1], s) for n, s in series.items() if n.startswith("eval/") and n.endswith("/" + what)]
+        if members:
+            groups.append((f"Evaluation: {label}", members))
+    for title, wanted in MAIN_CHARTS:
+        members = [(label, series[name]) for label, name in wanted if name in series]
+        distinct = [m for i, m in enumerate(members) if i == 0 or m[1].points != members[0][1].points]
+        if distinct:
+            groups.append((title, distinct))
+    return groups
+
+
+def _more(series: Mapping[str, Series], shown: set[str]) -> list[Chart]:
+    return [layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown]
+
+
+def _facts(
+    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    facts = []
+    steps = [row["step"] for row in rows if "rollout/reward" in row or any(n.startswith("train/") for n in row)]
+    if steps:
+        facts.append(("rollouts", number(max(steps) + 1)))
+    rollout = settings.get("rollout", {})
+    if rollout:
+        shape = f"{rollout.get('rollout_batch_size')} × {rollout.get('n_samples_per_prompt')}"
+        facts.append(("prompts × samples a rollout", shape))
+    times = [row["time"] for row in rows if isinstance(row.get("time"), (int, float))]
+    if len(times) > 1:
+        facts.append(("wall time", _duration(times[-1] - times[0])))
+    if speed := series.get("perf/rollout_tokens_per_second"):
+        facts.append(("tokens/s, last rollout", number(speed.last)))
+    checkpoint = settings.get("train", {}).get("hf_checkpoint")
+    if checkpoint:
+        facts.append(("started from", Path(checkpoint).name))
+    return facts
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _dumped(run: Path) -> tuple[list[Sample], list[Sample]]:
+    """First samples of each group of the first evaluation set's first and last dump; nothing without two dumps."""
+    for files in eval_dumps(run).values():
+        if len(files) > 1:
+            first, last = read_samples(files[0][1]), read_samples(files[-1][1])
+            return [g[0] for g in first if g], [g[0] for g in last if g]
+    return [], []
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    file = run / "settings.json"
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}: not valid JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _model_folders(run: Path, settings: Mapping[str, Any]) -> list[Path]:
+    checkpoint = settings.get("train", {}).get("hf_checkpoint")
+    return [run / "model", *([Path(checkpoint)] if checkpoint else [])]
+
+
+def _short(label: Any) -> str:
+    text = "" if label is None else str(label)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+@cache
+def _template() -> Any:
+    jinja = Jinja(
+        loader=PackageLoader("agentrl.observability", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return jinja.get_template("report.html")
