@@ -186,7 +186,7 @@ def _own_template(tokenizer: Any) -> str:
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")
     if not isinstance(template, str) or not template:
-        raise TemplateError("the tokenizer has no chat template; give one with --chat-template (a .jinja file)")
+        raise TemplateError("the tokenizer has no chat template; give one with --chat-template-path (a .jinja file)")
     return template
 
 
@@ -196,7 +196,7 @@ def _read_template(given: str | None) -> str | None:
         return given
     file = Path(given).expanduser()
     if not file.is_file():
-        raise SettingsError(f"--chat-template: no file {given!r}, and it is not template text either")
+        raise SettingsError(f"--chat-template-path: no file {given!r}, and it is not template text either")
     return file.read_text(encoding="utf-8")
 
 

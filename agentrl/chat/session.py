@@ -120,7 +120,7 @@ class ChatSession:
         if verdict.rewrites and self._chat.history_policy == "fail":
             raise TemplateError(
                 f"the chat template would rewrite history here ({verdict}) and --history-policy is 'fail'; "
-                "choose 'keep' or 'split', or another --chat-template"
+                "choose 'keep' or 'split', or another --chat-template-path"
             )
         if verdict.rewrites and self._chat.history_policy == "split":
             delta = self._restart(new, verdict)
