@@ -91,14 +91,17 @@ def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
     if not series:
         raise ValueError("a chart needs at least one series")
     everything = [point for _, s in series for point in s.finite]
+    lowest, highest = min(y for _, y in everything), max(y for _, y in everything)
+    if 0 < lowest < highest / 2:
+        lowest = 0.0
     x_ticks = ticks(min(x for x, _ in everything), max(x for x, _ in everything), 6, whole=True)
-    y_ticks = ticks(min(y for _, y in everything), max(y for _, y in everything), 4)
-    to_x = _scale(min(p[0] for p in everything), max(p[0] for p in everything), _LEFT, WIDTH - _RIGHT)
-    to_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
+    y_ticks = ticks(lowest, highest, 4)
+    to_x = Scale(min(p[0] for p in everything), max(p[0] for p in everything), _LEFT, WIDTH - _RIGHT)
+    to_y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
     return Chart(
         title,
         tuple(_line(label, s, to_x, to_y) for label, s in series),
-        tuple((to_x(t), number(t)) for t in x_ticks if everything and _inside(t, everything)),
+        tuple((to_x(t), number(t)) for t in x_ticks if _inside(t, everything)),
         tuple((to_y(t), number(t)) for t in y_ticks),
     )
 
@@ -107,7 +110,7 @@ def _inside(tick: float, points: Sequence[Point]) -> bool:
     return min(p[0] for p in points) <= tick <= max(p[0] for p in points)
 
 
-def _line(label: str, series: Series, to_x: "_Scale", to_y: "_Scale") -> Line:
+def _line(label: str, series: Series, to_x: "Scale", to_y: "Scale") -> Line:
     path, pen_down = [], False
     for x, y in series.points:
         if math.isfinite(y):
@@ -118,17 +121,15 @@ def _line(label: str, series: Series, to_x: "_Scale", to_y: "_Scale") -> Line:
     return Line(label, " ".join(path), dots)
 
 
-class _Scale:
+class Scale:
+    """A linear map of [low, high] onto [start, end]."""
+
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         self.low, self.span = low, (high - low) or 1.0
         self.start, self.length = start, end - start
 
     def __call__(self, value: float) -> float:
         return self.start + (value - self.low) / self.span * self.length
-
-
-def _scale(low: float, high: float, start: float, end: float) -> _Scale:
-    return _Scale(low, high, start, end)
 
 
 def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:

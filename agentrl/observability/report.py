@@ -38,7 +38,9 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Truncated share", (("trained", "rollout/truncated"), ("offered", "offered/truncated"))),
     ("Loss", (("loss", "train/loss"),)),
     ("Gradient norm", (("norm", "train/grad_norm"),)),
-    ("Entropy", (("entropy", "train/entropy"),)),
+    ("Entropy of sampled tokens", (("entropy", "train/entropy"),)),
+    ("Share of tokens clipped", (("clipped", "train/pg_clipfrac"),)),
+    ("KL to the reference model", (("KL", "train/kl"),)),
     (
         "Trainer against engine: mean difference of log-probs",
         (("difference", "train/train_rollout_logprob_abs_diff"),),
@@ -46,7 +48,7 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Seconds a rollout", (("all", "perf/step_seconds"), ("training", "perf/train_seconds"))),
     ("Generated tokens a second", (("tokens/s", "perf/rollout_tokens_per_second"),)),
 )
-_HEADLINE_OF_EVAL = (("reward", "mean reward"), ("pass@1", "solved (pass@1)"), ("used_tool", "used a tool"))
+_HEADLINE_OF_EVAL = (("pass@1", "solved (pass@1)"), ("reward", "mean reward"), ("used_tool", "used a tool"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +125,12 @@ def write_report(
 
 def headlines(series: Mapping[str, Series]) -> list[Headline]:
     """Before and after: evaluation figures where there are, else the reward of the first and last rollout."""
-    found = []
-    for name, one in series.items():
-        for what, label in _HEADLINE_OF_EVAL:
-            if name.startswith("eval/") and name.endswith(f"/{what}") and len(one.finite) > 1:
-                found.append(Headline(f"{name.split('/')[1]}: {label}", number(one.first), number(one.last)))
+    found = [
+        Headline(f"{data}: {label}", number(one.first), number(one.last))
+        for label, members in _evaluations(series)
+        for data, one in members
+        if len(one.finite) > 1
+    ]
     if not found and "rollout/reward" in series:
         one = series["rollout/reward"]
         found.append(Headline("training reward", number(one.first), number(one.last)))
@@ -140,16 +143,25 @@ def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
     A second curve that says the same as the first is left out.
     """
     groups: list[tuple[str, list[tuple[str, Series]]]] = []
-    for what, label in _HEADLINE_OF_EVAL:
-        members = [(n.split("/")[1], s) for n, s in series.items() if n.startswith("eval/") and n.endswith("/" + what)]
-        if members:
-            groups.append((f"Evaluation: {label}", members))
+    for label, members in _evaluations(series):
+        groups.append((f"Evaluation: {label}", members))
     for title, wanted in MAIN_CHARTS:
         members = [(label, series[name]) for label, name in wanted if name in series]
         distinct = [m for i, m in enumerate(members) if i == 0 or m[1].points != members[0][1].points]
         if distinct:
             groups.append((title, distinct))
     return groups
+
+
+def _evaluations(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str, Series]]]]:
+    """Evaluation figures by kind, each with its sets; a reward that only counts solved prompts is not shown twice."""
+    found: list[tuple[str, list[tuple[str, Series]]]] = []
+    for what, label in _HEADLINE_OF_EVAL:
+        members = [(n.split("/")[1], s) for n, s in series.items() if n.startswith("eval/") and n.endswith(f"/{what}")]
+        known = [[one.points for _, one in others] for _, others in found]
+        if members and [one.points for _, one in members] not in known:
+            found.append((label, members))
+    return found
 
 
 def _more(series: Mapping[str, Series], shown: set[str]) -> list[Chart]:

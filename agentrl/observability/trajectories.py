@@ -58,6 +58,8 @@ def describe_sample(sample: Sample, texts: TokenTexts) -> Trajectory:
             note += f" · log-prob {log_prob:.3f} (p {math.exp(log_prob):.1%})"
         if origin == "model" and weights:
             note += f" · weights {weights}"
+        if origin != "prompt" and text and not text.strip():
+            text = text.replace("\n", "↵\n")
         tokens.append(Token(text, origin, note, math.isfinite(log_prob) and log_prob < UNSURE))
     turns = max((s.turn for s in sample.segments), default=0)
     return Trajectory(tuple(tokens), _reward(sample), sample.status.value, turns, weights)
