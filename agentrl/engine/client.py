@@ -23,6 +23,7 @@ import orjson
 
 from agentrl.engine.balance import Balance, EngineState
 from agentrl.engine.control import EngineControl
+from agentrl.engine.prompts import PromptEncoder
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionLost, ConnectionRefused
 from agentrl.engine.wire import Generation, SamplingParams, error_message
@@ -64,13 +65,14 @@ class EngineClient(EngineControl):
         generate_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(urls, settings)
-        self._vocab_size = vocab_size
+        self._prompts = PromptEncoder(vocab_size)
         self._options = {"return_logprob": True, **(generate_options or {})}
         self._balance = Balance(self.urls)
         self._places = {
             engine.url: anyio.Semaphore(self.settings.sglang_server_concurrency, fast_acquire=True)
             for engine in self._balance.engines
         }
+        self._generate_urls = {url: url + "/generate" for url in self.urls}
         self._live: dict[str, _Live] = {}
 
     async def generate(
@@ -100,9 +102,12 @@ class EngineClient(EngineControl):
             EngineRejected: the engine refused the request (`status`), or its answer is malformed; kind
                 `context_overflow` where the prompt or the answer does not fit.
         """
-        sampling = params.to_wire() if isinstance(params, SamplingParams) else dict(params)
-        payload = {**self._options, **(options or {}), "sampling_params": sampling}
-        payload["input_ids"] = self._checked(input_ids)
+        payload = {
+            **self._options,
+            **(options or {}),
+            "sampling_params": params.to_wire() if isinstance(params, SamplingParams) else dict(params),
+            "input_ids": orjson.Fragment(self._prompts.encode(input_ids, session_id)),
+        }
         headers = None if session_id is None else {ROUTING_HEADER: session_id}
         seconds = self.settings.engine_request_timeout if deadline is None else deadline
         name = rid or uuid.uuid4().hex
@@ -124,6 +129,7 @@ class EngineClient(EngineControl):
     def end_session(self, session_id: str) -> None:
         """Forget where a finished conversation was; optional, old sessions are forgotten anyway."""
         self._balance.forget(session_id)
+        self._prompts.forget(session_id)
 
     # ---- attempts -----------------------------------------------------------------------------------------
 
@@ -164,7 +170,7 @@ class EngineClient(EngineControl):
         payload["rid"] = rid
         body = orjson.dumps(payload)
         try:
-            return await self._transport.exchange("POST", engine.url + "/generate", body, headers)
+            return await self._transport.exchange("POST", self._generate_urls[engine.url], body, headers)
         except ConnectionRefused:
             raise
         except (ConnectionLost, anyio.get_cancelled_exc_class()):
@@ -182,17 +188,6 @@ class EngineClient(EngineControl):
 
     async def _abort_at(self, url: str, rid: str) -> None:
         await self._call(url, "POST", "/abort_request", {"rid": rid})
-
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        ids = ids if isinstance(ids, list) else list(ids)
-        if not ids:
-            raise EngineRejected("the prompt is empty; expected at least one token id", kind="bad_prompt")
-        if self._vocab_size is not None and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-            at, bad = next((i, v) for i, v in enumerate(ids) if not 0 <= v < self._vocab_size)
-            raise EngineRejected(
-                f"prompt token {at} is {bad}; expected ids from 0 to {self._vocab_size - 1}", kind="bad_prompt"
-            )
-        return ids
 
 
 def _parsed(raw: bytes, url: str) -> Any:

@@ -85,7 +85,7 @@ class Generation:
         weight_version: the engine's version when it wrote the answer.
         weight_versions: (version, start, end) spans over `ids`; one span where the engine does not report spans.
         prompt_tokens, cached_tokens: prompt length, and how much of it the engine had in its cache.
-        meta_info: everything the engine said about the request, untouched.
+        meta_info: everything else that the engine said about the request.
     """
 
     ids: list[int]
@@ -122,6 +122,7 @@ class Generation:
             _malformed("meta_info.output_token_logprobs", "numbers as log-probs and whole numbers as ids", triples)
         if output_ids is not None and output_ids != ids:
             _malformed("output_ids", f"the {len(ids)} ids of meta_info.output_token_logprobs", output_ids)
+        meta.pop("output_token_logprobs", None)  # a list of lists a token: costly to keep, and all of it is kept
         version = str(meta.get("weight_version", ""))
         return cls(
             ids=ids,
