@@ -261,9 +261,26 @@ class MegatronBackend:
         `only` restricts it to these HF names (the same on every rank).
         """
         wanted = set(only) if only is not None else None
-        for name, tensor in self.weights.export(self.model, self.dtype, wanted):
+        for name, tensor in self.weights.export(self._parameters(), self.dtype, wanted):
             if wanted is None or name in wanted:
                 yield name, tensor
+
+    def export_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The last step's gradients (float32, after clipping) as `export_weights` gives weights. Collective.
+
+        For diagnosis and tests; raises `TrainError` under the distributed optimizer, where no rank has them all.
+        """
+        if self.settings.use_distributed_optimizer:
+            raise TrainError(
+                "gradients cannot be exported with use_distributed_optimizer: each rank has a part of them"
+            )
+        gradients = {name: p.main_grad for name, p in self._parameters().items()}
+        yield from self.weights.export(gradients, torch.float32)
+
+    def _parameters(self) -> dict[str, Any]:
+        from agentrl.train.megatron.model import unwrap
+
+        return dict(unwrap(self.model).named_parameters())
 
     def save_hf(self, path: str | Path) -> None:
         """Write a Hugging Face folder (weights, config, tokenizer files) atomically. Collective."""
@@ -320,7 +337,7 @@ class MegatronBackend:
 
     def save(self, path: str | Path, step: int = 0) -> None:
         """Write model, optimizer, random state and `step` into the folder `path`, whole or not at all. Collective."""
-        checkpoint.save(Path(path), self.model, self.optimizer.inner, self.layout, self.shape, step)
+        checkpoint.save(Path(path), self.model, self.optimizer.inner, self.layout, self._identity(), step)
 
     def load(self, path: str | Path) -> int:
         """Restore what `save` wrote, under this or another layout; returns its step. Collective.
@@ -330,7 +347,11 @@ class MegatronBackend:
         Raises:
             CheckpointError: nothing complete there, or it is of another model.
         """
-        return checkpoint.load(Path(path), self.model, self.optimizer.inner, self.layout, self.shape)
+        return checkpoint.load(Path(path), self.model, self.optimizer.inner, self.layout, self._identity())
+
+    def _identity(self) -> checkpoint.Identity:
+        chosen = self.settings
+        return checkpoint.Identity(self.shape, chosen.optimizer, chosen.use_distributed_optimizer, chosen.bf16)
 
     def offload(self) -> None:
         """Move weights and optimizer state to the CPU and free the GPU's memory; a no-op on CPU."""
@@ -342,10 +363,10 @@ class MegatronBackend:
 
     def close(self) -> None:
         """Leave all process groups. Collective."""
-        from agentrl.train.megatron.layout import leave
-
         self.close_weight_group()
-        leave()
+        if hasattr(self, "layout"):
+            self.layout.leave()
+            del self.layout
 
 
 @torch.no_grad()

@@ -4,7 +4,8 @@
    under another.
 2. A checkpoint is written into a hidden folder beside its place and renamed when complete; `manifest.json` is the
    last file in it. A folder without one is not a checkpoint, so an interrupted save is never found.
-3. The manifest names the model's sizes; loading into another model says which of them differ.
+3. The manifest names the model's sizes and the kind of optimizer state; loading into another model, or under another
+   kind of optimizer state, says which of them differ.
 4. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
 """
 
@@ -39,6 +40,23 @@ class Found:
     step: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """What a checkpoint must have in common with the run that loads it."""
+
+    model: ModelShape
+    optimizer: str
+    distributed_optimizer: bool
+    bf16: bool
+
+    def entries(self) -> dict[str, Any]:
+        """For the manifest: the model's sizes and their hash, and the kind of optimizer state."""
+        parts: dict[str, Any] = dataclasses.asdict(self)
+        model = parts.pop("model")
+        digest = hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
+        return {"model": model, "model_hash": digest, "optimizer": parts}
+
+
 def latest(root: str | Path) -> Found | None:
     """The complete checkpoint with the highest step in `root` (or `root` itself), or None. Imports nothing heavy."""
     root = Path(root)
@@ -62,7 +80,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def save(path: Path, model: Any, optimizer: Any, layout: Layout, shape: ModelShape, step: int) -> None:
+def save(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Identity, step: int) -> None:
     """Write a checkpoint at `path`, replacing one of that name. Collective."""
     import torch.distributed as dist
     from megatron.core import dist_checkpointing
@@ -78,7 +96,7 @@ def save(path: Path, model: Any, optimizer: Any, layout: Layout, shape: ModelSha
         dist_checkpointing.save(state, str(partial))
     dist.barrier()
     if layout.rank == 0:
-        manifest = {"format": FORMAT, "step": step, "layout": layout.describe(), **_model_identity(shape)}
+        manifest = {"format": FORMAT, "step": step, "layout": layout.describe(), **identity.entries()}
         with (partial / MANIFEST).open("w") as file:
             json.dump(manifest, file, indent=2)
             file.flush()
@@ -92,7 +110,7 @@ def save(path: Path, model: Any, optimizer: Any, layout: Layout, shape: ModelSha
     dist.barrier()
 
 
-def load(path: Path, model: Any, optimizer: Any, layout: Layout, shape: ModelShape) -> int:
+def load(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Identity) -> int:
     """Restore a checkpoint (the newest one in a folder of several); returns its step. Collective.
 
     Raises:
@@ -106,7 +124,7 @@ def load(path: Path, model: Any, optimizer: Any, layout: Layout, shape: ModelSha
     if newest is None:
         raise CheckpointError(f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)")
     manifest = read_manifest(newest.path)
-    _check_model(newest.path, manifest, shape)
+    _check_identity(newest.path, manifest, identity)
     state = _state(model, optimizer, layout, is_loading=True)
     same_layout = manifest["layout"] == layout.describe()
     if same_layout:
@@ -187,20 +205,14 @@ def _restore_rng(state: dict[str, Any]) -> None:
     get_cuda_rng_tracker().set_states(state["tracker"])
 
 
-def _model_identity(shape: ModelShape) -> dict[str, Any]:
-    sizes = dataclasses.asdict(shape)
-    text = json.dumps(sizes, sort_keys=True)
-    return {"model": sizes, "model_hash": hashlib.sha256(text.encode()).hexdigest()}
+def _check_identity(path: Path, manifest: dict[str, Any], identity: Identity) -> None:
+    mine = identity.entries()
+    if differ := _differences(manifest["model"], mine["model"]):
+        raise CheckpointError(f"{path}: a checkpoint of another model: {differ}")
+    if differ := _differences(manifest["optimizer"], mine["optimizer"]):
+        raise CheckpointError(f"{path}: its optimizer state is of another kind: {differ}; use its settings to load it")
 
 
-def _check_model(path: Path, manifest: dict[str, Any], shape: ModelShape) -> None:
-    mine = _model_identity(shape)
-    if manifest["model_hash"] == mine["model_hash"]:
-        return
-    theirs, ours = manifest["model"], mine["model"]
-    differ = [
-        f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
-        for key in sorted(set(theirs) | set(ours))
-        if theirs.get(key) != ours.get(key)
-    ]
-    raise CheckpointError(f"{path}: a checkpoint of another model: {'; '.join(differ)}")
+def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    keys = sorted(key for key in set(theirs) | set(ours) if theirs.get(key) != ours.get(key))
+    return "; ".join(f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here" for key in keys)

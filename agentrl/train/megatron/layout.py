@@ -2,7 +2,8 @@
 
 1. `Layout.join` starts torch.distributed (unless the process has), checks that the sizes fit, and builds megatron's
    groups. It is the only place that reads megatron's global parallel state.
-2. `leave` undoes it, so that a process (a test, a restarted actor) can join again with another layout.
+2. `leave` undoes it, so that a process can join again with another layout. A default group that was there before
+   `join` is used as it is and stays.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Layout:
     tp_group: dist.ProcessGroup
     pp_group: dist.ProcessGroup
     dp_cp_group: dist.ProcessGroup
+    owns_default_group: bool
+    """Whether `join` started torch.distributed."""
     pp_ranks: tuple[int, ...]
     """Global ranks of this process's pipeline, first stage first."""
 
@@ -53,7 +56,8 @@ class Layout:
                 f"{where.world_size} trainer processes cannot be divided by TP x PP x CP = {settings.model_parallel_size}"
             )
         timeout = datetime.timedelta(minutes=settings.distributed_timeout_minutes)
-        if not dist.is_initialized():
+        started = not dist.is_initialized()
+        if started:
             backend = settings.distributed_backend
             if backend == "auto":
                 backend = "nccl" if device.type == "cuda" else "gloo"
@@ -78,9 +82,18 @@ class Layout:
             dp_rank=mpu.get_data_parallel_rank(),
             tp_group=mpu.get_tensor_model_parallel_group(),
             pp_group=pp_group,
+            owns_default_group=started,
             dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
             pp_ranks=tuple(dist.get_process_group_ranks(pp_group)),
         )
+
+    def leave(self) -> None:
+        """Destroy megatron's groups, and torch.distributed's if `join` started it."""
+        from megatron.core import parallel_state as mpu
+
+        mpu.destroy_model_parallel()
+        if self.owns_default_group:
+            dist.destroy_process_group()
 
     @property
     def first_stage(self) -> bool:
@@ -90,23 +103,9 @@ class Layout:
     def last_stage(self) -> bool:
         return self.pp_rank == self.pp - 1
 
-    @property
-    def alignment(self) -> int:
-        """Every packed sequence is padded to a multiple of this many tokens."""
-        return 2 * self.cp if self.cp > 1 else 1
-
     def describe(self) -> dict[str, int]:
         """The sizes, for manifests and logs."""
         return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp}
-
-
-def leave() -> None:
-    """Destroy megatron's groups and torch.distributed's."""
-    from megatron.core import parallel_state as mpu
-
-    mpu.destroy_model_parallel()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _start(backend: str, where: RankInfo, timeout: datetime.timedelta) -> None:

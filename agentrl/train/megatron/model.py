@@ -1,7 +1,7 @@
 """A `GPTModel` from a Hugging Face config, for this process's place in the layout.
 
 1. Fusions that need Transformer Engine or Apex are off; the layers are those of `layers.py`; inputs are always packed.
-2. Parameters start empty: `weights.load` fills every one of them.
+2. Parameters start random: `weights.load` fills every one of them.
 3. The output layer runs only on the positions asked for (`output_rows`), so that prompts cost no logits.
 """
 
@@ -64,7 +64,9 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
         recompute_num_layers=settings.recompute_num_layers,
         calculate_per_token_loss=True,
         use_cpu_initialization=device.type == "cpu",
-        perform_initialization=False,
+        # Not for the values, which are loaded: it is here that megatron marks parameters as tensor-parallel, by which
+        # the gradient norm counts them once.
+        perform_initialization=True,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.distributed_c10d import GroupName, _new_process_group_helper, _world, default_pg_timeout
+from torch.distributed.distributed_c10d import _new_process_group_helper, _world, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from agentrl.errors import TrainError
@@ -44,13 +44,14 @@ class WeightGroup:
         try:
             store, rank, world_size = next(rendezvous(address, rank, world_size, timeout=timeout))
             store.set_timeout(timeout)
-            group, _ = _new_process_group_helper(
+            make: Any = _new_process_group_helper  # its argument types differ between torch versions
+            group, _ = make(
                 world_size,
                 rank,
                 [],
                 dist.Backend(backend),
                 PrefixStore(name, store),
-                group_name=GroupName(name),
+                group_name=name,
                 backend_options=None,
                 timeout=timeout,
             )

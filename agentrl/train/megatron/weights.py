@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -105,16 +105,15 @@ class WeightMap:
 
     @torch.no_grad()
     def export(
-        self, model: torch.nn.Module, dtype: torch.dtype, only: Collection[str] | None = None
+        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, only: Collection[str] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield (HF name, full tensor) on rank 0; see the module's point 2.
 
         Args:
-            model: the model, wrapped or not.
-            dtype: of the parameters.
+            parameters: this rank's tensors by megatron name (the weights, or anything of their shapes).
+            dtype: of the tensors.
             only: HF names to export (any member of a rule exports the rule); the same on every rank.
         """
-        parameters = dict(unwrap(model).named_parameters())
         infos = {info.name: info for info in self.infos(dtype)}
         me, first_replica = self.layout, self.layout.dp_rank == 0 and self.layout.cp_rank == 0
         for entry in self.entries:

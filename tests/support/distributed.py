@@ -1,0 +1,71 @@
+"""Running a function in several fresh processes that talk to each other, and getting their answers back.
+
+The function must be importable (module level). An exception in any rank ends the others and is raised here with that
+rank's traceback.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+
+def free_port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 100.0) -> list[Any]:
+    """Call `function(rank, *args)` in `world_size` processes; returns their results by rank.
+
+    Raises:
+        RuntimeError: a rank raised, died, or did not answer within `timeout` seconds.
+    """
+    context = multiprocessing.get_context("spawn")
+    ends, processes = [], []
+    for rank in range(world_size):
+        mine, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_run, args=(theirs, function, rank, args), daemon=True)
+        process.start()
+        theirs.close()
+        ends.append(mine)
+        processes.append(process)
+    try:
+        return _collect(ends, timeout)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _collect(ends: list[Connection], timeout: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    while len(results) < len(ends):
+        ready = wait([end for rank, end in enumerate(ends) if rank not in results], timeout)
+        if not ready:
+            raise RuntimeError(f"ranks {sorted(set(range(len(ends))) - set(results))} gave no answer in {timeout} s")
+        for rank in [r for r, end in enumerate(ends) if end in ready]:
+            try:
+                failed, answer = ends[rank].recv()
+            except EOFError:
+                raise RuntimeError(f"rank {rank} died without an answer") from None
+            if failed:
+                raise RuntimeError(f"rank {rank} failed:\n{answer}")
+            results[rank] = answer
+    return [results[rank] for rank in range(len(ends))]
+
+
+def _run(end: Connection, function: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        end.send((False, function(rank, *args)))
+    except BaseException:
+        end.send((True, traceback.format_exc()))

@@ -1,0 +1,104 @@
+"""Small batches, backends, and the plain Hugging Face + torch trainer that megatron is compared with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.algorithms import AlgorithmSettings, compute_advantages, token_weights
+from agentrl.algorithms.advantages import AdvantageInputs
+from agentrl.sample import Sample
+from agentrl.train.backend import RankInfo
+from agentrl.train.batch import TrainBatch
+from agentrl.train.megatron import MegatronBackend
+from agentrl.train.settings import TrainSettings
+
+TEMPERATURE = 0.8
+
+
+def make_batch(groups: int = 3, per_group: int = 4, seed: int = 0, vocab: int = 512) -> TrainBatch:
+    """Ragged agent samples: prompt, model turn, observation, model turn."""
+    rng = np.random.default_rng(seed)
+
+    def ids(low: int, high: int) -> list[int]:
+        return rng.integers(4, vocab, int(rng.integers(low, high))).tolist()
+
+    out = []
+    for g in range(groups):
+        out.append([])
+        for i in range(per_group):
+            sample = Sample(group_index=g, index=g * per_group + i, reward=float(rng.random()))
+            sample.set_prompt_tokens(ids(2, 15))
+            for turn in range(2):
+                wrote = ids(2, 20)
+                sample.append_model(wrote, (-5 * rng.random(len(wrote))).tolist(), "1", turn=turn)
+                if turn == 0:
+                    sample.append_observation(ids(1, 12), turn=turn)
+            out[-1].append(sample)
+    return TrainBatch.from_samples(out)
+
+
+def settings(folder: Path, **changes: Any) -> TrainSettings:
+    """Packed microbatches of at most 80 tokens, a large learning rate, no weight decay."""
+    chosen: dict[str, Any] = {
+        "hf_checkpoint": str(folder),
+        "lr": 1e-3,
+        "weight_decay": 0.0,
+        "adam_eps": 1e-4,  # so that gradients of pure rounding noise do not become full steps
+        "use_dynamic_batch_size": True,
+        "max_tokens_per_gpu": 80,
+    }
+    return TrainSettings(**(chosen | changes))
+
+
+@contextlib.contextmanager
+def backend(
+    train: TrainSettings, algorithm: AlgorithmSettings | None = None, where: RankInfo | None = None
+) -> Iterator[MegatronBackend]:
+    """A started backend, and its process groups gone afterwards."""
+    made = MegatronBackend(train, algorithm or AlgorithmSettings(), rollout_temperature=TEMPERATURE)
+    try:
+        made.init(where or RankInfo())
+        yield made
+    finally:
+        made.close()
+
+
+class Reference:
+    """The same training in a few lines of transformers and torch, one sample at a time."""
+
+    def __init__(self, folder: Path, train: TrainSettings, algorithm: AlgorithmSettings) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.train_settings, self.algorithm = train, algorithm
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=train.lr, eps=train.adam_eps, weight_decay=0.0)
+
+    def log_probs(self, batch: TrainBatch) -> torch.Tensor:
+        """Log-probs of all response tokens [R], with gradient."""
+        parts = []
+        for i in range(len(batch)):
+            ids = torch.from_numpy(batch.sample_tokens(i).astype(np.int64))
+            log_p = (self.model(ids[None]).logits[0, :-1] / TEMPERATURE).log_softmax(-1)
+            parts.append(log_p.gather(-1, ids[1:, None])[-int(batch.response_lengths[i]) :, 0])
+        return torch.cat(parts)
+
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        """One GRPO step with the policy itself as the old policy."""
+        mask, lengths, rollouts = map(
+            torch.from_numpy, (batch.loss_mask.copy(), batch.response_lengths, batch.rollout_ids.copy())
+        )
+        rewards, groups = torch.from_numpy(batch.rewards.copy()), torch.from_numpy(batch.group_ids.copy())
+        inputs = AdvantageInputs(rewards, groups, rollouts, lengths, mask.float())
+        advantages = compute_advantages(inputs, self.algorithm)
+        log_probs = self.log_probs(batch)
+        loss = -((log_probs - log_probs.detach()).exp() * advantages * token_weights(mask, lengths, rollouts)).sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train_settings.clip_grad or float("inf"))
+        self.optimizer.step()
+        return {"loss": loss.item(), "grad_norm": norm.item()}

@@ -1,0 +1,152 @@
+"""Two processes in every layout against one process: same numbers, same weights, checkpoints across layouts.
+
+All layouts run in one pair of processes, because starting a process costs more than the training.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.train.backend import RankInfo
+from tests.support.distributed import run_ranks
+from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron.helpers import backend, make_batch, settings
+
+STEPS = 3
+ALGORITHM = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.05, kl_loss_type="k3", entropy_coef=0.01)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"tensor_model_parallel_size": 2},
+    "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pp2": {"pipeline_model_parallel_size": 2},
+    "cp2": {"context_parallel_size": 2},
+    "dp2": {},
+    "dp2_sharded": {"use_distributed_optimizer": True},
+    "tp2_bf16": {"tensor_model_parallel_size": 2, "bf16": True},
+}
+EXACT = [name for name in LAYOUTS if "bf16" not in name]
+TIES = {"tied": True, "untied": False}
+
+
+def saved_by_one(name: str) -> str:
+    """The checkpoint written by one process with the optimizer of layout `name`."""
+    return "single_sharded" if name == "dp2_sharded" else "single"
+
+
+def train_steps(made: Any, first: int, steps: int = STEPS) -> list[dict[str, float]]:
+    batch = make_batch()
+    return [dict(made.train(batch, number)) for number in range(first, first + steps)]
+
+
+def everything(made: Any) -> dict[str, Any]:
+    """Log-probs before, metrics of the steps, weights after (on rank 0)."""
+    log_probs = made.compute_log_probs(make_batch())
+    return {
+        "log_probs": log_probs,
+        "metrics": train_steps(made, 0),
+        "weights": {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()},
+    }
+
+
+def in_two_processes(rank: int, root: str) -> dict[str, Any]:
+    """Every layout and tie; and checkpoints: written by one process and read here, written here."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
+    out: dict[str, Any] = {}
+    for tie in TIES:
+        for name, changes in LAYOUTS.items():
+            with backend(settings(Path(root) / tie, **changes), ALGORITHM, RankInfo(rank, 2, rank)) as made:
+                out[f"{tie}/{name}"] = everything(made)
+                if tie == "untied" and name in EXACT:
+                    made.save(f"{root}/from/{name}", STEPS)
+                    out[f"next/{name}"] = train_steps(made, STEPS, 1)
+                    assert made.load(f"{root}/{saved_by_one(name)}") == STEPS
+                    out[f"resumed/{name}"] = train_steps(made, STEPS, 1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("layouts")
+    for tie, tied in TIES.items():
+        make_tiny_model(path / tie, "qwen3", tie_word_embeddings=tied)
+    return path
+
+
+@pytest.fixture(scope="module")
+def single(root: Path) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for tie in TIES:
+        with backend(settings(root / tie), ALGORITHM) as made:
+            out[tie] = everything(made)
+            if tie == "untied":
+                made.save(root / saved_by_one("any"), STEPS)
+                out["next"] = train_steps(made, STEPS, 1)
+    with backend(settings(root / "untied", **LAYOUTS["dp2_sharded"]), ALGORITHM) as made:
+        train_steps(made, 0)
+        made.save(root / saved_by_one("dp2_sharded"), STEPS)
+    return out
+
+
+@pytest.fixture(scope="module")
+def double(root: Path, single: dict[str, Any]) -> list[dict[str, Any]]:
+    return run_ranks(in_two_processes, 2, str(root))
+
+
+@pytest.mark.parametrize("tie", TIES)
+@pytest.mark.parametrize("name", EXACT)
+def test_same_numbers_as_one_process(single: dict[str, Any], double: list[dict[str, Any]], name: str, tie: str) -> None:
+    want, got = single[tie], double[0][f"{tie}/{name}"]
+    np.testing.assert_allclose(got["log_probs"], want["log_probs"], rtol=0, atol=1e-5)
+    for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
+        for key in ("loss", "grad_norm", "entropy", "kl_loss", "train_rollout_logprob_abs_diff", "tokens"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), key
+
+
+@pytest.mark.parametrize("tie", TIES)
+@pytest.mark.parametrize("name", EXACT)
+def test_same_weights_as_one_process(single: dict[str, Any], double: list[dict[str, Any]], name: str, tie: str) -> None:
+    want, got = single[tie]["weights"], double[0][f"{tie}/{name}"]["weights"]
+    assert list(got) == list(want)
+    for tensor, value in got.items():
+        np.testing.assert_allclose(value, want[tensor], rtol=0, atol=2e-5, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_all_ranks_know_the_numbers_and_rank_zero_the_weights(double: list[dict[str, Any]], name: str) -> None:
+    first, second = (rank[f"tied/{name}"] for rank in double)
+    np.testing.assert_array_equal(first["log_probs"], second["log_probs"])
+    for ours, theirs in zip(first["metrics"], second["metrics"], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(ours[key] == theirs[key] for key in ours if key != "train_seconds")
+    assert second["weights"] == {}
+
+
+@pytest.mark.parametrize("tie", TIES)
+def test_bf16_under_tensor_parallelism_is_near(single: dict[str, Any], double: list[dict[str, Any]], tie: str) -> None:
+    want, got = single[tie], double[0][f"{tie}/tp2_bf16"]
+    assert [m["grad_norm"] for m in got["metrics"]] == pytest.approx([m["grad_norm"] for m in want["metrics"]], rel=0.1)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_checkpoint_of_one_process_goes_on_in_two(
+    single: dict[str, Any], double: list[dict[str, Any]], name: str
+) -> None:
+    want, got = single["next"][0], double[0][f"resumed/{name}"][0]
+    for key in ("loss", "grad_norm"):
+        assert got[key] == pytest.approx(want[key], rel=1e-5), key
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_checkpoint_of_two_processes_goes_on_in_one(root: Path, double: list[dict[str, Any]], name: str) -> None:
+    sharded = LAYOUTS[name].get("use_distributed_optimizer", False)
+    with backend(settings(root / "untied", use_distributed_optimizer=sharded), ALGORITHM) as made:
+        assert made.load(root / "from" / name) == STEPS
+        got = train_steps(made, STEPS, 1)[0]
+    for key in ("loss", "grad_norm"):
+        assert got[key] == pytest.approx(double[0][f"next/{name}"][0][key], rel=1e-5), key

@@ -1,0 +1,155 @@
+"""One process: log-probs, gradients and steps against plain torch; Muon; failures; reference model; several steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.errors import TrainError
+from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron.helpers import Reference, backend, make_batch, settings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+def exported(made) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in made.export_weights()}
+
+
+@pytest.mark.parametrize(("arch", "tied"), [("qwen3", True), ("qwen2", False), ("llama", False)])
+def test_log_probs_gradients_and_steps_match_plain_torch(tmp_path: Path, arch: str, tied: bool) -> None:
+    folder = make_tiny_model(tmp_path / arch, arch, tie_word_embeddings=tied)
+    batch, algorithm = make_batch(), AlgorithmSettings()
+    train = settings(folder, clip_grad=0.0)
+    reference = Reference(folder, train, algorithm)
+    with backend(train, algorithm) as made:
+        got = made.compute_log_probs(batch)
+        np.testing.assert_allclose(got, reference.log_probs(batch).detach().numpy(), rtol=0, atol=1e-5)
+        for number in range(2):
+            want, metrics = reference.step(batch), made.train(batch, number)
+            assert metrics["loss"] == pytest.approx(want["loss"], rel=1e-5, abs=1e-6)
+            assert metrics["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-5)
+            theirs = dict(reference.model.named_parameters())
+            for name, gradient in made.export_gradients():
+                torch.testing.assert_close(
+                    gradient, theirs[name].grad, rtol=1e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+                )
+
+
+def test_metrics_say_how_far_trainer_and_engine_are_apart(folder: Path) -> None:
+    batch = make_batch()
+    assert batch.rollout_log_probs is not None
+    with backend(settings(folder)) as made:
+        trained = batch.loss_mask == 1
+        gap = np.abs(made.compute_log_probs(batch) - batch.rollout_log_probs)[trained].mean()
+        metrics = made.train(batch, 0)
+    assert metrics["train_rollout_logprob_abs_diff"] == pytest.approx(gap, rel=1e-4)
+    assert metrics["tokens"] == trained.sum()
+    assert metrics["entropy"] > 0
+    assert metrics["ppo_kl"] == 0
+    assert metrics["pg_clipfrac"] == 0
+
+
+def test_several_steps_a_rollout_use_old_log_probs(folder: Path) -> None:
+    train = settings(folder, num_steps_per_rollout=3)
+    with backend(train) as made:
+        metrics = made.train(make_batch(), 0)
+    assert metrics["steps"] == 3
+    assert abs(metrics["ppo_kl"]) > 1e-6
+
+
+def test_packing_does_not_change_the_step(folder: Path) -> None:
+    batch, results = make_batch(), []
+    for changes in ({"max_tokens_per_gpu": 1000}, {"use_dynamic_batch_size": False, "max_tokens_per_gpu": None}):
+        with backend(settings(folder, **changes)) as made:
+            metrics = made.train(batch, 0)
+            results.append((metrics["loss"], metrics["grad_norm"]))
+    assert results[0] == pytest.approx(results[1], rel=1e-5, abs=1e-6)
+
+
+def test_reference_model_is_the_start_and_stays(folder: Path) -> None:
+    batch = make_batch()
+    with backend(settings(folder), AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1)) as made:
+        before = made.compute_log_probs(batch, "ref")
+        assert made.train(batch, 0)["kl_loss"] == pytest.approx(0.0, abs=1e-6)
+        weights = exported(made)
+        np.testing.assert_array_equal(made.compute_log_probs(batch, "ref"), before)
+        assert np.abs(made.compute_log_probs(batch) - before).max() > 1e-3
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in made.export_weights())
+
+
+def test_no_reference_model_without_a_kl_term(folder: Path) -> None:
+    with backend(settings(folder)) as made, pytest.raises(TrainError, match="reference"):
+        made.compute_log_probs(make_batch(), "ref")
+
+
+def test_engine_log_probs_as_old_log_probs(folder: Path) -> None:
+    batch = make_batch()
+    with backend(settings(folder), AlgorithmSettings(use_rollout_logprobs=True)) as made:
+        assert made.train(batch, 0)["pg_clipfrac"] > 0.1
+
+
+def test_non_finite_loss_leaves_the_weights_alone(folder: Path) -> None:
+    batch = make_batch()
+    bad = dataclasses.replace(batch, rollout_log_probs=np.full(len(batch.loss_mask), np.nan, np.float32))
+    with backend(settings(folder), AlgorithmSettings(use_rollout_logprobs=True)) as made:
+        before = exported(made)
+        with pytest.raises(TrainError, match="not|nan"):
+            made.train(bad, 0)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in made.export_weights())
+        made.train(batch, 0)
+
+
+def test_muon_trains_matrices_and_adam_the_rest(folder: Path) -> None:
+    batch = make_batch()
+    with backend(settings(folder, optimizer="muon", muon_lr=1e-2)) as made:
+        before = exported(made)
+        metrics = [made.train(batch, number) for number in range(3)]
+        moved = {name: (tensor - before[name]).abs().max().item() for name, tensor in made.export_weights()}
+    assert all(np.isfinite(m["grad_norm"]) for m in metrics)
+    assert min(moved.values()) > 0
+    assert moved["model.embed_tokens.weight"] <= 4e-3 < moved["model.layers.0.mlp.down_proj.weight"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": "muon", "use_distributed_optimizer": True}, "muon"),
+        ({"tensor_model_parallel_size": 2}, "1 trainer processes"),
+    ],
+)
+def test_impossible_layouts_are_refused(folder: Path, changes: dict, words: str) -> None:
+    with pytest.raises(TrainError, match=words), backend(settings(folder, **changes)):
+        pass
+
+
+@pytest.mark.parametrize("changes", [{"bf16": True}, {"bf16": True, "use_distributed_optimizer": True}])
+def test_bf16_stays_close_to_fp32(folder: Path, changes: dict) -> None:
+    batch = make_batch()
+    with backend(settings(folder)) as made:
+        want = [made.train(batch, number)["grad_norm"] for number in range(2)]
+        exact = made.compute_log_probs(batch)
+    with backend(settings(folder, **changes)) as made:
+        got = [made.train(batch, number)["grad_norm"] for number in range(2)]
+        assert {tensor.dtype for _, tensor in made.export_weights()} == {torch.bfloat16}
+        assert np.abs(made.compute_log_probs(batch) - exact).mean() < 0.05
+    assert got == pytest.approx(want, rel=0.1)
+
+
+def test_full_recomputation_changes_nothing(folder: Path) -> None:
+    batch = make_batch()
+    changes = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    results = []
+    for more in ({}, changes):
+        with backend(settings(folder, **more)) as made:
+            metrics = made.train(batch, 0)
+            results.append((metrics["loss"], metrics["grad_norm"]))
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
