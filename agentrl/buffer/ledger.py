@@ -26,6 +26,7 @@ import orjson
 from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.buffer.order import Place
 from agentrl.buffer.records import MOVES, CompletedGroup, Lease, Recovery, State
+from agentrl.buffer.rows import forget, read_checkpoint, read_completed, read_lease, write_checkpoint
 from agentrl.buffer.store import Store
 from agentrl.errors import LedgerError
 from agentrl.sample import Sample
@@ -126,7 +127,7 @@ class Ledger:
                 db.execute("UPDATE groups SET step=?, attempts=attempts+1 WHERE group_id=?", (step, group_id))
             if choose is None:
                 ids += self._create(db, n - len(ids), step, place)
-            return [self._lease(db, group_id) for group_id in ids]
+            return [read_lease(db, group_id) for group_id in ids]
 
     def lease_given(self, groups: Sequence[Sequence[Sample]], step: int) -> list[Lease]:
         """Make and lease new groups whose prompts only the caller knows; the samples are stored to start from."""
@@ -134,7 +135,7 @@ class Ledger:
             ids = self._create(db, len(groups), step, lambda position: Place(0, position), known=False)
             for group_id, samples in zip(ids, groups, strict=True):
                 db.execute("INSERT INTO starts VALUES (?, ?)", (group_id, encode_group(samples)))
-            return [self._lease(db, group_id) for group_id in ids]
+            return [read_lease(db, group_id) for group_id in ids]
 
     def _create(
         self, db: sqlite3.Connection, n: int, step: int, place: Callable[[int], Place | None], known: bool = True
@@ -152,15 +153,6 @@ class Ledger:
             self._event(db, group_id, None, State.LEASED, step, None)
             ids.append(group_id)
         return ids
-
-    def _lease(self, db: sqlite3.Connection, group_id: int) -> Lease:
-        row = db.execute(
-            "SELECT epoch, prompt_index, step, attempts, data FROM groups LEFT JOIN starts USING (group_id) "
-            "WHERE group_id=?",
-            (group_id,),
-        ).fetchone()
-        epoch, prompt_index, step, attempts, data = row
-        return Lease(group_id, epoch, prompt_index, step, attempts, None if data is None else decode_group(data))
 
     def waiting(self) -> list[tuple[int, list[Sample] | None, Place | None]]:
         """Groups that wait to be leased again: id, the samples to start from if any, the prompt's place if any."""
@@ -214,7 +206,7 @@ class Ledger:
         with self._write() as db:
             self._move(db, group_id, State.DROPPED, reason=reason)
             db.execute("UPDATE groups SET train_step=NULL WHERE group_id=?", (group_id,))
-            self._forget(db, [group_id])
+            forget(db, [group_id])
 
     # ---- training -----------------------------------------------------------------------------------------
 
@@ -240,20 +232,12 @@ class Ledger:
             db.executemany(
                 "UPDATE groups SET train_step=? WHERE group_id=?", [(step, group_id) for (group_id,) in found]
             )
-            return self._completed(db, "train_step=?", step)
+            return read_completed(db, "train_step=?", step)
 
     def completed_for_step(self, step: int) -> list[CompletedGroup]:
         """All completed groups that were leased for rollout step `step`, whether fixed for training or not."""
         with self._store.transaction() as db:
-            return self._completed(db, "step=?", step)
-
-    def _completed(self, db: sqlite3.Connection, where: str, step: int) -> list[CompletedGroup]:
-        found = db.execute(
-            "SELECT group_id, step, data FROM groups JOIN payloads USING (group_id) "
-            f"WHERE state='completed' AND {where} ORDER BY step, completed",
-            (step,),
-        ).fetchall()
-        return [CompletedGroup(group_id, at, decode_group(data)) for group_id, at, data in found]
+            return read_completed(db, "step=?", step)
 
     def mark_trained(self, group_ids: Iterable[int], step: int) -> None:
         """completed -> trained at `step`, all of them or none.
@@ -263,7 +247,7 @@ class Ledger:
         """
         ids = list(group_ids)
         with self._write() as db:
-            if step <= (covered := self._checkpoint(db)):
+            if step <= (covered := read_checkpoint(db)):
                 raise LedgerError(f"step {step} cannot be trained: the checkpoint of step {covered} already covers it")
             for group_id in ids:
                 self._move(db, group_id, State.TRAINED, step=step)
@@ -275,10 +259,10 @@ class Ledger:
     def checkpointed(self, step: int) -> None:
         """A durable checkpoint covers every step up to `step`: the samples it makes needless are let go."""
         with self._write() as db:
-            self._set_checkpoint(db, max(step, self._checkpoint(db)))
+            write_checkpoint(db, max(step, read_checkpoint(db)))
             if self._keep == "until_checkpoint":
                 ids = db.execute("SELECT group_id FROM groups WHERE state='trained' AND train_step<=?", (step,))
-                self._forget(db, [row[0] for row in ids], starts=False)
+                forget(db, [row[0] for row in ids], starts=False)
 
     # ---- resuming -----------------------------------------------------------------------------------------
 
@@ -306,7 +290,7 @@ class Ledger:
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
             released = self._each(db, "state IN ('leased', 'running')", (), State.WAITING, "the run stopped")
             db.executemany("UPDATE groups SET train_step=NULL WHERE group_id=?", [(i,) for i in remade])
-            self._set_checkpoint(db, covered)
+            write_checkpoint(db, covered)
         self._recovered = True
         return Recovery(covered, replayed, remade, released, proved)
 
@@ -327,7 +311,7 @@ class Ledger:
     def checkpoint_step(self) -> int:
         """The last step that a durable checkpoint covers; -1 before the first."""
         with self._store.transaction() as db:
-            return self._checkpoint(db)
+            return read_checkpoint(db)
 
     @property
     def last_step(self) -> int:
@@ -402,16 +386,3 @@ class Ledger:
         )
         assert done.lastrowid is not None
         return done.lastrowid
-
-    def _forget(self, db: sqlite3.Connection, ids: Iterable[int], *, starts: bool = True) -> None:
-        rows = [(group_id,) for group_id in ids]
-        db.executemany("DELETE FROM payloads WHERE group_id=?", rows)
-        if starts:
-            db.executemany("DELETE FROM starts WHERE group_id=?", rows)
-
-    def _checkpoint(self, db: sqlite3.Connection) -> int:
-        row = db.execute("SELECT value FROM meta WHERE key='checkpoint'").fetchone()
-        return -1 if row is None else int(row[0])
-
-    def _set_checkpoint(self, db: sqlite3.Connection, step: int) -> None:
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('checkpoint', ?)", (str(step),))

@@ -138,6 +138,19 @@ def test_resume_trains_the_same_samples_at_the_same_steps(path: Path) -> None:
         assert (report.undone, report.recoveries) == (4, 1)
 
 
+def test_a_late_group_does_not_change_a_batch_that_is_trained_again(path: Path) -> None:
+    with Ledger(path) as ledger:
+        ledger.lease(1, 0)
+        assert train_step(ledger, 0) == [1, 2]
+        assert train_step(ledger, 1) == [3, 4]
+        ledger.complete(0, finished(0))
+        ledger.checkpointed(0)
+    with Ledger(path) as ledger:
+        assert ledger.recover(0).replayed == (3, 4), "only what the checkpoint covers was pruned"
+        assert train_step(ledger, 1) == [3, 4]
+        assert train_step(ledger, 2) == [0, 5]
+
+
 def test_resume_from_an_older_checkpoint_makes_pruned_groups_again(path: Path) -> None:
     with Ledger(path) as ledger:
         for step in range(3):
