@@ -1,0 +1,112 @@
+"""Servers that go wrong on purpose.
+
+They stand in for failures that a healthy engine cannot be asked for; what an engine does when nothing is wrong is
+tested against the built-in server and against real SGLang.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import orjson
+from aiohttp import web
+
+
+def answer(ids: list[int], **meta: Any) -> dict[str, Any]:
+    """A well-formed answer of `/generate`."""
+    return {
+        "text": "text",
+        "output_ids": ids,
+        "meta_info": {
+            "id": "x",
+            "finish_reason": {"type": "length", "length": len(ids)},
+            "prompt_tokens": 3,
+            "weight_version": "1",
+            "cached_tokens": 0,
+            "output_token_logprobs": [[-0.5, i, None] for i in ids],
+            **meta,
+        },
+    }
+
+
+Reply = Callable[["FaultyServer", dict[str, Any], web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class FaultyServer:
+    """Replies to each `/generate` with the next entry of `script`, the last one for ever; records what came."""
+
+    script: list[Reply]
+    url: str = ""
+    generates: list[dict[str, Any]] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    arrived: anyio.Event = field(default_factory=anyio.Event)
+    aborted: anyio.Event = field(default_factory=anyio.Event)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        reply = self.script[min(len(self.generates), len(self.script) - 1)]
+        self.generates.append(body)
+        self.headers.append(dict(request.headers))
+        self.arrived.set()
+        return await reply(self, body, request)
+
+    async def abort(self, request: web.Request) -> web.Response:
+        self.aborts.append(orjson.loads(await request.read())["rid"])
+        self.aborted.set()
+        return web.Response()
+
+
+@asynccontextmanager
+async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
+    """Run a faulty server on a free port."""
+    server = FaultyServer(list(script))
+    app = web.Application()
+    app.router.add_post("/generate", server.generate)
+    app.router.add_post("/abort_request", server.abort)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+def ok(ids: list[int]) -> Reply:
+    """A good answer."""
+
+    async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
+        return web.json_response(answer(ids))
+
+    return reply
+
+
+def status(code: int, body: bytes = b'{"error":{"message":"no"}}') -> Reply:
+    """An answer with this status and body."""
+
+    async def reply(server: FaultyServer, _: dict[str, Any], request: web.Request) -> web.Response:
+        return web.Response(status=code, body=body, content_type="application/json")
+
+    return reply
+
+
+async def reset(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    """Half an answer, then the connection breaks."""
+    response = web.StreamResponse(headers={"content-length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"text": "half')
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def silence(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    """No answer until the request is aborted."""
+    await server.aborted.wait()
+    return web.json_response(answer([]))

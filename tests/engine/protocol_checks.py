@@ -1,0 +1,147 @@
+"""What every engine must do, whatever its kind: run against the built-in server and against real SGLang."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agentrl.engine import EngineClient, Generation, SamplingParams
+
+PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]
+SHORT = SamplingParams(temperature=1.0, max_new_tokens=12, ignore_eos=True)
+LONG = SamplingParams(temperature=1.0, max_new_tokens=1500, ignore_eos=True)
+
+
+def reference_log_probs(model: Path, prompt: list[int], ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Log-probs of `ids` after `prompt` under a plain forward of the Hugging Face model, float32 [len(ids)]."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = network(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def check_log_probs(model: Path, got: Generation, *, tolerance: float, temperature: float = 1.0) -> None:
+    """The engine's log-probs are the reference's to within `tolerance`."""
+    want = reference_log_probs(model, PROMPT, got.ids, temperature)
+    worst = (torch.tensor(got.log_probs) - want).abs().max().item()
+    assert worst <= tolerance, f"log-probs differ from the reference by {worst}"
+
+
+async def check_generate(client: EngineClient, model: Path, tolerance: float) -> None:
+    """Ids, log-probs, stop reasons."""
+    got = await client.generate(PROMPT, SHORT, session_id="s")
+    assert len(got.ids) == 12
+    assert got.finish_reason.type == "length"
+    assert got.prompt_tokens == len(PROMPT)
+    check_log_probs(model, got, tolerance=tolerance)
+    cool = SamplingParams(temperature=0.5, top_k=5, max_new_tokens=12, ignore_eos=True)
+    check_log_probs(model, await client.generate(PROMPT, cool), tolerance=tolerance, temperature=0.5)
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
+    first = await client.generate(PROMPT, greedy)
+    stopped = await client.generate(
+        PROMPT, SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, stop_token_ids=(first.ids[2],))
+    )
+    assert stopped.finish_reason.type in ("stop", "length")
+    assert stopped.ids == first.ids[: len(stopped.ids)]
+
+
+async def check_abort(client: EngineClient) -> None:
+    """An aborted request returns what it has, with one log-prob a token."""
+    got: list[Generation] = []
+
+    async def call() -> None:
+        got.append(await client.generate(PROMPT, LONG, rid="abort-me"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await running(client, 1)
+        await client.abort("abort-me")
+    assert got[0].finish_reason.type == "abort"
+    assert len(got[0].ids) == len(got[0].log_probs) < 1500
+
+
+async def check_cancel(client: EngineClient) -> None:
+    """A cancelled call leaves nothing running."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(client.generate, PROMPT, LONG)
+        await running(client, 1)
+        group.cancel_scope.cancel()
+    await running(client, 0)
+
+
+async def check_pause_update_resume(client: EngineClient, model: Path, other: Path, tolerance: float) -> None:
+    """A request frozen in place goes on with the new weights and says which token has which version."""
+    await client.update_weights_from_disk(str(model), "one")
+    got: list[Generation] = []
+
+    async def call() -> None:
+        got.append(await client.generate(PROMPT, LONG))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await running(client, 1)
+        await client.pause("in_place")
+        await client.update_weights_from_disk(str(other), "two", flush_cache=False)
+        await client.resume()
+    assert [version for version, _, _ in got[0].weight_versions] == ["one", "two"]
+    assert got[0].weight_versions[-1][2] == len(got[0].ids) == 1500
+    await client.flush_cache()
+    fresh = await client.generate(PROMPT, SHORT)
+    assert fresh.weight_version == "two"
+    check_log_probs(other, fresh, tolerance=tolerance)
+
+
+async def check_broadcast(client: EngineClient, model: Path, tolerance: float) -> None:
+    """New weights by a gloo broadcast from rank 0, which is this process."""
+    weights = load_file(model / "model.safetensors")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    engines = len(client.urls)
+    joined: list[dist.ProcessGroup] = []
+
+    def join() -> None:
+        store = dist.TCPStore("127.0.0.1", port, engines + 1, is_master=True, wait_for_workers=False)
+        store = dist.PrefixStore("agentrl", store)
+        timeout = timedelta(seconds=60)
+        joined.append(dist.ProcessGroupGloo(store, 0, engines + 1, timeout))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.to_thread.run_sync, join)
+        await client.init_weights_group("127.0.0.1", port, world_size=engines + 1, group="agentrl", backend="gloo")
+
+    def send() -> None:
+        for name in weights:
+            joined[0].broadcast([weights[name].contiguous()], dist.BroadcastOptions()).wait()
+
+    await client.pause("retract")
+    await client.begin_weight_update()
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.to_thread.run_sync, send)
+        await client.update_weights_from_distributed(
+            list(weights),
+            [str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()],
+            [list(tensor.shape) for tensor in weights.values()],
+            group="agentrl",
+            version="broadcast",
+        )
+    await client.end_weight_update()
+    await client.resume()
+    await client.destroy_weights_group("agentrl")
+    got = await client.generate(PROMPT, SHORT)
+    assert got.weight_version == "broadcast"
+    check_log_probs(model, got, tolerance=tolerance)
+
+
+async def running(client: EngineClient, count: int, timeout: float = 20.0) -> None:
+    """Wait until the first engine says that so many requests run."""
+    with anyio.fail_after(timeout):
+        while (await client.loads())[0]["loads"][0]["num_running_reqs"] != count:
+            await anyio.lowlevel.checkpoint()
