@@ -11,9 +11,10 @@ Muon is what makes copying appear within a minute or two: AdamW alone needs seve
 
 import asyncio
 import hashlib
-import shutil
+import random
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from agentrl.demo.demonstrations import Phase, corpus, demonstrate, demonstrations, to_sample
 from agentrl.demo.task import CalculatorEnv, make_problem
 from agentrl.errors import TrainError
-from agentrl.sample import Message, Sample
+from agentrl.sample import Sample
 from agentrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -86,17 +87,27 @@ def warm_start(cache: Path, settings: WarmStartSettings, say: Say = lambda text:
     from agentrl.chat import Chat
 
     started = time.monotonic()
-    work = cache / f".work-{settings.key}"
-    shutil.rmtree(work, ignore_errors=True)
-    tiny.create(work / "random", layers=settings.layers, hidden=settings.hidden, seed=settings.seed, corpus=corpus())
-    chat = Chat.load(str(work / "random"))
-    _skill(work / "random", work / "skill", chat, settings, say)
-    _habit(work / "skill", work / "habit", chat, settings, say)
-    shutil.rmtree(done, ignore_errors=True)
-    (work / "habit").rename(done)
-    shutil.rmtree(work)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".work-") as folder:
+        work = Path(folder)
+        tiny.create(
+            work / "random", layers=settings.layers, hidden=settings.hidden, seed=settings.seed, corpus=corpus()
+        )
+        chat = Chat.load(str(work / "random"))
+        asyncio.run(_skill(work / "random", work / "skill", chat, settings, say))
+        asyncio.run(_habit(work / "skill", work / "habit", chat, settings, say))
+        _publish(work / "habit", done)
     say(f"warm start: done in {time.monotonic() - started:.0f} s")
     return done
+
+
+def _publish(made: Path, done: Path) -> None:
+    """Move the folder to its place in the cache; if another run was faster, its result (the same) stays."""
+    try:
+        made.rename(done)
+    except OSError:
+        if not (done / "config.json").is_file():
+            raise
 
 
 def in_own_process(cache: Path, settings: WarmStartSettings, say: Say | None = None) -> Path:
@@ -109,9 +120,9 @@ def in_own_process(cache: Path, settings: WarmStartSettings, say: Say | None = N
         return pool.submit(warm_start, *arguments).result()
 
 
-def _skill(source: Path, target: Path, chat: "Chat", settings: WarmStartSettings, say: Say) -> None:
-    checks = _held_out_demonstrations(chat)
-    batches = _Batches(chat, "skill", settings)
+async def _skill(source: Path, target: Path, chat: "Chat", settings: WarmStartSettings, say: Say) -> None:
+    checks = await _held_out_demonstrations(chat)
+    stream = _samples(chat, "skill", settings.seed)
     schedule: dict[str, Any] = {
         "optimizer": "muon",
         "muon_lr": settings.skill_muon_lr,
@@ -121,7 +132,7 @@ def _skill(source: Path, target: Path, chat: "Chat", settings: WarmStartSettings
     }
     with _trainer(source, schedule, settings) as backend:
         for round_number in range(1, settings.skill_rounds + 1):
-            loss = _train(backend, batches, settings.skill_steps, settings.skill_batch)
+            loss = await _train(backend, stream, settings.skill_steps, settings.skill_batch)
             success = _reproduced(backend, checks)
             say(
                 f"warm start: skill round {round_number}, {settings.skill_steps} steps, loss {loss:.4f}, "
@@ -136,14 +147,15 @@ def _skill(source: Path, target: Path, chat: "Chat", settings: WarmStartSettings
     )
 
 
-def _habit(source: Path, target: Path, chat: "Chat", settings: WarmStartSettings, say: Say) -> None:
+async def _habit(source: Path, target: Path, chat: "Chat", settings: WarmStartSettings, say: Say) -> None:
     schedule: dict[str, Any] = {
         "lr": settings.habit_lr,
         "lr_warmup_iters": min(20, settings.habit_steps // 4),
         "lr_decay_iters": settings.habit_steps,
     }
     with _trainer(source, schedule, settings) as backend:
-        loss = _train(backend, _Batches(chat, "habit", settings), settings.habit_steps, settings.habit_batch)
+        stream = _samples(chat, "habit", settings.seed)
+        loss = await _train(backend, stream, settings.habit_steps, settings.habit_batch)
         backend.save_hf(target)
     say(f"warm start: habits, {settings.habit_steps} steps, loss {loss:.3f}")
 
@@ -175,42 +187,30 @@ def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings
         backend.close()
 
 
-class _Batches:
-    """Train batches of fresh demonstrations, without end."""
-
-    def __init__(self, chat: "Chat", phase: Phase, settings: WarmStartSettings) -> None:
-        self._chat = chat
-        self._stream = demonstrations(phase, settings.seed)
-        self._loop = asyncio.new_event_loop()
-
-    def take(self, count: int) -> list[Sample]:
-        return self._loop.run_until_complete(self._take(count))
-
-    async def _take(self, count: int) -> list[Sample]:
-        return [to_sample(self._chat, await anext(self._stream), index) for index in range(count)]
+async def _samples(chat: "Chat", phase: Phase, seed: int) -> AsyncIterator[Sample]:
+    """Fresh demonstrations as samples, without end."""
+    index = 0
+    async for messages in demonstrations(phase, seed):
+        yield to_sample(chat, messages, index)
+        index += 1
 
 
-def _train(backend: "MegatronBackend", batches: _Batches, steps: int, size: int) -> float:
+async def _train(backend: "MegatronBackend", stream: AsyncIterator[Sample], steps: int, size: int) -> float:
     """Take `steps` optimizer steps; returns the running mean of the loss per trained token."""
     from agentrl.train.batch import TrainBatch
 
     running = 0.0
     for step in range(steps):
-        batch = TrainBatch.from_samples([[sample] for sample in batches.take(size)], supervised=True)
+        batch = TrainBatch.from_samples([[await anext(stream)] for _ in range(size)], supervised=True)
         loss = backend.train(batch, step)["loss"]
         running = loss if step == 0 else 0.95 * running + 0.05 * loss
     return running
 
 
-def _held_out_demonstrations(chat: "Chat") -> list[Sample]:
-    import random
-
-    async def make() -> list[list[Message]]:
-        rng, toolbox = random.Random("held-out demonstrations"), CalculatorEnv().toolbox
-        problems = (make_problem(rng, "test", drill=True) for _ in range(_CHECKS))
-        return [await demonstrate(problem, "good", rng, toolbox) for problem in problems]
-
-    return [to_sample(chat, messages, index) for index, messages in enumerate(asyncio.run(make()))]
+async def _held_out_demonstrations(chat: "Chat") -> list[Sample]:
+    rng, toolbox = random.Random("held-out demonstrations"), CalculatorEnv().toolbox
+    problems = [make_problem(rng, "test", drill=True) for _ in range(_CHECKS)]
+    return [to_sample(chat, await demonstrate(problem, "good", rng, toolbox)) for problem in problems]
 
 
 def _reproduced(backend: "MegatronBackend", samples: list[Sample]) -> float:

@@ -59,6 +59,7 @@ SMALL = WarmStartSettings(
 )
 
 
+@pytest.mark.slow
 def test_a_small_warm_start_runs_and_is_found_again(tmp_path: Path) -> None:
     made = in_own_process(tmp_path, SMALL)
     stamp = (made / "model.safetensors").stat().st_mtime_ns
