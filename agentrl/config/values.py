@@ -2,13 +2,14 @@
 
 Scalars stay text (pydantic converts and judges them); only containers and unions need a shape first:
 
-1. a list is a repeated flag, or one JSON list;
+1. a list is a repeated flag, or one JSON list (a text such as `[/INST]` that is not JSON is itself, in a list of texts);
 2. a mapping is `key=value` (repeatable), or one JSON object;
 3. `none` is None where the field allows it and is not plain text;
 4. a union of text and something else takes the JSON reading if there is one.
 """
 
 import json
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,10 +48,13 @@ def _sequence(field: FieldRef, texts: Sequence[str]) -> list[Any] | None:
         return None
     out: list[Any] = []
     for text in texts:
-        if text.lstrip().startswith("["):
-            out.extend(_json(field, text))
+        read = json_or_text(text) if text.lstrip().startswith("[") else text
+        if isinstance(read, list):
+            out.extend(read)
+        elif read is text and text.lstrip().startswith("[") and str not in typing.get_args(field.members[0]):
+            _json(field, text)
         else:
-            out.append(text)
+            out.append(read)
     return out
 
 

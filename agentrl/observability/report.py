@@ -40,7 +40,7 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Gradient norm", (("norm", "train/grad_norm"),)),
     ("Entropy of sampled tokens", (("entropy", "train/entropy"),)),
     ("Share of tokens clipped", (("clipped", "train/pg_clipfrac"),)),
-    ("KL to the reference model", (("KL", "train/kl"),)),
+    ("KL to the reference model", (("KL", "train/kl_loss"),)),
     (
         "Trainer against engine: mean difference of log-probs",
         (("difference", "train/train_rollout_logprob_abs_diff"),),

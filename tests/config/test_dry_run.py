@@ -1,0 +1,52 @@
+"""The plan that `--dry-run` prints."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from agentrl.config import RunSettings
+from agentrl.config.dry_run import plan, show
+
+
+def build(line: str) -> RunSettings:
+    return RunSettings.from_cli(line.split())
+
+
+def test_ranks_are_in_megatrons_order() -> None:
+    planned = plan(build("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tp 2 --pp 2 --cp 2"))
+    assert planned.data_parallel == 2
+    at = {(r.tp, r.cp, r.dp, r.pp): r for r in planned.trainer}
+    assert len(at) == 16, "every coordinate exactly once"
+    assert at[1, 0, 0, 0].rank == 1
+    assert at[0, 1, 0, 0].rank == 2
+    assert at[0, 0, 1, 0].rank == 4
+    assert at[0, 0, 0, 1].rank == 8
+    assert (at[0, 0, 0, 1].node, at[0, 0, 0, 1].local) == (1, 0)
+
+
+def test_engines() -> None:
+    planned = plan(build("--rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"))
+    assert [e.devices for e in planned.engines] == [(0, 1), (2, 3)]
+    external = plan(build("--engine external --rollout-external-engine-addrs a:1 b:2"))
+    assert [e.address for e in external.engines] == ["a:1", "b:2"]
+
+
+def test_debug_modes_leave_out_what_does_not_start() -> None:
+    assert plan(build("--debug-rollout-only")).trainer == ()
+    assert plan(build("--load-debug-rollout-data d")).engines == ()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_printed(terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100, highlight=False, color_system=None)
+    show(build("--lr 3e-4 --actor-num-gpus-per-node 2 --tp 2 --rollout-stop [x]"), console)
+    text = out.getvalue()
+    assert "0.0003" in text
+    assert "TP 2 x PP 1 x CP 1 x DP 1" in text
+    assert "16 prompts x 8 samples = 128 samples = 128 x 1" in text
+    if not terminal:
+        assert "lr = 0.0003\n" in text, "what was given carries no mark"
+        assert "rollout_batch_size = 16  # default" in text
+        assert "trainer rank 1: node 0 process 1: tp 1 cp 0 dp 0 pp 0" in text

@@ -1,0 +1,158 @@
+"""Settings files, and precedence: flags over file over defaults."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.config import RunSettings
+from agentrl.config.fields import all_fields
+from agentrl.errors import SettingsError
+
+NESTED = """
+rollout:
+  rollout-batch-size: 4
+  n_samples_per_prompt: 2
+train:
+  lr: 1e-5
+engine:
+  sglang_options: {mem_fraction_static: 0.5}
+  sglang_log_level: info
+"""
+FLAT = """
+rollout_batch_size: 4
+n_samples_per_prompt: 2
+lr: 1e-5
+sglang_mem_fraction_static: 0.5
+sglang_log_level: info
+"""
+TOML = """
+lr = 1e-5
+[rollout]
+rollout_batch_size = 4
+n_samples_per_prompt = 2
+[engine]
+sglang_mem_fraction_static = 0.5
+sglang_log_level = "info"
+"""
+
+
+def write(folder: Path, text: str, name: str = "run.yaml") -> str:
+    file = folder / name
+    file.write_text(text)
+    return str(file)
+
+
+def message(folder: Path, text: str, name: str = "run.yaml") -> str:
+    with pytest.raises(SettingsError) as caught:
+        RunSettings.from_file(write(folder, text, name))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "name"), [(NESTED, "run.yaml"), (FLAT, "run.yml"), (TOML, "run.toml")])
+def test_forms_of_file_mean_the_same(tmp_path: Path, text: str, name: str) -> None:
+    found = RunSettings.from_file(write(tmp_path, text, name))
+    assert (found.rollout.rollout_batch_size, found.rollout.n_samples_per_prompt, found.train.lr) == (4, 2, 1e-5)
+    assert found.engine.sglang_options == {"mem_fraction_static": 0.5, "log_level": "info"}
+
+
+def test_a_section_name_that_is_a_setting_too_can_be_set_flat(tmp_path: Path) -> None:
+    assert RunSettings.from_file(write(tmp_path, "engine: sglang\n")).engine.engine == "sglang"
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    assert RunSettings.from_file(write(tmp_path, "# nothing\n")) == RunSettings()
+
+
+def test_flags_win_over_the_file_and_options_of_the_server_merge(tmp_path: Path) -> None:
+    file = write(tmp_path, NESTED)
+    found = RunSettings.from_cli(["--lr", "2e-5", "--config", file, "--sglang-log-level", "debug"])
+    assert (found.train.lr, found.rollout.rollout_batch_size) == (2e-5, 4)
+    assert found.engine.sglang_options == {"mem_fraction_static": 0.5, "log_level": "debug"}
+    assert RunSettings.from_file(file, lr=3e-5).train.lr == 3e-5
+
+
+_VALUES = {
+    "rollout_temperature": st.floats(0, 2),
+    "num_rollout": st.integers(1, 10_000),
+    "seed": st.integers(0, 2**31),
+    "use_wandb": st.booleans(),
+    "kl_loss_type": st.sampled_from(["k1", "k2", "k3"]),
+    "wandb_project": st.text("abcxyz", min_size=1),
+    "rollout_stop_token_ids": st.lists(st.integers(0, 99), min_size=1, max_size=3).map(tuple),
+}
+
+
+def _flags(values: dict[str, object]) -> list[str]:
+    out: list[str] = []
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            out.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            out += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    low=st.fixed_dictionaries({}, optional=_VALUES),
+    high=st.fixed_dictionaries({}, optional=_VALUES),
+    nested=st.booleans(),
+)
+def test_precedence_of_flags_file_defaults(
+    tmp_path_factory: pytest.TempPathFactory, low: dict[str, object], high: dict[str, object], nested: bool
+) -> None:
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in low.items()}
+    document: dict[str, object] = plain
+    if nested:
+        document = {}
+        for name, value in plain.items():
+            section = document.setdefault(all_fields()[name].section, {})
+            assert isinstance(section, dict)
+            section[name] = value
+    file = tmp_path_factory.getbasetemp() / "precedence.yaml"
+    file.write_text(yaml.safe_dump(document))
+    found = RunSettings.from_cli(["--config", str(file), *_flags(high)])
+    flat, defaults = found.flat(), RunSettings().flat()
+    for name in _VALUES:
+        assert flat[name] == high.get(name, low.get(name, defaults[name]))
+    assert found.given() == set(low) | set(high)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("rollout:\n  rollout_bach_size: 4\n", ["run.yaml line 2", "rollout_bach_size", "did you mean rollout_batch_"]),
+        ("lr: 1\nlrr: 2\n", ["run.yaml line 2", "unknown setting lrr"]),
+        ("rolout:\n  lr: 1\n", ["run.yaml line 1", "did you mean", "rollout"]),
+        ("rollout:\n  lr: 1\n", ["run.yaml line 2", "lr belongs under train"]),
+        ("lr: 1\ntrain:\n  lr: 2\n", ["run.yaml line 3", "given twice", "line 1"]),
+        ("lr: 1\nlr: 2\n", ["run.yaml line 2", "given twice", "line 1"]),
+        ("train:\n  lr: fast\n", ["run.yaml line 2", "lr", "a number", "'fast'"]),
+        ("train: 3\n", ["run.yaml line 1", "train is a section"]),
+        ("- lr\n", ["run.yaml", "name: value"]),
+        ("lr: [1\n", ["run.yaml", "not valid YAML"]),
+    ],
+)
+def test_bad_files_are_named_with_their_line(tmp_path: Path, text: str, parts: list[str]) -> None:
+    found = message(tmp_path, text)
+    assert [part for part in parts if part not in found] == [], found
+
+
+def test_bad_toml(tmp_path: Path) -> None:
+    assert "run.toml line 3" in message(tmp_path, "\n[train]\nlrr = 1\n", "run.toml")
+    assert "not valid TOML" in message(tmp_path, "lr = = 1\n", "run.toml")
+
+
+def test_all_unknown_keys_come_at_once(tmp_path: Path) -> None:
+    found = message(tmp_path, "lrr: 1\nrollout:\n  batch: 3\n")
+    assert "line 1" in found
+    assert "line 3" in found
+
+
+def test_missing_file() -> None:
+    with pytest.raises(SettingsError, match="no file"):
+        RunSettings.from_cli(["--config", "does-not-exist.yaml"])

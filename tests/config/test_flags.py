@@ -1,0 +1,142 @@
+"""Flags: every setting has one, slime's spellings work, and what is wrong is said with flag, value and expectation."""
+
+import pytest
+
+from agentrl.config import RunSettings
+from agentrl.config.fields import SECTIONS, all_fields
+from agentrl.config.flags import ESSENTIAL, aliases, help_text, options, read_flags
+from agentrl.errors import Blame, SettingsError
+from agentrl.rollout.settings import FailureAction
+
+
+def build(line: str) -> RunSettings:
+    return RunSettings.from_cli(line.split())
+
+
+def message(line: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        build(line)
+    return str(caught.value)
+
+
+def test_every_field_of_every_room_has_one_flag_with_help() -> None:
+    names = [name for model in SECTIONS.values() for name in model.model_fields]
+    assert sorted(names) == sorted(all_fields())
+    assert {option.name for option in options()} == set(names)
+    for field in all_fields().values():
+        assert (field.info.description or "").endswith("."), f"{field.name} has no one-sentence description"
+        assert help_text(field)
+
+
+def test_essential_settings_exist_and_every_alias_has_its_target() -> None:
+    assert [name for name in ESSENTIAL if name not in all_fields()] == []
+    assert {"--disable-grpo-std-normalization", "--disable-rewards-normalization"} <= set(aliases())
+
+
+def test_sections_of_run_settings_are_the_sections_of_the_flags() -> None:
+    assert set(RunSettings.model_fields) == set(SECTIONS)
+
+
+def test_only_what_was_written_is_given() -> None:
+    assert build("--lr 3e-4 --rollout-batch-size 4").given() == {"lr", "rollout_batch_size"}
+    assert build("").given() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("--lr 1e-5", "lr", 1e-5),
+        ("--lr=1e-5", "lr", 1e-5),
+        ("--rollout_batch_size 4", "rollout_batch_size", 4),
+        ("--rollout-top-k -1", "rollout_top_k", -1),
+        ("--use-wandb", "use_wandb", True),
+        ("--no-use-tensorboard", "use_tensorboard", False),
+        ("--use-tensorboard false", "use_tensorboard", False),
+        ("--use-wandb=true", "use_wandb", True),
+        ("--disable-grpo-std-normalization", "grpo_std_normalization", False),
+        ("--disable-rewards-normalization", "rewards_normalization", False),
+        ("--disable-rewards-normalization false", "rewards_normalization", True),
+        ("--use-dynamic-batch-size --max-tokens-per-gpu 512", "use_dynamic_batch_size", True),
+        ("--actor-num-gpus-per-node 2", "actor_num_gpus_per_node", 2),
+        ("--eps-clip-high none", "eps_clip_high", None),
+        ("--kl-loss-type k3", "kl_loss_type", "k3"),
+        ("--eval-prompt-data aime a.jsonl gsm8k b.jsonl", "eval_prompt_data", ("aime", "a.jsonl", "gsm8k", "b.jsonl")),
+        (
+            "--eval-prompt-data aime a.jsonl --eval-prompt-data gsm8k b.jsonl",
+            "eval_prompt_data",
+            ("aime", "a.jsonl", "gsm8k", "b.jsonl"),
+        ),
+        ("--rollout-stop-token-ids 7 8", "rollout_stop_token_ids", (7, 8)),
+        ("--rollout-stop-token-ids [7,8]", "rollout_stop_token_ids", (7, 8)),
+        ("--failure-policy tool=raise env=retry", "failure_policy", None),
+    ],
+)
+def test_spellings(line: str, name: str, value: object) -> None:
+    if name == "failure_policy":
+        line, value = (
+            "--failure-policy tool=raise --failure-policy env=retry",
+            {
+                Blame.TOOL: FailureAction.RAISE,
+                Blame.ENV: FailureAction.RETRY,
+            },
+        )
+    assert build(line).flat()[name] == value
+
+
+def test_options_of_the_engine_server_are_collected() -> None:
+    line = "--sglang-mem-fraction-static 0.8 --sglang-disable-cuda-graph --sglang-log-level info --sglang-tp-size=2"
+    options_ = build(line).engine.sglang_options
+    assert options_ == {"mem_fraction_static": 0.8, "disable_cuda_graph": True, "log_level": "info", "tp_size": 2}
+
+
+def test_own_flags_that_begin_with_sglang_stay_own() -> None:
+    settings = build("--sglang-server-concurrency 7")
+    assert settings.engine.sglang_server_concurrency == 7
+    assert settings.engine.sglang_options == {}
+
+
+def test_json_object_for_a_mapping() -> None:
+    values, _ = read_flags(["--apply-chat-template-kwargs", '{"enable_thinking": false}'])
+    assert values["apply_chat_template_kwargs"] == {"enable_thinking": False}
+    values, _ = read_flags(["--apply-chat-template-kwargs", "enable_thinking=false"])
+    assert values["apply_chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("--rollout-bach-size 3", ["unknown flag --rollout-bach-size", "did you mean --rollout-batch-size"]),
+        ("--disable-grpo-std-normalisation", ["did you mean --disable-grpo-std-normalization"]),
+        ("--rollout-batch-size many", ["--rollout-batch-size", "a whole number", "'many'"]),
+        ("--rollout-batch-size 0", ["--rollout-batch-size", "more than 0", "'0'"]),
+        ("--rollout-top-p 1.5", ["--rollout-top-p", "at most 1", "'1.5'"]),
+        ("--lr fast", ["--lr", "a number", "'fast'"]),
+        ("--kl-loss-type k9", ["--kl-loss-type", "one of k1, k2, k3, low_var_kl", "'k9'"]),
+        ("--use-wandb=maybe", ["--use-wandb", "true or false", "'maybe'"]),
+        ("--lr", ["--lr", "got nothing"]),
+        ("--lr --use-wandb", ["--lr", "got nothing"]),
+        ("--failure-policy tool", ["--failure-policy", "KEY=VALUE", "'tool'"]),
+        ("--failure-policy bob=retry", ["--failure-policy", "'bob'", "'model', 'tool'"]),
+        ("--rollout-stop-token-ids 1 x", ["--rollout-stop-token-ids", "'x'"]),
+        ("--rollout-stop-token-ids [1,", ["--rollout-stop-token-ids", "not valid JSON"]),
+        ("train.jsonl", ["train.jsonl"]),
+    ],
+)
+def test_bad_input_is_named(line: str, parts: list[str]) -> None:
+    found = message(line)
+    assert [part for part in parts if part not in found] == [], found
+
+
+def test_all_problems_come_at_once() -> None:
+    found = message("--rollout-batch-size x --lr y --kl-loss-type z")
+    assert found.startswith("3 settings need attention")
+    assert all(flag in found for flag in ("--rollout-batch-size", "--lr", "--kl-loss-type"))
+
+
+def test_a_rooms_own_rule_is_passed_on() -> None:
+    assert "sequence_parallel needs tensor_model_parallel_size above 1" in message("--sequence-parallel")
+
+
+def test_unknown_name_in_python_names_the_nearest() -> None:
+    with pytest.raises(SettingsError, match="did you mean rollout_batch_size"):
+        RunSettings.from_flat({"rollout_batchsize": 3})

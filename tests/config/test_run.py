@@ -1,0 +1,208 @@
+"""What rooms accept alone but a run cannot do together, and the numbers proposed instead."""
+
+import json
+import pickle
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.config import Args, RunSettings
+from agentrl.errors import SettingsError
+
+
+def build(line: str) -> RunSettings:
+    return RunSettings.from_cli(shlex.split(line))
+
+
+def message(line: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        build(line)
+    return str(caught.value)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model folder as far as layout checks look: a config.json with 4 heads, 2 key-value heads, 6 layers."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 6,
+        "max_position_embeddings": 256,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+# ---- batch arithmetic -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "batch", "steps"),
+    [
+        ("", 128, 1),
+        ("--num-steps-per-rollout 4", 32, 4),
+        ("--global-batch-size 64", 64, 2),
+        ("--global-batch-size 32 --num-steps-per-rollout 4", 32, 4),
+    ],
+)
+def test_batch_and_steps_are_filled_in(line: str, batch: int, steps: int) -> None:
+    found = build(f"--rollout-batch-size 16 --n-samples-per-prompt 8 {line}")
+    assert (found.train.global_batch_size, found.train.num_steps_per_rollout) == (batch, steps)
+    assert found.args.global_batch_size == batch
+    assert "global_batch_size" not in found.given() or "--global-batch-size" in line
+
+
+def test_filled_in_values_follow_a_change() -> None:
+    assert build("--rollout-batch-size 16").replace(rollout_batch_size=4).train.global_batch_size == 32
+
+
+def test_sections_of_another_run_can_be_taken_over() -> None:
+    one = build("--rollout-batch-size 16 --global-batch-size 64")
+    assert RunSettings(rollout=one.rollout, train=one.train) == one
+
+
+def test_batch_message_shows_numbers_and_proposes() -> None:
+    found = message("--rollout-batch-size 16 --n-samples-per-prompt 8 --global-batch-size 100")
+    assert "--rollout-batch-size 16 x --n-samples-per-prompt 8 = 128" in found
+    assert "--global-batch-size 128" in found
+    assert "--rollout-batch-size 12 with --global-batch-size 96" in found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompts=st.integers(1, 40),
+    n=st.integers(1, 16),
+    batch=st.none() | st.integers(1, 300),
+    steps=st.none() | st.integers(1, 8),
+)
+def test_every_proposal_works(prompts: int, n: int, batch: int | None, steps: int | None) -> None:
+    base = {"rollout_batch_size": prompts, "n_samples_per_prompt": n}
+    base |= {} if batch is None else {"global_batch_size": batch}
+    base |= {} if steps is None else {"num_steps_per_rollout": steps}
+    try:
+        found = RunSettings.from_flat(base)
+    except SettingsError as error:
+        text = str(error)
+        assert "; set --" in text
+        for proposal in text.split("; set ")[1].split(" or "):
+            words = re.findall(r"--([a-z-]+) (\d+)", proposal)
+            assert words
+            RunSettings.from_flat({**base, **{name.replace("-", "_"): int(value) for name, value in words}})
+    else:
+        train = found.train
+        assert train.global_batch_size is not None
+        assert prompts * n == train.global_batch_size * train.num_steps_per_rollout
+
+
+# ---- layouts ----------------------------------------------------------------------------------------------
+
+
+def test_world_must_hold_the_layout() -> None:
+    found = message("--actor-num-gpus-per-node 6 --tensor-model-parallel-size 4")
+    assert "= 6 trainer processes" in found
+    assert "use 4 or 8 processes" in found
+
+
+def test_model_must_split(model: Path) -> None:
+    tensor = message(f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --tp 4")
+    assert "2 key-value heads" in tensor
+    assert "sizes that do: 1, 2" in tensor
+    pipeline = message(f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --pp 4")
+    assert "6 layers" in pipeline
+    assert "1, 2, 3, 6" in pipeline
+    assert build(f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --tp 2 --pp 2").train.model_parallel_size == 4
+
+
+def test_each_data_parallel_rank_needs_a_sample() -> None:
+    assert "use at least 4" in message(
+        "--actor-num-gpus-per-node 4 --rollout-batch-size 1 --n-samples-per-prompt 2 --global-batch-size 2"
+    )
+
+
+def test_engines_share_devices_evenly() -> None:
+    assert "--rollout-num-gpus 2 or 4" in message("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2")
+
+
+def test_lengths_must_fit(model: Path) -> None:
+    found = message(f"--hf-checkpoint {model} --rollout-max-prompt-len 100 --rollout-max-response-len 200")
+    assert "= 300 tokens" in found
+    assert "at most 156" in found
+    assert "256 tokens" in message(f"--hf-checkpoint {model} --rollout-max-context-len 300")
+    assert "at most 99" in message("--rollout-max-context-len 100 --rollout-max-response-len 100")
+    assert build(f"--hf-checkpoint {model}").rollout.rollout_max_response_len > 256, "a default gives way"
+
+
+def test_two_authors_of_one_trajectory() -> None:
+    assert "drop one" in message("--env a:B --custom-generate-function-path c.py")
+
+
+def test_over_sampling() -> None:
+    assert "at least 16" in message("--over-sampling-batch-size 4 --rollout-batch-size 16")
+
+
+def test_broken_config_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert "not valid JSON" in message(f"--hf-checkpoint {tmp_path}")
+
+
+def test_several_contradictions_come_at_once() -> None:
+    found = message("--actor-num-gpus-per-node 3 --tp 2 --global-batch-size 100")
+    assert found.startswith("2 settings need attention")
+
+
+# ---- completeness -----------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_said(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n")
+    with pytest.raises(SettingsError, match="(?s)--hf-checkpoint is missing.*--prompt-data FILE"):
+        RunSettings().check_complete("train")
+    with pytest.raises(SettingsError, match="no such folder"):
+        build(f"--hf-checkpoint {tmp_path}/nowhere --prompt-data {data}").check_complete("train")
+    with pytest.raises(SettingsError, match="no such file"):
+        build(f"--hf-checkpoint {model} --prompt-data {tmp_path}/no.jsonl").check_complete("rollout")
+    with pytest.raises(SettingsError, match="--eval-prompt-data NAME PATH"):
+        build(f"--hf-checkpoint {model}").check_complete("eval")
+    complete = build(f"--hf-checkpoint {model} --prompt-data {data}@[0:1]")
+    assert complete.check_complete("train") is complete
+
+
+# ---- carrying ---------------------------------------------------------------------------------------------
+
+
+def test_settings_pickle_and_go_through_json() -> None:
+    found = build("--lr 1e-5 --global-batch-size 64")
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert pickle.loads(pickle.dumps(found)).given() == found.given()
+    assert RunSettings.model_validate_json(found.model_dump_json()) == found
+
+
+def test_args_is_a_read_only_flat_view() -> None:
+    args = build("--max-turns 3 --rollout-batch-size 4 --sglang-tp-size 2").args
+    assert (args.max_turns, args.rollout_batch_size, args.sglang_tp_size) == (3, 4, 2)
+    assert "lr" in args
+    assert "lr" in dir(args)
+    assert args.engine == "embedded"
+    with pytest.raises(AttributeError, match="read-only"):
+        args.max_turns = 5
+    with pytest.raises(AttributeError, match="read-only"):
+        del args.max_turns
+    with pytest.raises(AttributeError, match="did you mean max_turns"):
+        _ = args.max_turn
+    assert getattr(args, "my_own_flag", "default") == "default"
+
+
+def test_args_pickles_copies_and_compares() -> None:
+    import copy
+
+    args = build("--max-turns 3").args
+    for other in (pickle.loads(pickle.dumps(args)), copy.copy(args), copy.deepcopy(args)):
+        assert other == args
+    assert args != Args({"max_turns": 4})
