@@ -113,7 +113,9 @@ class TemplateReport:
         """What a user should know before training on this template, one sentence each."""
         notes = []
         if not self.can.tools:
-            notes.append("tool schemas are ignored: describe the tools in the system prompt, or set --chat-template-path")
+            notes.append(
+                "tool schemas are ignored: describe the tools in the system prompt, or set --chat-template-path"
+            )
         if not self.can.tool_messages:
             notes.append("tool calls and tool results are not shown: answer the model with user messages")
         elif not self.can.parallel_calls:

@@ -13,8 +13,10 @@ from typing import Any
 
 from agentrl.chat.messages import ParsedTurn, ToolCall
 from agentrl.chat.parsers.base import Parsed, ToolCallParser, read_arguments, read_json
+from agentrl.chat.parsers.glm import parse_glm
 from agentrl.chat.parsers.hermes import parse_hermes
 from agentrl.chat.parsers.llama3 import parse_llama3
+from agentrl.chat.parsers.qwen_xml import parse_qwen_xml
 from agentrl.chat.parsers.reasoning import BRACKET_THINK, THINK, ReasoningTags, split_reasoning
 from agentrl.errors import SettingsError
 from agentrl.plugins import load_object
@@ -35,6 +37,8 @@ class Family:
 
 
 _HERMES = Family("hermes", parse_hermes, "<tool_call>")
+_QWEN_XML = Family("qwen_xml", parse_qwen_xml, "<tool_call>")
+_GLM = Family("glm", parse_glm, "<tool_call>")
 _LLAMA3 = Family("llama3", parse_llama3)
 _NONE = Family("none", parse_none)
 FAMILIES: Mapping[str, Family] = {
@@ -42,6 +46,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen": _HERMES,
     "qwen25": _HERMES,
     "qwen3": _HERMES,
+    "qwen_xml": _QWEN_XML,
+    "qwen3_coder": _QWEN_XML,
+    "glm": _GLM,
+    "glm45": _GLM,
+    "glm47": _GLM,
     "llama3": _LLAMA3,
     "none": _NONE,
 }
@@ -107,7 +116,11 @@ def _family(name: str) -> Family:
 
 def detect_family(template: str) -> Family:
     """The tool-call format that a chat template writes; `none` where no registered family matches."""
-    if "<tool_call>" in template and '"arguments"' in template and "<function=" not in template:
+    if "<function=" in template and "<parameter=" in template:
+        return _QWEN_XML
+    if "<arg_key>" in template and "<arg_value>" in template:
+        return _GLM
+    if "<tool_call>" in template and '"arguments"' in template:
         return _HERMES
     if '"parameters": ' in template and "<|start_header_id|>" in template:
         return _LLAMA3
@@ -130,9 +143,11 @@ __all__ = [
     "detect_family",
     "detect_reasoning",
     "make_parser",
+    "parse_glm",
     "parse_hermes",
     "parse_llama3",
     "parse_none",
+    "parse_qwen_xml",
     "read_arguments",
     "read_json",
     "split_reasoning",

@@ -2,14 +2,20 @@
 
 1. A parser is a function `(text, tools) -> Parsed`: the text around the calls, the calls, and the broken ones.
 2. It never raises on a model's text and never guesses: a call that is not complete and well formed is in `broken`.
+3. Its time is proportional to the text, also where a model repeats an opening tag thousands of times: parsers run on
+   an event loop.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+MAX_BROKEN = 64
+"""A turn with more broken calls than this is noise: the last one reported takes the rest of the text."""
 
 _DECODER = json.JSONDecoder(strict=False)
 """Not strict: models write raw newlines inside JSON strings, and the meaning is plain."""
@@ -25,6 +31,28 @@ class Parsed:
 
 
 ToolCallParser = Callable[[str, Sequence[Mapping[str, Any]]], Parsed]
+
+
+class Finder:
+    """The next occurrence of a pattern, remembered: any number of forward-moving questions cost one pass."""
+
+    def __init__(self, pattern: re.Pattern[str], text: str) -> None:
+        self._pattern, self._text = pattern, text
+        self._asked = -1
+        self._found: re.Match[str] | None = None
+
+    def next(self, at: int) -> re.Match[str] | None:
+        """The first match that starts at `at` or later."""
+        known = 0 <= self._asked <= at and (self._found is None or at <= self._found.start())
+        if not known:
+            self._asked, self._found = at, self._pattern.search(self._text, at)
+        return self._found
+
+
+def end_of_broken(text: str, start: int, close: str, already: int) -> int:
+    """Where a broken call at `start` ends: behind its closing tag, or with the text."""
+    end = text.find(close, start) if already < MAX_BROKEN else -1
+    return end + len(close) if end >= 0 else len(text)
 
 
 def read_json(text: str, start: int) -> tuple[Any, int] | None:
@@ -47,3 +75,47 @@ def read_arguments(value: Any) -> dict[str, Any] | None:
             return None
         value = found[0]
     return value if isinstance(value, dict) else None
+
+
+def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The schema of each parameter, by tool and parameter name."""
+    functions = [tool.get("function", tool) for tool in tools]
+    return {f["name"]: (f.get("parameters") or {}).get("properties") or {} for f in functions if "name" in f}
+
+
+def coerce(value: str, schema: Any) -> Any:
+    """What a value written as text means under a JSON schema; the text itself where it fits no other allowed type."""
+    types = _types(schema)
+    if not types:
+        return _json_or_text(value) if schema is None else value
+    text = value.strip()
+    if text == "null" and ("null" in types or "string" not in types):
+        return None
+    if "boolean" in types and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    found = _json_or_text(value)
+    kinds: dict[str, tuple[type, ...]] = {
+        "integer": (int,),
+        "number": (int, float),
+        "object": (dict,),
+        "array": (list,),
+    }
+    fits = any(isinstance(found, kinds[name]) for name in types if name in kinds)
+    return found if fits and not isinstance(found, bool) else value
+
+
+def _types(schema: Any) -> list[str]:
+    if not isinstance(schema, Mapping):
+        return []
+    kind = schema.get("type")
+    if kind is None:
+        options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        return [name for option in options for name in _types(option)]
+    return [str(name) for name in kind] if isinstance(kind, list) else [str(kind)]
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

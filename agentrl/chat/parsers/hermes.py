@@ -5,12 +5,14 @@ The JSON body is read as JSON, so `</tool_call>` inside an argument does not end
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.parsers.base import Parsed, read_arguments, read_json
+from agentrl.chat.parsers.base import MAX_BROKEN, Parsed, read_arguments, read_json
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_TAG = re.compile("</?tool_call>")
 
 
 def parse_hermes(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
@@ -23,7 +25,7 @@ def parse_hermes(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
             out.calls.append((call[0], call[1]))
             at = call[2]
         else:
-            at = _end_of_broken(text, start)
+            at = _end_of_broken(text, start + len(OPEN)) if len(out.broken) < MAX_BROKEN else len(text)
             out.broken.append(text[start:at])
     out.text = "".join([*kept, text[at:]])
     return out
@@ -45,7 +47,7 @@ def _call(text: str, start: int) -> tuple[str, dict[str, Any], int] | None:
 
 def _end_of_broken(text: str, start: int) -> int:
     """A broken call ends with its closing tag, or before the next opening one, or with the text."""
-    close, following = text.find(CLOSE, start), text.find(OPEN, start + len(OPEN))
-    if close >= 0 and (following < 0 or close < following):
-        return close + len(CLOSE)
-    return following if following >= 0 else len(text)
+    tag = _TAG.search(text, start)
+    if tag is None:
+        return len(text)
+    return tag.end() if tag[0] == CLOSE else tag.start()

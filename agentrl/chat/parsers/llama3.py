@@ -13,6 +13,7 @@ from typing import Any
 from agentrl.chat.parsers.base import Parsed, read_arguments, read_json
 
 PYTHON_TAG = "<|python_tag|>"
+_SEPARATOR = re.compile(r"\s*;?\s*")
 _BEGINS_CALL = re.compile(r'\s*\{\s*"name"\s*:')
 
 
@@ -25,7 +26,9 @@ def parse_llama3(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     at = 0
     while (call := _call(body, at)) is not None:
         calls.append((call[0], call[1]))
-        at = _skip_separator(body, call[2])
+        at = call[2]
+        if separator := _SEPARATOR.match(body, at):
+            at = separator.end()
     rest = body[at:]
     if _BEGINS_CALL.match(rest) or (tag and not calls):
         return Parsed(before, calls, [rest if calls else tag + rest])
@@ -42,10 +45,3 @@ def _call(text: str, start: int) -> tuple[str, dict[str, Any], int] | None:
         return None
     arguments = read_arguments(body.get("parameters", body.get("arguments")))
     return None if arguments is None else (name, arguments, end)
-
-
-def _skip_separator(text: str, at: int) -> int:
-    rest = text[at:].lstrip()
-    if rest.startswith(";"):
-        rest = rest[1:].lstrip()
-    return len(text) - len(rest)
