@@ -1,0 +1,226 @@
+"""The `agentrl` command as people use it: in a process of its own, by its output and exit code."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
+
+
+def agentrl(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "100", **environment}
+    root = str(Path(__file__).parents[2])
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-m", "agentrl", *args], capture_output=True, text=True, timeout=60, env=env, cwd=cwd
+    )
+
+
+def loaded_after(line: str) -> set[str]:
+    """Names of heavy packages in sys.modules after running `line` in a fresh interpreter."""
+    code = (
+        f"import sys\nfrom agentrl.cli.main import run\nsys.stdout = open('/dev/null', 'w')\nrun({line.split()!r})\n"
+        f"sys.stdout = sys.__stdout__\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
+    text = agentrl("--help").stdout
+    assert [c for c in ("init", "check", "rollout", "train", "eval", "serve", "report") if c not in text] == []
+    assert loaded_after("--help") == set()
+
+
+@pytest.mark.parametrize("line", ["train --help", "train --help-all", "train --dry-run", "check --help", "init --help"])
+def test_commands_answer_without_torch_or_ray(line: str) -> None:
+    assert loaded_after(line) <= {"pydantic"}
+
+
+def test_help_is_fast() -> None:
+    """CPU seconds of the whole process, best of five, so that a busy machine does not matter."""
+    best = 10.0
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert agentrl("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert best < 0.3
+
+
+def test_train_help_shows_essentials_first_and_every_flag() -> None:
+    text = agentrl("train", "--help").stdout
+    assert text.index("--env ") < text.index("--hf-checkpoint") < text.index("--kl-loss-type")
+    assert text.index("Essentials") < text.index("Trainer")
+    from agentrl.config.fields import all_fields
+
+    assert [f.flag for f in all_fields().values() if f.flag[2:] not in text] == []
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_help_all_explains_every_setting() -> None:
+    from agentrl.config.fields import all_fields
+
+    text = " ".join(agentrl("train", "--help-all").stdout.split())
+    missing = [f.name for f in all_fields().values() if (f.info.description or "").split()[0] not in text]
+    assert missing == []
+    assert "--disable-grpo-std-normalization" in text
+
+
+def test_version() -> None:
+    assert agentrl("--version").stdout.startswith("agentrl 0.")
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (("trian",), ["did you mean train?"]),
+        (("train", "--rollout-bach-size", "3"), ["unknown flag --rollout-bach-size", "--rollout-batch-size"]),
+        (("train", "--lr", "fast"), ["--lr", "a number", "'fast'"]),
+        (("train", "stray"), ["stray"]),
+        (("train",), ["--hf-checkpoint is missing"]),
+        (("train", "--tensor-model-parallel-size", "4"), ["cannot hold", "use 4 processes"]),
+        (("train", "--config", "nowhere.yaml"), ["no file nowhere.yaml"]),
+        (("eval", "--hf-checkpoint", "."), ["--eval-prompt-data NAME PATH"]),
+        (("check", "nowhere"), ["neither a folder nor an environment"]),
+        (("check", "."), ["no tokenizer.json"]),
+        (("check", "nowhere:Env"), ["no module 'nowhere'"]),
+        (("report", "."), ["metrics.jsonl", "no such file"]),
+        (("init",), ["PATH"]),
+        (("init", "m", "--layers", "0"), ["--layers"]),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(args: tuple[str, ...], parts: list[str], tmp_path: Path) -> None:
+    done = agentrl(*args, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert [part for part in parts if part not in done.stderr] == [], done.stderr
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    for done in (
+        agentrl("train", "--lr", "fast", "--debug", cwd=tmp_path),
+        agentrl("--debug", "train", "--lr", "fast", cwd=tmp_path),
+        agentrl("train", "--lr", "fast", cwd=tmp_path, AGENTRL_DEBUG="1"),
+    ):
+        assert done.returncode == 2
+        assert "Traceback" in done.stderr
+        assert "--lr: expected a number" in done.stderr
+
+
+def test_dry_run_prints_the_plan_and_then_what_is_missing(tmp_path: Path) -> None:
+    done = agentrl("train", "--dry-run", "--lr", "1e-4", cwd=tmp_path)
+    assert "lr = 0.0001" in done.stdout
+    assert "[placement]" in done.stdout
+    assert done.returncode == 2
+    assert "--hf-checkpoint is missing" in done.stderr
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    full = agentrl("train", "--dry-run", "--hf-checkpoint", "model", "--prompt-data", "train.jsonl", cwd=tmp_path)
+    assert full.returncode == 0, full.stderr
+
+
+def test_a_config_file_and_flags(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("train:\n  lr: 1e-5\n  seed: 7\n")
+    out = agentrl("train", "--config", "run.yaml", "--lr", "2e-5", "--dry-run", cwd=tmp_path).stdout
+    assert "lr = 2e-05\n" in out
+    assert "seed = 7\n" in out
+
+
+ENV = '''
+from agentrl import Environment, tool
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add two numbers.
+
+    Args:
+        a: the first.
+        b: the second.
+    """
+    return str(a + b)
+
+class Adding(Environment):
+    tools = [add]
+    max_turns = 3
+
+    async def reward(self, sample):
+        return 1.0
+'''
+
+
+def test_check_shows_an_environment(tmp_path: Path) -> None:
+    (tmp_path / "adding.py").write_text(ENV)
+    done = agentrl("check", "adding.py:Adding", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "max_turns: 3" in done.stdout
+    assert "reward: its own" in done.stdout
+    assert "step: the default" in done.stdout
+    assert '"Add two numbers.' in done.stdout
+
+
+def test_check_names_the_nearest_environment(tmp_path: Path) -> None:
+    (tmp_path / "adding.py").write_text(ENV)
+    done = agentrl("check", "adding.py:Addin", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean 'Adding'?" in done.stderr
+
+
+@pytest.mark.slow
+def test_init_makes_a_model_that_check_reports_on(tmp_path: Path) -> None:
+    made = agentrl("init", "m", "--layers", "1", "--hidden", "32", "--heads", "2", "--kv-heads", "1", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / "m" / "config.json").is_file()
+    again = agentrl("init", "m", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+    report = agentrl("check", "m", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "generation prompt" in report.stdout
+
+
+def test_ctrl_c_is_exit_code_130(tmp_path: Path) -> None:
+    """An environment that raises KeyboardInterrupt while it loads stands for a person's Ctrl-C at that moment."""
+    (tmp_path / "slow.py").write_text("raise KeyboardInterrupt\n")
+    done = agentrl("check", "slow.py:Env", cwd=tmp_path)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+def test_a_signal_ends_the_command_with_130(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import sys, signal\nprint('ready', flush=True)\nsignal.pause()\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentrl", "check", "slow.py:Env"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_output_into_a_closed_pipe_is_quiet() -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m agentrl train --help-all | head -1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stdout.startswith("Usage: agentrl train")
+    assert done.stderr == ""
+    assert time.monotonic() - started < 60

@@ -1,0 +1,50 @@
+"""What the terminal shows."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from agentrl.observability.progress import Progress, describe_step
+from agentrl.observability.settings import ObservabilitySettings
+
+TRAINED = {"rollout/reward": 0.5, "train/loss": math.nan, "perf/rollout_tokens_per_second": 12345.6}
+EVALUATED = {"eval/dev/reward": 0.25, "eval/dev/pass@1": 0.25, "eval/dev/samples": 8.0}
+
+
+def run(mode: str, *, terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120, highlight=False, color_system=None)
+    settings = ObservabilitySettings.model_validate({"progress": mode})
+    with Progress(settings, total=4, console=console) as progress:
+        progress.phase("starting")
+        progress.step(-1, EVALUATED)
+        progress.phase("rollout 0: generating [x]")
+        progress.step(0, TRAINED)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["auto", "plain"])
+def test_a_pipe_gets_one_plain_line_a_step(mode: str) -> None:
+    lines = run(mode, terminal=False).splitlines()
+    assert len(lines) == 3
+    assert "starting" in lines[0]
+    assert "eval before training  dev reward 0.250  dev pass@1 0.250" in lines[1]
+    assert "rollout 1/4  reward 0.500  loss nan  tokens/s 12,346" in lines[2]
+    assert all("\x1b" not in line for line in lines)
+
+
+@pytest.mark.parametrize("mode", ["auto", "live"])
+def test_a_terminal_gets_a_live_line_and_the_same_steps(mode: str) -> None:
+    text = run(mode, terminal=True)
+    assert "rollout 1/4  reward 0.500" in text
+    assert "generating [x]" in text, "brackets are text, not markup"
+
+
+def test_off_prints_nothing() -> None:
+    assert run("off", terminal=False) == ""
+
+
+def test_an_evaluation_names_its_rollout() -> None:
+    assert describe_step(9, 20, EVALUATED).startswith("eval after rollout 10")
