@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.chat import Thought, Verdict
+from agentrl.chat import Chat, ParsedTurn, Thought, Verdict
 from tests.support.chats import make_chat
-from tests.support.conversations import TOOLS, completion, conversations, turns
+from tests.support.conversations import TOOLS, Message, completion, conversations, turns
 
 SETTINGS = settings(
     max_examples=15,
@@ -28,6 +28,18 @@ ALWAYS_EXACT = [
 PARTLY_EXACT = ["qwen3", "qwen3_training", "glm4moe", "nemotron_3_nano", "qwen3_5_think_training", "qwen3_6", "gemma3"]
 
 
+def assert_parsed(chat: Chat, turn: ParsedTurn, message: Message) -> None:
+    """Where the format has a parser, it reads back what the template wrote."""
+    if chat.turn_parser.family.name == "none":
+        return
+    written = [call["function"] for call in message.get("tool_calls", [])]
+    assert [(c.name, c.arguments) for c in turn.tool_calls] == [(c["name"], c["arguments"]) for c in written]
+    assert turn.broken == ()
+    assert turn.content == message["content"]
+    if chat.turn_parser.tags:
+        assert turn.reasoning == message.get("reasoning_content")
+
+
 def grow(name: str, data: st.DataObject, thought: Thought) -> tuple[int, int]:
     """Play a random conversation; returns the boundaries at which the report promised exactness, and all of them."""
     chat = make_chat(name)
@@ -40,7 +52,7 @@ def grow(name: str, data: st.DataObject, thought: Thought) -> tuple[int, int]:
     for at, end in steps:
         sampled = chat.encode(completion(chat, messages[: at + 1], tools, thought))
         before = session.ids
-        session.sampled(sampled)
+        assert_parsed(chat, session.sampled(sampled), messages[at])
         delta = session.extend(messages[at + 1 : end])
         assert session.ids == before + sampled + delta.close + delta.env
         promised = promised and delta.verdict is Verdict.EXACT

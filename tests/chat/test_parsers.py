@@ -33,10 +33,19 @@ def parse(row: dict[str, Any], tool_call_parser: str, reasoning_parser: str) -> 
     return parser.opened(prompt.rfind("<think>") > prompt.rfind("</think>")).parse(row["raw_output"], row["tools"])
 
 
+FORMATS = {
+    "hermes": ("qwen3-hermes", "", "think"),
+    "llama3": ("llama", "3.3", "none"),
+    "qwen_xml": ("qwen3-xml", "", "think"),
+    "glm": ("glm", "", "think"),
+}
+GUESSES = {"glm/glm47-missing-last-close-arg-value"}
+"""Outputs that the corpus wants repaired. A call without its closing tag is reported as broken here, not repaired."""
 RECORDED = [
-    pytest.param(row, parsers, id=row["id"])
-    for family, model, parsers in (("qwen3-hermes", "", ("hermes", "think")), ("llama", "3.3", ("llama3", "none")))
+    pytest.param(row, (parser, reasoning), id=row["id"])
+    for parser, (family, model, reasoning) in FORMATS.items()
     for row in fixtures(family, model)
+    if row["id"] not in GUESSES
 ]
 
 
@@ -57,7 +66,7 @@ def test_recorded_outputs(row: dict[str, Any], parsers: tuple[str, str]) -> None
 
 def test_all_recorded_outputs_are_there() -> None:
     valid = [row for row, _ in (param.values for param in RECORDED) if not row.get("expected_error")]  # type: ignore[misc]
-    assert (len(valid), len(RECORDED)) == (66, 74)
+    assert (len(valid), len(RECORDED)) == (166, 178)
 
 
 JSON = st.recursive(
@@ -65,7 +74,22 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-NASTY = st.sampled_from(["</tool_call>", "<tool_call>", "}", '"', "\\", "</think>", ";", "<|python_tag|>"])
+NASTY = st.sampled_from(
+    [
+        "<function=f>",
+        "<parameter=a>",
+        "<arg_key>",
+        "</arg_value>",
+        "</tool_call>",
+        "<tool_call>",
+        "}",
+        '"',
+        "\\",
+        "</think>",
+        ";",
+        "<|python_tag|>",
+    ]
+)
 ARGUMENTS = st.dictionaries(st.text(max_size=8), JSON | NASTY, max_size=4)
 
 
@@ -102,7 +126,7 @@ def test_a_cut_call_is_broken_and_never_guessed(arguments: dict[str, Any], data:
 
 @given(text=st.text(max_size=60) | st.lists(NASTY | st.text(max_size=5), max_size=12).map("".join))
 def test_parsers_never_raise(text: str) -> None:
-    for family in ("hermes", "llama3", "none"):
+    for family in (*FORMATS, "none"):
         for opened in (False, True):
             make_parser(family, "think", "").opened(opened).parse(text)
 
@@ -123,6 +147,40 @@ def test_broken_hermes_calls_are_reported(text: str, broken: int) -> None:
     assert turn.content.startswith("before")
     assert turn.content.endswith("after")
     assert [call.name for call in turn.tool_calls] == (["g"] if '"g"' in text else [])
+
+
+REPEATED = [
+    "<tool_call>", "</tool_call>", "<tool_call>{", '<tool_call>{"name":', "<function=", "<parameter=a>",
+    "<tool_call><function=f>", "<function=f><parameter=a></tool_call>", "<arg_key>a</arg_key><arg_value>",
+    "<tool_call>f<arg_key>a</arg_key><arg_value>", '{"name":"a","parameters":{}}', "[", "\n",
+]  # fmt: skip
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("family", FORMATS)
+def test_degenerate_output_takes_no_time(family: str) -> None:
+    """Repetition of half a call, as a collapsing policy writes it, must not hang an event loop (or this test)."""
+    for unit in REPEATED:
+        for opening in ("", "<tool_call>f", "<tool_call><function=f><parameter=a>"):
+            make_parser(family, "think", "").parse(opening + unit * 20_000)
+
+
+def test_xml_values_follow_the_schema() -> None:
+    properties = {
+        "n": {"type": "integer"},
+        "s": {"type": "string"},
+        "o": {"anyOf": [{"type": "null"}, {"type": "object"}]},
+    }
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": properties}}]
+    text = (
+        "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=s>\n3\n</parameter>\n"
+        '<parameter=o>\n{"a": 1}\n</parameter>\n</function>\n</tool_call>'
+    )
+    [call] = make_parser("qwen_xml", "none", "").parse(text, tools).tool_calls
+    assert call.arguments == {"n": 3, "s": "3", "o": {"a": 1}}
+    glm = "<tool_call>f<arg_key>n</arg_key><arg_value>x</arg_value><arg_key>o</arg_key><arg_value>null</arg_value></tool_call>"
+    [call] = make_parser("glm", "none", "").parse(glm, tools).tool_calls
+    assert call.arguments == {"n": "x", "o": None}
 
 
 def test_open_reasoning_is_said_and_ends_at_a_call() -> None:
