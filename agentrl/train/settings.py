@@ -21,9 +21,9 @@ class TrainSettings(Settings):
     ref_load: str | None = Field(
         None, description="Hugging Face folder of the reference model; by default the starting weights."
     )
-    load: str | None = Field(None, description="Folder of checkpoints to resume from.")
-    save: str | None = Field(None, description="Folder to write checkpoints to; none are written without it.")
-    save_interval: int | None = Field(None, ge=1, description="Write a checkpoint every so many rollouts.")
+    load: str | None = Field(None, description="Folder of checkpoints to resume from; default: --save.")
+    save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
+    save_interval: int | None = Field(None, ge=1, description="Write a checkpoint every so many rollouts; one is always written at the end.")
     keep_checkpoints: int | None = Field(
         None, ge=1, description="Keep only the newest checkpoints, this many; by default all."
     )
@@ -104,8 +104,6 @@ class TrainSettings(Settings):
             problems.append("use_dynamic_batch_size needs max_tokens_per_gpu")
         if self.max_tokens_per_gpu is not None and not self.use_dynamic_batch_size:
             problems.append("max_tokens_per_gpu has no effect without use_dynamic_batch_size; set that too")
-        if self.save_interval is not None and self.save is None:
-            problems.append("save_interval needs save, the folder to write checkpoints to")
         return problems
 
     def _schedule_problems(self) -> list[str]:
