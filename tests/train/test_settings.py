@@ -15,7 +15,6 @@ def test_field_names_are_unique_over_both_rooms_and_have_help() -> None:
     [
         ({"use_dynamic_batch_size": True}, "max_tokens_per_gpu"),
         ({"max_tokens_per_gpu": 10}, "use_dynamic_batch_size"),
-        ({"save_interval": 10}, "save"),
         ({"lr": 1e-6, "min_lr": 1e-5}, "min_lr"),
         ({"lr_warmup_init": 1.0}, "lr_warmup_init"),
         ({"lr_warmup_iters": 3, "lr_warmup_fraction": 0.1}, "not both"),

@@ -1,0 +1,63 @@
+"""`agentrl train` as a user runs it: real Ray, real Megatron, a real engine; killed, interrupted and resumed."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.buffer import audit_ledger
+from tests.support.runs import RunKit, still_running
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    return RunKit.make(Path(tmp_path_factory.mktemp("kit")))
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "disk"])
+def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: RunKit, mode: str) -> None:
+    run = kit.start(kit.arguments(f"plain-{mode}", update_weight_mode=mode))
+    run.until(run.processes)
+    processes = run.processes()
+    assert run.wait() == 0, run.output
+    assert still_running(processes) == []
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert row["train/train_rollout_logprob_abs_diff"] <= 1e-4
+        assert row["train/grad_norm"] > 0
+    result = audit_ledger(run.folder / "ledger.sqlite", through_step=2, groups_per_step=4)
+    assert result.ok, result.problems
+    assert (run.folder / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("role", ["driver", "trainer", "engine"])
+def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> None:
+    arguments = kit.arguments(f"killed-{role}", num_rollout=6, save_interval=1)
+    run = kit.start(arguments)
+    run.until(lambda: len(run.metrics()) >= 2 and run.processes())
+    time.sleep(random.Random(role).uniform(0, 1))  # the moment is the fault that is injected
+    processes = run.processes()
+    run.kill(role)
+    assert run.wait(120) != 0
+    assert still_running(processes) == []
+    again = kit.start(arguments)
+    assert again.wait() == 0, again.output
+    assert [row["step"] for row in again.metrics()] == list(range(6))
+    result = audit_ledger(run.folder / "ledger.sqlite", through_step=5, groups_per_step=4)
+    assert result.ok, result.problems
+    assert result.trained_by_step == dict.fromkeys(range(6), 4)
+
+
+def test_ctrl_c_ends_within_seconds_and_leaves_nothing_running(kit: RunKit) -> None:
+    run = kit.start(kit.arguments("interrupted", num_rollout=1000))
+    run.until(lambda: run.metrics() and run.processes())
+    processes = run.processes()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(30) == 130, run.output
+    assert still_running(processes) == []
+    assert "Traceback" not in run.output

@@ -1,0 +1,152 @@
+"""Small real runs of `agentrl train` in a process of their own, to be looked at, killed and resumed.
+
+`RunKit` makes a tiny random model, an environment file and prompts once; `RunKit.start` starts the command as a
+user would. A run has real Ray, real Megatron, a real embedded engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.support.tiny_models import make_tiny_model
+
+ENV = '''
+from agentrl import Environment, Sample, tool
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+class AddEnv(Environment):
+    tools = [add]
+    max_turns = 2
+
+    async def reward(self, sample: Sample) -> float:
+        return sum(sample.tokens[sample.prompt_length:]) % 7 / 7
+'''
+
+
+@dataclass(frozen=True)
+class RunKit:
+    """A folder with model, environment and prompts."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path, prompts: int = 400) -> RunKit:
+        make_tiny_model(folder / "model")
+        (folder / "env.py").write_text(ENV)
+        rows = (json.dumps({"input": f"What is {i} plus {i}?", "label": str(2 * i)}) for i in range(prompts))
+        (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+        return cls(folder)
+
+    def arguments(self, output: str = "run", **settings: object) -> list[str]:
+        """Command-line arguments of a quick run; `settings` override by flat name, None leaves one out."""
+        values: dict[str, object] = {
+            "env": "env.py:AddEnv",
+            "hf_checkpoint": "model",
+            "prompt_data": "prompts.jsonl",
+            "label_key": "label",
+            "num_rollout": 3,
+            "rollout_batch_size": 4,
+            "n_samples_per_prompt": 2,
+            "rollout_max_response_len": 12,
+            "lr": "1e-4",
+            "output_dir": output,
+            "progress": "plain",
+            "train_threads": 1,
+            "embedded_threads": 1,
+            "embedded_slots": 16,
+            "device": "cpu",
+            **settings,
+        }
+        out = []
+        for name, value in values.items():
+            flag = "--" + name.replace("_", "-")
+            if value is True:
+                out.append(flag)
+            elif value is not None and value is not False:
+                out += [flag, str(value)]
+        return out
+
+    def start(self, arguments: Sequence[str], command: str = "train") -> Run:
+        """Start `agentrl <command>`."""
+        log = self.folder / f"{command}-{time.monotonic_ns()}.log"
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "agentrl", command, *arguments],
+                cwd=self.folder,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            )
+        output = arguments[list(arguments).index("--output-dir") + 1]
+        return Run(process, self.folder / output, log)
+
+
+@dataclass
+class Run:
+    """One life of a run."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log: Path
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout: float = 240) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise AssertionError(f"the run did not end within {timeout} s:\n{self.output}") from None
+
+    def processes(self) -> dict[str, list[int]]:
+        """Process ids by role, as this life wrote them; empty before."""
+        file = self.folder / "processes.json"
+        if not file.exists():
+            return {}
+        found: dict[str, list[int]] = json.loads(file.read_text())
+        return found if found["driver"] == [self.process.pid] else {}
+
+    def metrics(self) -> list[dict[str, float]]:
+        file = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def until(self, condition: Callable[[], object], timeout: float = 180) -> None:
+        """Poll until `condition` holds; fails if the run ends first."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, f"the run ended early:\n{self.output}"
+            assert time.monotonic() < deadline, f"waited {timeout} s in vain:\n{self.output}"
+            time.sleep(0.05)
+
+    def kill(self, role: str) -> None:
+        os.kill(self.processes()[role][0], signal.SIGKILL)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+
+def still_running(processes: dict[str, list[int]], patience: float = 20) -> list[str]:
+    """Which of a run's processes are alive after `patience` seconds."""
+    alive = [psutil.Process(pid) for pids in processes.values() for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(alive, timeout=patience)
+    return [f"{p.pid} {p.name()}" for p in alive if p.status() != psutil.STATUS_ZOMBIE]
