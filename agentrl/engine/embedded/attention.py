@@ -9,9 +9,11 @@
    raises `AgentRLError` instead of giving wrong numbers.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -28,12 +30,25 @@ class KVCache:
 
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (slots, config.num_key_value_heads, length, head_dim(config))
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
+        self.keys = [_zeros(shape, dtype, device) for _ in range(config.num_hidden_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(config.num_hidden_layers)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         for cache in (*self.keys, *self.values):
             cache[target, :, :length] = cache[source, :, :length]
+
+    def scrub(self, slot: int) -> None:
+        """Forget a slot's content: a masked NaN would still spoil its neighbours (0 * NaN is NaN)."""
+        for cache in (*self.keys, *self.values):
+            cache[slot].zero_()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that on CPU take no memory before they are written (torch.zeros touches every page, calloc does not)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def head_dim(config: Any) -> int:

@@ -11,6 +11,7 @@
 """
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,12 @@ LEAST_PREFILL = 32
 """Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
 WORTH_EXTENDING = 0.5
 """A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
+NOT_A_NUMBER = {
+    "type": "abort",
+    "message": "the model's logits are NaN: the weights are broken",
+    "status_code": 500,
+    "err_type": "InternalServerError",
+}
 
 
 @dataclass
@@ -302,7 +309,12 @@ class Engine:
             job.first_token = time.monotonic()
         self.generated += 1
         reason = job.stop.check(job.output)
-        if reason is not None:
+        if math.isnan(log_prob):
+            slot = job.slot
+            self._finish(job, NOT_A_NUMBER)
+            self.cache.scrub(slot)
+            self.slots[slot].count = 0
+        elif reason is not None:
             self._finish(job, reason)
         elif job.on_token is not None:
             job.on_token(job)

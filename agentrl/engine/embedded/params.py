@@ -7,6 +7,7 @@
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -148,6 +149,16 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     return tuple(item for item in items if item)
 
 
+def _patterns(name: str, value: object) -> tuple[str, ...]:
+    patterns = _strings(name, value)
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise refused(f"{name} {pattern!r} is not a regular expression: {error}.") from None
+    return patterns
+
+
 def _ids(name: str, value: object) -> frozenset[int]:
     if not isinstance(value, list):
         raise _wrong_type(value, "a sequence")
@@ -169,7 +180,8 @@ _DECODERS: dict[str, Any] = {
         ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"), _float
     ),
     **dict.fromkeys(("ignore_eos", "skip_special_tokens", "no_stop_trim"), _bool),
-    **dict.fromkeys(("stop", "stop_regex"), _strings),
+    "stop": _strings,
+    "stop_regex": _patterns,
     "stop_token_ids": _ids,
     "logit_bias": _bias,
 }

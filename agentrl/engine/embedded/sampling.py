@@ -72,7 +72,7 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[
     plain = [i for i, p in enumerate(params) if not p.greedy and not p.filtered]
     filtered = [i for i, p in enumerate(params) if not p.greedy and p.filtered]
     if greedy:
-        _fill(tokens, greedy, _rows(log_probs, greedy).argmax(-1))
+        _fill(tokens, greedy, _rows(scaled, greedy).argmax(-1))
     if plain:
         _fill(tokens, plain, _invert(_rows(log_probs, plain).exp(), _column(uniforms, plain, logits)))
     if filtered:

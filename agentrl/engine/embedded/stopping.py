@@ -3,8 +3,8 @@
 1. The order is SGLang's: length first, then token ids (EOS and `stop_token_ids`), then stop strings, then regexes.
    `ignore_eos` switches off both kinds of token id.
 2. Ids and log-probs are never cut. The text loses a matched id or string (not a regex match) unless `no_stop_trim`.
-3. Stop strings are looked for in the decoded tail only: as many tokens as the longest stop string has characters, plus
-   a few; regexes in the whole output.
+3. Stop strings are looked for in the decoded tail only: as many tokens as the longest stop string has bytes, plus a
+   few; regexes in the whole output.
 """
 
 import re
@@ -31,7 +31,7 @@ class StopRules:
         self.forbidden_early = params.stop_token_ids | eos if params.min_new_tokens else frozenset()
         self._params = params
         self._decode = decode
-        self._tail = max((len(s) for s in params.stop), default=0) + 8
+        self._tail = max((len(s.encode()) for s in params.stop), default=0) + 8
 
     def check(self, output: Sequence[int]) -> dict[str, Any] | None:
         """The finish reason after the newest token of `output`, or None to go on."""

@@ -31,6 +31,7 @@ HOST_ONLY = {
     "cached_tokens_details": "null or an object, as the cache happens to be",
     "cache": "model_info's description of SGLang's own caches",
     "per_gpu_checksum": "SGLang's own hash over its fused tensors",
+    "per_engine_checksum": "as above",
     "parallelism_info": "one process here",
     "total_prefill_uncached_tokens": "counters of SGLang's scheduler, in /v1/loads",
 }
@@ -58,6 +59,7 @@ INTENDED = {
     "crash_negative_id": (400, "the real server dies; ids are checked against the vocabulary"),
     "crash_empty_batch_member": (400, "an empty prompt is refused in a batch as it is alone"),
     "generate_sampling_mask": (400, "return_sampling_mask is not served, and refused rather than ignored"),
+    "abort_all_batch_victim": (400, "the real server fails with a bare 500 on a list of rids for one prompt"),
     "chat_tools_named": (400, "a named tool_choice needs a grammar, which the embedded engine has not"),
     "pause_abort_health": (200, "/health says at once that the process is well, paused or not"),
     "pause_in_place_health": (200, "as above"),

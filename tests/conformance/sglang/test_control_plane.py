@@ -34,7 +34,8 @@ def long_request(url: str) -> Iterator[Callable[..., Background]]:
     def start(name: str = "", **replace: Any) -> Background:
         body = {"input_ids": [10, 60, 61, 62], "sampling_params": LONG, "return_logprob": True, **replace}
         request = recording(name)["request"] if name else {"method": "POST", "path": "/generate", "body": body}
-        wanted = running(url) + (len(request["body"]["rid"]) if isinstance(request["body"].get("rid"), list) else 1)
+        rid = request["body"].get("rid")
+        wanted = running(url) + (len(rid) if isinstance(rid, list) else 1)
         background = Background(url, request)
         while running(url) < wanted:
             assert not background.finished
@@ -78,9 +79,10 @@ def test_abort_matches_rids_by_prefix(step: Step, url: str, long_request: Callab
 
 
 def test_abort_all_ends_a_batch(step: Step, long_request: Callable[..., Background]) -> None:
-    victim = long_request("abort_all_batch_victim")
+    victim = long_request(input_ids=[[10, 60], [10, 61]], rid=["b-1", "b-2"])
     step("abort_all")
-    check("abort_all_batch_victim", victim.result())
+    reasons = [member["meta_info"]["finish_reason"]["type"] for member in victim.result().json()]
+    assert reasons == ["abort", "abort"]
 
 
 def test_abort_ends_a_stream_with_a_last_chunk(step: Step, long_request: Callable[..., Background]) -> None:

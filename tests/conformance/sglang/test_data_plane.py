@@ -6,9 +6,25 @@ import pytest
 from tests.conformance.sglang.replay import check, names, recording, send, steady
 
 PLAIN = (
-    "health health_after health_generate ping root model_info get_model_info v1_loads flush_cache_get abort_empty_body "
-    "abort_unknown_field abort_wrong_type release_memory release_tags resume_tags w_get_unknown"
-).split()
+    "health",
+    "health_after",
+    "health_generate",
+    "ping",
+    "root",
+    "model_info",
+    "get_model_info",
+    "v1_loads",
+    "flush_cache_get",
+    "abort_empty_body",
+    "abort_unknown_field",
+    "abort_wrong_type",
+    "abort_all_batch_victim",
+    "release_memory",
+    "release_memory_health",
+    "release_tags",
+    "resume_tags",
+    "w_get_unknown",
+)
 REPLAYED = names("generate_", "error_", "crash_", "v1_completions", "chat_")
 OPENAI = ("/v1/completions", "/v1/chat/completions")
 VICTIMS = {"chat_abort", "chat_abort_victim"}

@@ -1,0 +1,174 @@
+"""The batching loop against plain forward passes of transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.engine.embedded.job import LogProbOptions
+from agentrl.engine.embedded.weights import Weights
+from tests.engine.embedded.conftest import ARCHES
+from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
+
+Folder = Callable[..., Path]
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_log_probs_are_those_of_a_plain_forward(arch: str, folder: Folder, plain_model: Callable[..., Any]) -> None:
+    engine = make_engine(folder(arch), slots=4)
+    jobs = [make_job(prompt(n, n), seed=n) for n in (1, 5, 90, 64, 65, 200, 7)]
+    run(engine, *jobs)
+    model = plain_model(arch)
+    for job in jobs:
+        assert len(job.output) == 12
+        assert job.log_probs == pytest.approx(reference_log_probs(model, job), abs=1e-5)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+async def test_log_probs_after_a_weight_update_from_disk(
+    arch: str, folder: Folder, plain_model: Callable[..., Any]
+) -> None:
+    engine = make_engine(folder(arch))
+    before = make_job(prompt(40))
+    run(engine, before)
+    weights = Weights(engine.model)
+    named = await weights.read_folder(str(folder(arch, 1)))
+    weights.write(engine, named, "new")
+    after = make_job(prompt(40))
+    run(engine, after)
+    assert after.cached_tokens == 0
+    assert after.versions == [("new", 0, 12)]
+    assert after.log_probs == pytest.approx(reference_log_probs(plain_model(arch, 1), after), abs=1e-5)
+
+
+def test_temperature_scales_the_reported_log_probs(folder: Folder, plain_model: Callable[..., Any]) -> None:
+    engine = make_engine(folder())
+    job = make_job(prompt(20), temperature=0.5, top_k=5, top_p=0.9, min_p=0.01)
+    run(engine, job)
+    assert job.log_probs == pytest.approx(reference_log_probs(plain_model(), job, 0.5), abs=1e-5)
+
+
+def test_the_same_seed_gives_the_same_tokens_alone_and_in_a_batch(folder: Folder) -> None:
+    params: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 7, "min_p": 0.02}, {"temperature": 0.7}]
+    alone = [make_job(prompt(30, i), seed=100 + i, **p) for i, p in enumerate(params)]
+    for job in alone:
+        run(make_engine(folder()), job)
+    together = [make_job(prompt(30, i), seed=100 + i, **p) for i, p in enumerate(params)]
+    others = [make_job(prompt(50 + i, 50 + i), seed=i) for i in range(5)]
+    run(make_engine(folder()), *others, *together)
+    assert [job.output for job in together] == [job.output for job in alone]
+
+
+def test_a_conversation_extends_its_slot(folder: Folder, plain_model: Callable[..., Any]) -> None:
+    engine = make_engine(folder())
+    first = make_job(prompt(50))
+    run(engine, first)
+    second = make_job(first.prompt + first.output + prompt(10, 9))
+    run(engine, second)
+    assert second.cached_tokens == 50 + 12 - 1  # the last token sampled has no KV yet
+    assert second.log_probs == pytest.approx(reference_log_probs(plain_model(), second), abs=1e-5)
+
+
+def test_samples_of_one_prompt_share_its_prefill(folder: Folder, plain_model: Callable[..., Any]) -> None:
+    engine = make_engine(folder())
+    jobs = [make_job(prompt(150), seed=i) for i in range(6)]
+    run(engine, *jobs)
+    assert [job.cached_tokens for job in jobs] == [0] + [149] * 5
+    assert len({tuple(job.output) for job in jobs}) > 1
+    for job in jobs:
+        assert job.log_probs == pytest.approx(reference_log_probs(plain_model(), job), abs=1e-5)
+
+
+def test_a_retracted_sequence_goes_on_as_if_nothing_happened(folder: Folder) -> None:
+    undisturbed = make_job(prompt(40), seed=5, max_new_tokens=30)
+    run(make_engine(folder()), undisturbed)
+    engine = make_engine(folder())
+    job = make_job(prompt(40), seed=5, max_new_tokens=30)
+    engine.add(job)
+    for _ in range(10):
+        engine.step()
+    engine.pause("retract")
+    assert not engine.step()
+    assert engine.flush()
+    engine.resume()
+    run(engine)
+    assert job.retractions == 1
+    assert job.output == undisturbed.output
+    assert job.log_probs == pytest.approx(undisturbed.log_probs, abs=1e-5)
+
+
+def test_a_running_sequence_is_stamped_by_token_and_its_old_prefix_is_not_reused(folder: Folder) -> None:
+    engine = make_engine(folder())
+    job = make_job(prompt(40), max_new_tokens=20)
+    engine.add(job)
+    for _ in range(5):
+        engine.step()
+    engine.pause("in_place")
+    engine.weights_changed()
+    engine.version = "2"
+    engine.resume()
+    run(engine)
+    assert job.versions == [("default", 0, 5), ("2", 5, 20)]
+    late = make_job(job.prompt + job.output)
+    run(engine, late)
+    assert late.cached_tokens == 0
+
+
+def test_an_exclusive_action_waits_for_the_running_and_goes_before_the_waiting(folder: Folder) -> None:
+    engine = make_engine(folder(), slots=1)
+    order: list[str] = []
+    jobs = [make_job(prompt(10, i)) for i in range(2)]
+    for i, job in enumerate(jobs):
+        job.on_finish = lambda _, i=i: order.append(f"job {i}")
+        engine.add(job)
+    engine.step()
+    engine.exclusive(lambda: order.append("update"))
+    run(engine)
+    assert order == ["job 0", "update", "job 1"]
+
+
+def test_more_requests_than_slots_all_finish(folder: Folder) -> None:
+    engine = make_engine(folder(), slots=3)
+    jobs = [make_job(prompt(5 + i, i), seed=i, max_new_tokens=1 + i % 5) for i in range(20)]
+    run(engine, *jobs)
+    assert [len(job.output) for job in jobs] == [1 + i % 5 for i in range(20)]
+    assert {job.finish["type"] for job in jobs if job.finish} == {"length"}
+
+
+@pytest.mark.parametrize("start", [0, 3, 19])
+def test_prompt_log_probs(start: int, folder: Folder, plain_model: Callable[..., Any]) -> None:
+    engine = make_engine(folder(), chunk=8)
+    ids = prompt(20)
+    run(engine, make_job(ids))
+    job = make_job(ids, want=LogProbOptions(start, top=2, ids=(3, 4)), max_new_tokens=2)
+    run(engine, job)
+    with torch.inference_mode():
+        rows = plain_model()(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [rows[i - 1, ids[i]].item() for i in range(start + 1, 20)]
+    assert job.input_log_probs == pytest.approx(expected, abs=1e-5)
+    assert job.cached_tokens <= start
+    assert len(job.input_top) == len(job.input_ids_log_probs) == len(expected)
+    assert len(job.output_top) == len(job.output_ids_log_probs) == 2
+
+
+def test_penalties_bias_and_min_new_tokens(folder: Folder) -> None:
+    engine = make_engine(folder())
+    biased = make_job(prompt(10), logit_bias={"7": 100.0}, temperature=0)
+    run(engine, biased)
+    assert biased.output == [7] * 12
+    varied = make_job(prompt(10), temperature=0, frequency_penalty=2.0, presence_penalty=2.0, repetition_penalty=1.5)
+    run(engine, varied)
+    plain = make_job(prompt(10), temperature=0)
+    run(engine, plain)
+    assert len(set(varied.output)) > len(set(plain.output))
+
+
+def test_no_new_tokens(folder: Folder) -> None:
+    engine = make_engine(folder())
+    job = make_job(prompt(10), max_new_tokens=0, want=LogProbOptions(0))
+    run(engine, job)
+    assert job.finish == {"type": "length", "length": 0}
+    assert len(job.input_log_probs) == 9
+    assert job.output == []

@@ -1,0 +1,131 @@
+"""Properties of sampling: the support set, the inversion of the distribution, penalties."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.sampling import Randomness, adjust, choose, support
+
+LOGITS = st.lists(st.floats(-8, 8), min_size=2, max_size=40)
+FILTERS = st.fixed_dictionaries(
+    {
+        "temperature": st.floats(0.2, 3),
+        "top_k": st.one_of(st.just(-1), st.integers(2, 50)),
+        "top_p": st.floats(0.01, 1),
+        "min_p": st.floats(0, 0.5),
+    }
+)
+
+
+def params(**raw: Any) -> SamplingParams:
+    return SamplingParams.decode(raw, vocab_size=100_000)
+
+
+def allowed(logits: list[float], p: SamplingParams) -> set[int]:
+    """The support by the definition, in plain Python."""
+    weights = torch.tensor([logits]).div(p.temperature).log_softmax(-1).exp()[0].tolist()
+    order = sorted(range(len(weights)), key=lambda i: -weights[i])
+    kept, before = set(), 0.0
+    for rank, i in enumerate(order):
+        tolerance = 1e-6
+        rank_fits = p.top_k < 0 or rank < p.top_k
+        if rank_fits and before <= p.top_p + tolerance and weights[i] >= weights[order[0]] * p.min_p - tolerance:
+            kept.add(i)
+        before += weights[i]
+    last = weights[order[p.top_k - 1]] if 0 < p.top_k <= len(order) else 0
+    return kept | {i for i in order if abs(weights[i] - last) < 1e-7}
+
+
+@given(LOGITS, FILTERS, st.floats(0, 1, exclude_max=True))
+@settings(max_examples=150, deadline=None)
+def test_the_token_is_in_the_support(logits: list[float], filters: dict[str, Any], uniform: float) -> None:
+    p = params(**filters)
+    choice = choose(torch.tensor([logits]), [p], [uniform])
+    assert choice.tokens[0] in allowed(logits, p)
+
+
+@given(LOGITS, FILTERS)
+@settings(max_examples=100, deadline=None)
+def test_reported_log_probs_are_of_the_unfiltered_scaled_distribution(
+    logits: list[float], filters: dict[str, Any]
+) -> None:
+    p = params(**filters)
+    choice = choose(torch.tensor([logits]), [p], [0.5])
+    expected = torch.tensor([logits]).div(p.temperature).log_softmax(-1)
+    torch.testing.assert_close(choice.log_probs, expected)
+    assert math.isclose(choice.log_probs.exp().sum().item(), 1, abs_tol=1e-5)
+
+
+@given(LOGITS)
+@settings(max_examples=60, deadline=None)
+def test_evenly_spread_uniforms_reproduce_the_distribution(logits: list[float]) -> None:
+    """Inversion: of n evenly spread uniforms a token takes its share, to one on either side."""
+    count = 400
+    probs = torch.tensor(logits).softmax(-1)
+    rows = torch.tensor([logits]).expand(count, -1)
+    tokens = choose(rows, [params()] * count, [(i + 0.5) / count for i in range(count)]).tokens
+    assert tokens == sorted(tokens)
+    for token in range(len(logits)):
+        assert abs(tokens.count(token) - count * probs[token].item()) <= 1.01
+
+
+@given(LOGITS, FILTERS, st.floats(0, 1, exclude_max=True))
+@settings(max_examples=60, deadline=None)
+def test_a_row_does_not_depend_on_its_neighbours(logits: list[float], filters: dict[str, Any], uniform: float) -> None:
+    others = [params(), params(temperature=0), params(top_k=2), params(**filters)]
+    row = torch.tensor([logits])
+    together = choose(row.expand(4, -1), others, [0.3, 0.3, 0.9, uniform]).tokens[3]
+    assert choose(row, others[3:], [uniform]).tokens[0] == together
+
+
+@given(LOGITS)
+@settings(max_examples=40, deadline=None)
+def test_zero_temperature_is_greedy(logits: list[float]) -> None:
+    choice = choose(torch.tensor([logits]), [params(temperature=0)], [0.999])
+    row = torch.tensor(logits)
+    assert row[choice.tokens[0]] == row.max()
+    torch.testing.assert_close(choice.log_probs, torch.tensor([logits]).log_softmax(-1))
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.3}, {"top_p": 0.9999}])
+def test_a_large_vocabulary_has_the_same_support_as_a_full_sort(filters: dict[str, Any]) -> None:
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0)) * 2
+    probs = logits.softmax(-1)
+    p = params(**filters)
+    kept, ids = support(probs, [p])
+    ordered = probs[0].sort(descending=True).values.tolist()
+    before, expected = 0.0, 0
+    for rank, weight in enumerate(ordered):
+        fits = p.top_k < 0 or rank < p.top_k
+        expected += fits and before <= p.top_p and weight >= ordered[0] * p.min_p
+        before += weight
+    assert abs(int((kept > 0).sum()) - expected) <= 1
+    torch.testing.assert_close(probs.gather(1, ids)[kept > 0], kept[kept > 0])
+
+
+def test_extreme_uniforms_never_leave_the_support() -> None:
+    logits = torch.tensor([[0.0, -math.inf, 0.0, -math.inf]])
+    for uniform, token in ((0.0, 0), (math.nextafter(1, 0), 2)):
+        assert choose(logits, [params()], [uniform]).tokens == [token]
+        assert choose(logits, [params(top_k=3)], [uniform]).tokens[0] in (0, 2)
+
+
+def test_penalties_follow_their_formulas() -> None:
+    row = torch.tensor([1.0, -1.0, 2.0, 0.5])
+    adjust(row, params(repetition_penalty=2.0), prompt=[0], output=[1])
+    assert row.tolist() == [0.5, -2.0, 2.0, 0.5]
+    row = torch.tensor([1.0, 1.0, 1.0])
+    adjust(row, params(frequency_penalty=0.5, presence_penalty=0.25), prompt=[2], output=[0, 0, 1])
+    assert row.tolist() == [1 - 1.25, 1 - 0.75, 1.0]
+
+
+def test_the_same_seed_draws_the_same_numbers() -> None:
+    first, second, other = Randomness(7), Randomness(7), Randomness(8)
+    drawn = [first.draw() for _ in range(5)]
+    assert [second.draw() for _ in range(5)] == drawn
+    assert [other.draw() for _ in range(5)] != drawn
