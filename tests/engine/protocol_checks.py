@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import torch
@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.engine import EngineClient, Generation, SamplingParams
+from agentrl.engine.embedded.process_group import join_group
 
 PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]
 SHORT = SamplingParams(temperature=1.0, max_new_tokens=12, ignore_eos=True)
@@ -105,13 +106,13 @@ async def check_broadcast(client: EngineClient, model: Path, tolerance: float) -
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     engines = len(client.urls)
-    joined: list[dist.ProcessGroup] = []
+    joined: list[Any] = []
 
     def join() -> None:
-        store = dist.TCPStore("127.0.0.1", port, engines + 1, is_master=True, wait_for_workers=False)
-        store = dist.PrefixStore("agentrl", store)
-        timeout = timedelta(seconds=60)
-        joined.append(dist.ProcessGroupGloo(store, 0, engines + 1, timeout))
+        address = f"tcp://127.0.0.1:{port}"
+        joined.append(
+            join_group(backend="gloo", address=address, world_size=engines + 1, rank=0, name="agentrl", timeout=60.0)
+        )
 
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, join)
@@ -119,7 +120,7 @@ async def check_broadcast(client: EngineClient, model: Path, tolerance: float) -
 
     def send() -> None:
         for name in weights:
-            joined[0].broadcast([weights[name].contiguous()], dist.BroadcastOptions()).wait()
+            dist.broadcast(weights[name].contiguous(), src=0, group=joined[0])
 
     await client.pause("retract")
     await client.begin_weight_update()

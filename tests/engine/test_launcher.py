@@ -1,0 +1,174 @@
+"""Starting, failing to start, stopping, and dying together. The built-in server is real; processes that only
+misbehave (end at once, never answer) are small stand-ins reached through `engine_python`."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentrl.engine import EngineSettings, launch, launch_blocking
+from agentrl.engine.commands import engine_command
+from agentrl.errors import EngineUnreachable, SettingsError
+
+EMBEDDED = EngineSettings(embedded_threads=1, embedded_slots=2, engine_start_timeout=100.0)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path):
+    """Make an `engine_python` that runs a shell script instead of a server: a fault-injection stand-in."""
+
+    def make(script: str, timeout: float = 60.0) -> EngineSettings:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return EngineSettings(engine="sglang", sglang_cpu=True, engine_python=str(path), engine_start_timeout=timeout)
+
+    return make
+
+
+def gone(pid: int, timeout: float) -> bool:
+    """Whether the process ends within `timeout` seconds (also true if it already has)."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], timeout)[0])
+    finally:
+        os.close(pidfd)
+
+
+async def test_a_port_in_use_is_named(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EngineUnreachable, match=f"port {port} on 127.0.0.1 is taken") as caught:
+            async with launch(EMBEDDED, "nowhere", log_dir=tmp_path, ports=[port]):
+                pass
+    assert caught.value.kind == "port_taken"
+
+
+async def test_an_engine_that_ends_at_start_shows_its_log(stand_in, tmp_path: Path):
+    settings = stand_in("echo the disk is full; exit 7")
+    with pytest.raises(EngineUnreachable, match=r"(?s)status 7.*the disk is full") as caught:
+        async with launch(settings, "nowhere", log_dir=tmp_path):
+            pass
+    assert caught.value.kind == "engine_exited"
+
+
+async def test_a_missing_interpreter_shows_in_the_log(tmp_path: Path):
+    settings = EngineSettings(engine="sglang", sglang_cpu=True, engine_python="/nowhere/python")
+    with pytest.raises(EngineUnreachable, match="/nowhere/python"):
+        async with launch(settings, "nowhere", log_dir=tmp_path):
+            pass
+
+
+async def test_an_engine_that_never_answers_times_out_and_is_killed(stand_in, tmp_path: Path):
+    settings = stand_in(f"echo $$ > {tmp_path}/pid; exec sleep 1000", timeout=1.0)
+    with pytest.raises(EngineUnreachable, match="not healthy within 1 s") as caught:
+        async with launch(settings, "nowhere", log_dir=tmp_path):
+            pass
+    assert caught.value.kind == "engine_start_timeout"
+    assert gone(int((tmp_path / "pid").read_text()), 10.0)
+
+
+async def test_a_bad_model_path_is_an_error_with_the_log(tmp_path: Path):
+    with pytest.raises(EngineUnreachable, match="no-such-model"):
+        async with launch(EMBEDDED, tmp_path / "no-such-model", log_dir=tmp_path):
+            pass
+
+
+async def test_death_is_noticed_and_stopping_the_dead_is_fine(tiny_model: Path, tmp_path: Path):
+    async with launch(EMBEDDED, tiny_model, log_dir=tmp_path) as (engine,):
+        assert engine.poll() is None
+        engine.kill()
+        with anyio.fail_after(10.0):
+            assert await engine.wait() == -signal.SIGKILL
+        await engine.stop()
+
+
+def test_blocking_launch_serves_external_users_and_stops(tiny_model: Path, tmp_path: Path):
+    with launch_blocking(EMBEDDED, tiny_model, log_dir=tmp_path) as (engine,):
+        address = engine.url.removeprefix("http://")
+        external = EngineSettings(engine="external", rollout_external_engine_addrs=(address,))
+        with launch_blocking(external, "", log_dir=tmp_path) as (same,):
+            assert same.url == engine.url
+            assert same.poll() is None
+        assert engine.poll() is None
+        pid = engine.pid
+    assert pid is not None
+    assert gone(pid, 10.0)
+
+
+async def test_external_needs_addresses(tmp_path: Path):
+    with pytest.raises(SettingsError, match="--rollout-external-engine-addrs"):
+        async with launch(EngineSettings(engine="external"), "", log_dir=tmp_path):
+            pass
+
+
+PARENT = """
+import sys, anyio
+from agentrl.engine import EngineSettings, launch
+async def main():
+    settings = EngineSettings(engine="sglang", sglang_cpu=True, engine_python=sys.argv[1], engine_start_timeout=100)
+    async with launch(settings, "nowhere", log_dir=sys.argv[2]):
+        pass
+anyio.run(main)
+"""
+
+
+def test_an_engine_dies_with_a_parent_that_is_killed(tmp_path: Path):
+    # The stand-in server writes its pid into a pipe and sleeps.
+    fifo = tmp_path / "pid"
+    os.mkfifo(fifo)
+    server = tmp_path / "python"
+    server.write_text(f"#!/bin/sh\necho $$ > {fifo}\nexec sleep 1000\n")
+    server.chmod(0o755)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(server), str(tmp_path)])
+    try:
+        child = int(fifo.read_text())
+        assert not gone(child, 0.0)
+        parent.kill()
+        assert gone(child, 10.0)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_sglang_options_become_flags_and_win_over_defaults():
+    settings = EngineSettings(
+        engine="sglang",
+        engine_python="/venv/python",
+        sglang_cpu=True,
+        engine_context_length=4096,
+        sglang_options={
+            "mem_fraction_static": 0.7,
+            "enable_metrics": True,
+            "disable_overlap_schedule": False,
+            "x": None,
+        },
+    )
+    command = engine_command(settings, "model", host="127.0.0.1", port=1234)
+    line = " ".join(command.arguments)
+    assert line.startswith("/venv/python ")
+    assert "--model-path model --host 127.0.0.1 --port 1234 --context-length 4096" in line
+    assert "--mem-fraction-static 0.7" in line
+    assert "--enable-metrics" in command.arguments
+    assert "--disable-overlap-schedule" not in command.arguments
+    assert "--x" not in command.arguments
+    assert command.environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
+
+
+def test_sglang_on_gpus_uses_its_own_launcher_and_the_given_devices():
+    settings = EngineSettings(engine="sglang", sglang_cpu=False)
+    command = engine_command(settings, "model", host="127.0.0.1", port=1, gpus_per_engine=2, gpu_ids=(2, 3))
+    assert command.arguments[:3] == (sys.executable, "-m", "sglang.launch_server")
+    assert command.arguments[-2:] == ("--tp-size", "2")
+    assert command.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
