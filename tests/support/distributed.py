@@ -67,5 +67,5 @@ def _run(end: Connection, function: Callable[..., Any], rank: int, args: tuple[A
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
         end.send((False, function(rank, *args)))
-    except BaseException:
+    except BaseException:  # noqa: BLE001  (whatever it is, the parent must hear of it)
         end.send((True, traceback.format_exc()))

@@ -24,9 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.advantages import AdvantageInputs, compute_advantages
-from agentrl.algorithms.aggregation import token_weights
-from agentrl.algorithms.kl import approximate_kl
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.errors import TrainError
 from agentrl.train.backend import ModelRole, RankInfo
@@ -183,6 +180,8 @@ class MegatronBackend:
 
     def _per_token(self, batch: TrainBatch, num_steps: int) -> dict[str, Tensor]:
         """Flat float32 [R] arrays over the whole batch, fixed before the first step."""
+        from agentrl.train.megatron.objective import advantages
+
         found: dict[str, NDArray[np.float32]] = {}
         algorithm = self.algorithm
         if batch.rollout_log_probs is not None:
@@ -198,39 +197,15 @@ class MegatronBackend:
             found["ref_log_probs"] = self._log_probs(batch, "ref", "trained")
         arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
         if policy:
-            arrays["advantages"] = self._advantages(batch, arrays)
+            arrays["advantages"] = advantages(batch, arrays, algorithm)
         return {name: array.to(self.device) for name, array in arrays.items()}
-
-    def _advantages(self, batch: TrainBatch, arrays: Mapping[str, Tensor]) -> Tensor:
-        kl = None
-        if self.algorithm.kl_coef:
-            kl = approximate_kl(arrays["old_log_probs"], arrays["ref_log_probs"], self.algorithm.kl_loss_type)
-        inputs = AdvantageInputs(
-            rewards=_tensor(batch.rewards),
-            group_ids=_tensor(batch.group_ids),
-            rollout_ids=_tensor(batch.rollout_ids),
-            lengths=_tensor(batch.response_lengths),
-            loss_mask=_tensor(batch.loss_mask).float(),
-            kl=kl,
-        )
-        return compute_advantages(inputs, self.algorithm).float()
 
     def _one_step(
         self, batch: TrainBatch, indices: NDArray[np.int64], arrays: Mapping[str, Tensor], number: int
     ) -> dict[str, float]:
-        from agentrl.train.megatron.step import StepInputs
+        from agentrl.train.megatron.objective import step_inputs
 
-        part = batch.select(indices)
-        tokens = np.concatenate([np.arange(s.start, s.stop) for s in map(batch.response_slice, indices.tolist())])
-        mine = {name: array[torch.from_numpy(tokens).to(self.device)] for name, array in arrays.items()}
-        weights = token_weights(
-            _tensor(part.loss_mask),
-            _tensor(part.response_lengths),
-            _tensor(part.rollout_ids),
-            per_token=self.algorithm.calculate_per_token_loss,
-        )
-        names = ("advantages", "old_log_probs", "ref_log_probs", "rollout_log_probs")
-        inputs = StepInputs(weights.float().to(self.device), *(mine.get(name) for name in names))
+        part, inputs = step_inputs(batch, indices, arrays, self.algorithm)
         work = plan(part.lengths.tolist(), self.settings, self.layout.dp)
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -373,10 +348,6 @@ class MegatronBackend:
 def _copy(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     for name, parameter in parameters.items():
         parameter.copy_(values[name])
-
-
-def _tensor(array: NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(array.copy())
 
 
 def _exhaust(stream: Iterator[object]) -> None:

@@ -66,7 +66,7 @@ def latest(root: str | Path) -> Found | None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """A checkpoint's manifest: `format`, `step`, `layout`, `model` (its sizes) and `model_hash`.
+    """A checkpoint's manifest: `step`, `stepped` (whether there is optimizer state), `layout`, `model` (its sizes), ...
 
     Raises:
         CheckpointError: the folder is not a complete checkpoint, or of another format.
@@ -90,13 +90,20 @@ def save(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Ident
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    state = _state(model, optimizer, layout, is_loading=False)
+    stepped = _has_state(optimizer)
+    state = _state(model, optimizer if stepped else None, layout, is_loading=False)
     state["rng"] = _rng_object(layout)
     with _written_in_process():
         dist_checkpointing.save(state, str(partial))
     dist.barrier()
     if layout.rank == 0:
-        manifest = {"format": FORMAT, "step": step, "layout": layout.describe(), **identity.entries()}
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "stepped": stepped,
+            "layout": layout.describe(),
+            **identity.entries(),
+        }
         with (partial / MANIFEST).open("w") as file:
             json.dump(manifest, file, indent=2)
             file.flush()
@@ -125,13 +132,16 @@ def load(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Ident
         raise CheckpointError(f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)")
     manifest = read_manifest(newest.path)
     _check_identity(newest.path, manifest, identity)
-    state = _state(model, optimizer, layout, is_loading=True)
+    state = _state(model, optimizer if manifest["stepped"] else None, layout, is_loading=True)
     same_layout = manifest["layout"] == layout.describe()
     if same_layout:
         state["rng"] = _rng_object(layout)
     loaded = dist_checkpointing.load(state, str(newest.path))
     unwrap(model).load_state_dict(loaded["model"], strict=True)
-    optimizer.load_state_dict(loaded["optimizer"])
+    if manifest["stepped"]:
+        optimizer.load_state_dict(loaded["optimizer"])
+    else:
+        _forget_state(optimizer)
     if same_layout:
         _restore_rng(loaded["rng"])
     return newest.step
@@ -180,8 +190,20 @@ def _state(model: Any, optimizer: Any, layout: Layout, *, is_loading: bool) -> d
         "dp_cp_group": layout.dp_cp_group,
     }
     state: dict[str, Any] = {"model": unwrap(model).sharded_state_dict(metadata=metadata)}
-    state["optimizer"] = optimizer.sharded_state_dict(state["model"], is_loading=is_loading, metadata=metadata)
+    if optimizer is not None:
+        state["optimizer"] = optimizer.sharded_state_dict(state["model"], is_loading=is_loading, metadata=metadata)
     return state
+
+
+def _has_state(optimizer: Any) -> bool:
+    return any(len(part.optimizer.state) > 0 for part in optimizer.chained_optimizers)
+
+
+def _forget_state(optimizer: Any) -> None:
+    """Put the optimizer back to before its first step, with the model's weights as its master copies."""
+    for part in optimizer.chained_optimizers:
+        part.optimizer.state.clear()
+    optimizer.reload_model_params()
 
 
 def _rng_object(layout: Layout) -> Any:

@@ -133,7 +133,7 @@ class Passes:
         out = token_loss(
             settings, TokenInputs(log_probs, old, pick(inputs.advantages), pick(inputs.ref_log_probs), entropy)
         )
-        weights = inputs.weights[mb.flat]
+        weights = inputs.weights.to(self.device)[mb.flat]
         loss = (out.loss * weights).sum()
         sums = {name: (value.double() * weights).sum() for name, value in out.stats.items()}
         sums["loss"] = loss.detach().double()

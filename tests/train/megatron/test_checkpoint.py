@@ -1,0 +1,131 @@
+"""Checkpoints on one process: exact resume, interruptions, wrong models; Hugging Face folders out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.errors import CheckpointError
+from agentrl.train.hf import HFFolder
+from agentrl.train.megatron import MegatronBackend
+from agentrl.train.megatron.checkpoint import latest
+from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron.helpers import backend, make_batch, settings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+def exported(made: MegatronBackend) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in made.export_weights()}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bf16": True},
+        {"use_distributed_optimizer": True},
+        {"bf16": True, "use_distributed_optimizer": True},
+        {"optimizer": "muon", "muon_lr": 1e-2},
+        {"lr_warmup_iters": 4, "lr_decay_style": "cosine", "lr_decay_iters": 8, "weight_decay": 0.1},
+    ],
+    ids=lambda changes: "+".join(changes) or "plain",
+)
+def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    train = settings(folder, **changes)
+    batches = [make_batch(seed=seed) for seed in range(4)]
+    with backend(train) as made:
+        for number in range(2):
+            made.save(tmp_path / "all" / "one", number)
+            made.train(batches[number], number)
+        made.save(tmp_path / "all" / "one", 2)
+        want = [made.train(batches[number], number)["loss"] for number in (2, 3)]
+        end, noise = exported(made), torch.rand(3)
+    with backend(train) as made:
+        torch.rand(100)
+        assert made.load(tmp_path / "all") == 2
+        assert [made.train(batches[number], number)["loss"] for number in (2, 3)] == want
+        assert same(exported(made), end)
+        assert torch.equal(torch.rand(3), noise)
+
+
+def test_newest_complete_checkpoint_is_found_and_interrupted_ones_are_not(folder: Path, tmp_path: Path) -> None:
+    assert latest(tmp_path) is None
+    assert latest(tmp_path / "absent") is None
+    with backend(settings(folder)) as made:
+        for step in (9, 10, 11):
+            made.save(tmp_path / f"step_{step}", step)
+        (tmp_path / "step_11" / "manifest.json").unlink()
+        shutil.copytree(tmp_path / "step_10", tmp_path / ".step_12.partial")
+        found = latest(tmp_path)
+        assert found is not None
+        assert (found.path.name, found.step) == ("step_10", 10)
+        assert made.load(tmp_path) == 10
+        with pytest.raises(CheckpointError, match="no complete checkpoint"):
+            made.load(tmp_path / "step_11")
+        made.train(make_batch(), 10)
+        made.save(tmp_path / "step_10", 20)
+        assert made.load(tmp_path) == 20
+    assert not list(tmp_path.glob(".step_10*"))
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_difference(folder: Path, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", "qwen3", layers=3, hidden_size=32)
+    with backend(settings(other)) as made:
+        made.save(tmp_path / "checkpoint", 1)
+    with backend(settings(folder)) as made:
+        with pytest.raises(CheckpointError, match="hidden is 32 there and 64 here.*layers is 3 there and 2 here"):
+            made.load(tmp_path / "checkpoint")
+        made.save(tmp_path / "adam", 1)
+    with backend(settings(folder, optimizer="muon")) as made, pytest.raises(CheckpointError, match="'adam' there"):
+        made.load(tmp_path / "adam")
+
+
+def test_finding_a_checkpoint_needs_no_torch() -> None:
+    code = "import sys; from agentrl.train.megatron.checkpoint import latest; latest('.'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_hugging_face_round_trip_is_exact(tmp_path: Path, arch: str, tied: bool) -> None:
+    source = HFFolder(make_tiny_model(tmp_path / "in", arch, tie_word_embeddings=tied))
+    with backend(settings(source.path)) as made:
+        specs = made.weight_specs()
+        names = []
+        for (name, tensor), (want, dtype, shape) in zip(made.export_weights(), specs, strict=True):
+            assert (name, str(tensor.dtype), list(tensor.shape)) == (want, f"torch.{dtype}", shape)
+            assert torch.equal(tensor, source.tensor(name))
+            names.append(name)
+        made.save_hf(tmp_path / "out")
+    assert set(names) == set(source.files) - ({"lm_head.weight"} if tied else set())
+    written = HFFolder(tmp_path / "out")
+    assert all(torch.equal(written.tensor(name), source.tensor(name)) for name in names)
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (source.path / "tokenizer.json").read_bytes()
+
+
+def test_written_folders_load_in_transformers(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with backend(settings(folder, bf16=True)) as made:
+        made.train(make_batch(), 0)
+        made.save_hf(tmp_path / "out")
+        weights = exported(made)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.dtype == torch.bfloat16
+    state = model.state_dict()
+    assert all(torch.equal(state[name], weights[name]) for name in weights)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("dog")

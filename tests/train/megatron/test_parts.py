@@ -1,0 +1,174 @@
+"""The parts that need no training: log-probs, packing, rope, families, the weight group."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from agentrl.errors import TrainError
+from agentrl.train.megatron import logprobs
+from agentrl.train.megatron.data import microbatches
+from agentrl.train.megatron.families import FAMILIES, Layout, ModelShape, family_of
+from agentrl.train.megatron.model import rope_frequencies
+from agentrl.train.megatron.weight_group import WeightGroup
+from agentrl.train.packing import make_plan
+from tests.support.distributed import free_port, run_ranks
+from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron.helpers import backend, make_batch, settings
+
+CPU = torch.device("cpu")
+
+
+class OneRank:
+    """A group of one: what `token_log_probs` asks of a process group when there is nothing to reduce."""
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("chunk", [1, 30, 1 << 25])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_log_probs_and_entropy_match_torch(monkeypatch: pytest.MonkeyPatch, chunk: int, padding: int) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 11 + padding, generator=generator, requires_grad=True)
+    targets = torch.randint(0, 11, (7,), generator=generator)
+    got = logprobs.token_log_probs(logits, targets, group=OneRank(), vocab=11, temperature=0.7)  # type: ignore[arg-type]
+    weights = torch.randn(2, 7, generator=generator)
+    (got[0] * weights[0] + got[1] * weights[1]).sum().backward()
+    gradient, logits.grad = logits.grad, None
+    log_p = (logits[:, :11] / 0.7).log_softmax(-1)
+    want = log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+    (want[0] * weights[0] + want[1] * weights[1]).sum().backward()
+    torch.testing.assert_close(got[0], want[0])
+    torch.testing.assert_close(got[1], want[1])
+    torch.testing.assert_close(gradient, logits.grad, rtol=1e-5, atol=1e-6)
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    cp=st.sampled_from([1, 2, 3]),
+    dp=st.integers(1, 3),
+    rows=st.sampled_from(["trained", "response"]),
+)
+def test_every_output_is_on_one_rank_and_points_at_its_predecessor(seed: int, cp: int, dp: int, rows: Any) -> None:
+    batch = make_batch(groups=2, per_group=2, seed=seed)
+    work = make_plan(batch.lengths.tolist(), dp, max_tokens=60, alignment=2 * cp if cp > 1 else 1)
+    seen = []
+    flat_targets = np.concatenate([batch.sample_tokens(i)[-batch.response_lengths[i] :] for i in range(len(batch))])
+    before = np.concatenate([batch.sample_tokens(i)[-batch.response_lengths[i] - 1 : -1] for i in range(len(batch))])
+    for rank in range(dp):
+        for cp_rank in range(cp):
+            for mb in microbatches(batch, work, rank, rows=rows, cp=cp, cp_rank=cp_rank, device=CPU):
+                flat = mb.flat.numpy()
+                np.testing.assert_array_equal(mb.targets.numpy(), flat_targets[flat])
+                np.testing.assert_array_equal(mb.tokens[0, mb.rows].numpy(), before[flat])
+                assert mb.tokens.shape[1] * cp == int(mb.packed.cu_seqlens_q[-1])
+                seen.append(flat)
+    wanted = np.flatnonzero(batch.loss_mask) if rows == "trained" else np.arange(len(batch.loss_mask))
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), wanted)
+
+
+@given(ranks=st.sampled_from([1, 2, 4]), layout=st.sampled_from(list(Layout)), bias=st.booleans())
+def test_cutting_and_joining_are_inverse(ranks: int, layout: Layout, bias: bool) -> None:
+    shape = ModelShape.from_config(
+        {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "head_dim": 2, "vocab_size": 13}
+    )  # fmt: skip
+    rest = () if bias and layout is Layout.QKV else (8,)
+    sizes = {Layout.QKV: [16, 8, 8], Layout.GATED: [12, 12], Layout.VOCAB: [13]}.get(layout, [8])
+    tensors = [torch.randn(n, *rest) for n in sizes]
+    parts = [layout.split(tensors, rank, ranks, shape) for rank in range(ranks)]
+    assert len({part.shape for part in parts}) == 1
+    for got, want in zip(layout.merge(parts, shape), tensors, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 1e6},
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        {
+            "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+)  # fmt: skip
+def test_rope_with_scaling_matches_transformers(tmp_path: Path, rope: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = make_tiny_model(tmp_path / "m", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("rope_scaling", None)
+    config |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(rope_frequencies(ModelShape.from_config(config)), model.model.rotary_emb.inv_freq)
+    batch = make_batch(groups=1)
+    ids = torch.from_numpy(batch.sample_tokens(0).astype(np.int64))
+    want = (model(ids[None]).logits[0, :-1] / 0.8).log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach()
+    with backend(settings(folder)) as made:
+        got = made.compute_log_probs(batch)[batch.response_slice(0)]
+    np.testing.assert_allclose(got, want[-len(got) :].numpy(), rtol=0, atol=1e-5)
+
+
+def test_what_cannot_be_trained_is_refused_by_name() -> None:
+    with pytest.raises(TrainError, match="'gemma'"):
+        family_of({"model_type": "gemma"})
+    for family in FAMILIES:
+        for key in family.refuse:
+            with pytest.raises(TrainError, match=key):
+                family_of({"model_type": family.model_type, key: True})
+    with pytest.raises(TrainError, match="yarn"):
+        rope_frequencies(
+            ModelShape.from_config(
+                {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
+                 "vocab_size": 8, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+            )
+        )  # fmt: skip
+
+
+def send_or_receive(rank: int, folder: str, port: int) -> dict[str, NDArray[np.float32]]:
+    """Rank 0 is a trainer of one process; rank 1 stands where an engine would, and returns what it received."""
+    if rank == 0:
+        with backend(settings(Path(folder))) as made:
+            specs = made.weight_specs()
+            made.init_weight_group("127.0.0.1", port, 2)
+            made.broadcast_weights([[name for name, _, _ in specs[:3]], [name for name, _, _ in specs[3:]]])
+            made.broadcast_weights([[specs[1][0]]])
+            with pytest.raises(TrainError, match="order"):
+                made.broadcast_weights([[specs[1][0], specs[0][0]]])
+            return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
+    specs = [(name, shape) for name, _, shape in json.loads((Path(folder) / "specs.json").read_text())]
+    timeout = datetime.timedelta(seconds=60)
+    group = WeightGroup.join("gloo", "127.0.0.1", port, 2, 1, "agentrl_weights", timeout)
+    received = {}
+    for name, shape in [*specs, specs[1]]:
+        received[name] = torch.empty(shape)
+        group.broadcast(received[name])
+    group.close()
+    return {name: tensor.numpy() for name, tensor in received.items()}
+
+
+def test_an_engine_in_the_weight_group_receives_every_tensor(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", "qwen2")
+    with backend(settings(folder)) as made:
+        (folder / "specs.json").write_text(json.dumps(made.weight_specs()))
+    sent, received = run_ranks(send_or_receive, 2, str(folder), free_port())
+    assert sent.keys() == received.keys()
+    assert all(np.array_equal(sent[name], received[name]) for name in sent)
