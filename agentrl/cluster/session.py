@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from anyio import to_thread
+
 from agentrl.buffer import GroupFeed, Ledger, Recovery, load_source, save_rollout
 from agentrl.chat import Chat
 from agentrl.cluster.evalsets import EvalSet, eval_sets
@@ -89,9 +91,10 @@ class RolloutSession:
     async def rollout(self, rollout_id: int) -> RolloutResult:
         """Generate one rollout, groups of an earlier life included, and dump it if asked to."""
         count = self.settings.rollout.rollout_batch_size
-        done = [list(group.samples) for group in self.feed.batch(count, rollout_id)]
+        done = [list(group.samples) for group in await to_thread.run_sync(self.feed.batch, count, rollout_id)]
         result = await self._loop.run(rollout_id, done=done)
-        result.groups = [list(group.samples) for group in self.feed.batch(count, rollout_id)]
+        fixed = await to_thread.run_sync(self.feed.batch, count, rollout_id)
+        result.groups = [list(group.samples) for group in fixed]
         if template := self.settings.observability.save_debug_rollout_data:
             save_rollout(template, rollout_id, result.groups)
         return result

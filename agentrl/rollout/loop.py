@@ -3,6 +3,7 @@
 1. Structured: every trajectory is a task of the rollout's task group. Leaving the loop, by success, error or
    cancellation, leaves nothing running.
 2. A group is kept, or dropped with a reason, as a whole; the store (the ledger) is told before the loop goes on.
+   The store writes durably, so it is called in a worker thread.
 3. Failures follow the policy table of the settings and are counted by blame and kind.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
+from anyio import to_thread
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
@@ -247,7 +249,7 @@ class RolloutLoop:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             while not scheduler.done:
-                leased = self.store.lease(scheduler.wanted, rollout_id) if scheduler.wanted else []
+                leased = await self._lease(scheduler.wanted, rollout_id)
                 for group in leased:
                     unfinished[id(group)] = group
                     tasks.start_soon(play, group)
@@ -256,12 +258,15 @@ class RolloutLoop:
                     break
                 group, outcome = await receive.receive()
                 del unfinished[id(group)]
-                self._finish(group, outcome, scheduler, stats, kept)
+                await self._finish(group, outcome, scheduler, stats, kept)
         kept.sort(key=lambda group: group[0].group_index or 0)
         stats.seconds = time.monotonic() - started
         return RolloutResult(kept, stats)
 
-    def _finish(
+    async def _lease(self, count: int, rollout_id: int) -> list[Group]:
+        return await to_thread.run_sync(self.store.lease, count, rollout_id) if count else []
+
+    async def _finish(
         self,
         leased: Group,
         outcome: "Group | DropGroup",
@@ -279,12 +284,12 @@ class RolloutLoop:
         if reason is not None or isinstance(outcome, DropGroup):
             scheduler.finished(keep=False)
             stats.dropped[reason or "dropped"] += 1
-            self.store.drop(group_id(leased), reason or "dropped")
+            await to_thread.run_sync(self.store.drop, group_id(leased), reason or "dropped")
         elif scheduler.finished(keep=True):
-            self.store.complete(group_id(leased), outcome)
+            await to_thread.run_sync(self.store.complete, group_id(leased), outcome)
             kept.append(outcome)
         else:
-            self.store.release(group_id(leased), "more groups than the rollout needs")
+            await to_thread.run_sync(self.store.release, group_id(leased), "more groups than the rollout needs")
 
     def _release(self, unfinished: dict[int, Group]) -> None:
         for group in unfinished.values():
