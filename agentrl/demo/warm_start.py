@@ -14,6 +14,7 @@ import hashlib
 import random
 import tempfile
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,8 +117,17 @@ def in_own_process(cache: Path, settings: WarmStartSettings, say: Say | None = N
     from concurrent.futures import ProcessPoolExecutor
 
     arguments = (cache, settings) if say is None else (cache, settings, say)
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_quiet) as pool:
         return pool.submit(warm_start, *arguments).result()
+
+
+def _quiet() -> None:
+    """Keep the libraries' remarks on optional packages and their progress bars off the demo's output."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", module=r"megatron\.")
 
 
 async def _skill(source: Path, target: Path, chat: "Chat", settings: WarmStartSettings, say: Say) -> None:
@@ -132,7 +142,7 @@ async def _skill(source: Path, target: Path, chat: "Chat", settings: WarmStartSe
     }
     with _trainer(source, schedule, settings) as backend:
         for round_number in range(1, settings.skill_rounds + 1):
-            loss = await _train(backend, stream, settings.skill_steps, settings.skill_batch)
+            loss = await _train(backend, stream, settings.skill_steps, settings.skill_batch, say)
             success = _reproduced(backend, checks)
             say(
                 f"warm start: skill round {round_number}, {settings.skill_steps} steps, loss {loss:.4f}, "
@@ -155,7 +165,7 @@ async def _habit(source: Path, target: Path, chat: "Chat", settings: WarmStartSe
     }
     with _trainer(source, schedule, settings) as backend:
         stream = _samples(chat, "habit", settings.seed)
-        loss = await _train(backend, stream, settings.habit_steps, settings.habit_batch)
+        loss = await _train(backend, stream, settings.habit_steps, settings.habit_batch, say)
         backend.save_hf(target)
     say(f"warm start: habits, {settings.habit_steps} steps, loss {loss:.3f}")
 
@@ -195,15 +205,17 @@ async def _samples(chat: "Chat", phase: Phase, seed: int) -> AsyncIterator[Sampl
         index += 1
 
 
-async def _train(backend: "MegatronBackend", stream: AsyncIterator[Sample], steps: int, size: int) -> float:
-    """Take `steps` optimizer steps; returns the running mean of the loss per trained token."""
+async def _train(backend: "MegatronBackend", stream: AsyncIterator[Sample], steps: int, size: int, say: Say) -> float:
+    """Take `steps` optimizer steps of `size` samples; returns the running mean of the loss per trained token."""
     from agentrl.train.batch import TrainBatch
 
-    running = 0.0
+    running, report_every = 0.0, max(1, steps // 4)
     for step in range(steps):
         batch = TrainBatch.from_samples([[await anext(stream)] for _ in range(size)], supervised=True)
         loss = backend.train(batch, step)["loss"]
         running = loss if step == 0 else 0.95 * running + 0.05 * loss
+        if (step + 1) % report_every == 0 and step + 1 < steps:
+            say(f"warm start: step {step + 1}/{steps}, loss {running:.3f}")
     return running
 
 
