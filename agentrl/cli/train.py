@@ -17,6 +17,11 @@ def command(settings: RunSettings) -> int:
 
     The same --output-dir given again resumes the run from its newest checkpoint.
     """
+    if settings.cluster.debug_rollout_only:
+        from agentrl.cluster.offline import rollout
+
+        rollout(settings)
+        return 0
     from agentrl.cluster.driver import train
 
     return train(settings)

@@ -163,7 +163,17 @@ def who_generates(flat: Flat, _: ModelInfo | None) -> list[str]:
     return []
 
 
+def sharing_devices(flat: Flat, _: ModelInfo | None) -> list[str]:
+    """Flags of slime's that this version knows but does not carry out: ignoring them would be worse."""
+    return [
+        f"--{name.replace('_', '-')} is not supported yet: trainer and engines run on devices of their own; leave it out"
+        for name in ("colocate", "offload_train", "offload_rollout")
+        if flat.get(name)
+    ]
+
+
 CHECKS: tuple[Check, ...] = (
+    sharing_devices,
     batch_arithmetic,
     layout,
     data_parallel,

@@ -1,7 +1,7 @@
 """`RunSettings`: all settings of a run, one section a room, checked together.
 
 1. Precedence: flags, then the file given by `--config`, then defaults.
-2. After construction nothing is open: the batch size and steps a rollout that were not given are filled in.
+2. After construction nothing is open: what was not given and follows from the rest is filled in.
 3. Everything wrong is one `SettingsError` that lists each problem with its flag or file line.
 4. `check_complete(purpose)` says what a command still needs (a model, prompts); construction does not ask for it,
    so that settings can be built and looked at in parts.
@@ -53,10 +53,18 @@ class RunSettings(Settings):
         if problems := checks.contradictions(said, read_model_info(flat["hf_checkpoint"])):
             raise one_error(problems)
         batch, steps = checks.steps_and_batch(said)
-        filled = self.train.model_copy(update={"global_batch_size": batch, "num_steps_per_rollout": steps})
-        filled.__pydantic_fields_set__ -= {"global_batch_size", "num_steps_per_rollout"} - self.train.model_fields_set
-        self.__dict__["train"] = filled
+        self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
+        details = self.observability.dump_details
+        if details is not None and self.observability.save_debug_rollout_data is None:
+            self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.jsonl")
         return self
+
+    def _fill(self, section: str, **values: object) -> None:
+        """Set what follows from other settings, without making it look given."""
+        old: Settings = getattr(self, section)
+        filled = old.model_copy(update=values)
+        filled.__pydantic_fields_set__ -= values.keys() - old.model_fields_set
+        self.__dict__[section] = filled
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Self:

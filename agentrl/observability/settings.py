@@ -28,5 +28,6 @@ class ObservabilitySettings(Settings):
         None, description="File to dump each rollout's samples to; {rollout_id} in it is filled in."
     )
     dump_details: str | None = Field(
-        None, description="Folder for details of every step: samples, batches and per-token values."
+        None,
+        description="Folder for details: samples go to rollout_data/ in it unless save_debug_rollout_data says otherwise.",
     )

@@ -142,6 +142,18 @@ def test_two_authors_of_one_trajectory() -> None:
     assert "drop one" in message("--env a:B --custom-generate-function-path c.py")
 
 
+def test_flags_that_would_be_ignored_are_refused() -> None:
+    assert "--colocate is not supported yet" in message("--colocate")
+
+
+def test_details_are_samples_of_every_rollout() -> None:
+    found = build("--dump-details d")
+    assert found.observability.save_debug_rollout_data == "d/rollout_data/{rollout_id}.jsonl"
+    assert found.given() == {"dump_details"}
+    kept = build("--dump-details d --save-debug-rollout-data mine").observability
+    assert kept.save_debug_rollout_data == "mine"
+
+
 def test_over_sampling() -> None:
     assert "at least 16" in message("--over-sampling-batch-size 4 --rollout-batch-size 16")
 
