@@ -32,6 +32,9 @@ from agentrl.sample import Sample, Status
 
 Group = list[Sample]
 
+HOPELESS = 10
+"""A rollout that has dropped this many times its target and kept nothing is given up."""
+
 
 class GroupStore(Protocol):
     """Where groups come from and where their fate is recorded, by group id (`Sample.group_index`)."""
@@ -67,9 +70,15 @@ class RolloutStats:
 
     offered: list[Sample] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
+    last_failure: str = ""
     retries: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+
+    def count(self, failure: Failure) -> None:
+        """Count a failure by blame and kind."""
+        self.failures[f"{failure.blame}/{failure.kind}"] += 1
+        self.last_failure = str(failure)
 
 
 @dataclass(slots=True)
@@ -129,7 +138,7 @@ class TrajectoryRunner:
                 async with self._limit:
                     return await self._deadline(self._play(fresh, params, evaluation))
             except Failure as failure:
-                stats.failures[f"{failure.blame}/{failure.kind}"] += 1
+                stats.count(failure)
                 action = settings.action(failure.blame)
                 if action is FailureAction.RETRY and attempt < settings.rollout_max_retries:
                     attempt += 1
@@ -178,7 +187,7 @@ class TrajectoryRunner:
                 recorder.fill([member for members in finished for member in members])
                 return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
             except Failure as failure:
-                stats.failures[f"{failure.blame}/{failure.kind}"] += 1
+                stats.count(failure)
                 action = settings.action(failure.blame)
                 if action is FailureAction.RETRY and attempt < settings.rollout_max_retries:
                     attempt += 1
@@ -204,7 +213,7 @@ class TrajectoryRunner:
         try:
             await self.grader.grade(samples)
         except Failure as failure:
-            stats.failures[f"{failure.blame}/{failure.kind}"] += 1
+            stats.count(failure)
             if self.context.settings.action(failure.blame) is FailureAction.RAISE:
                 raise
             raise DropGroup(f"{failure.blame}/{failure.kind}") from failure
@@ -259,6 +268,8 @@ class RolloutLoop:
                 group, outcome = await receive.receive()
                 del unfinished[id(group)]
                 await self._finish(group, outcome, scheduler, stats, kept)
+                if not scheduler.kept and scheduler.dropped >= HOPELESS * target:
+                    raise AgentRLError(_hopeless(stats, scheduler.dropped))
         kept.sort(key=lambda group: group[0].group_index or 0)
         stats.seconds = time.monotonic() - started
         return RolloutResult(kept, stats)
@@ -294,6 +305,15 @@ class RolloutLoop:
     def _release(self, unfinished: dict[int, Group]) -> None:
         for group in unfinished.values():
             self.store.release(group_id(group), "not needed in this rollout")
+
+
+def _hopeless(stats: RolloutStats, dropped: int) -> str:
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in stats.dropped.most_common(5))
+    last = f"; the last failure was: {stats.last_failure}" if stats.last_failure else ""
+    return (
+        f"{dropped} groups in a row were dropped and none was kept, for: {reasons}{last}. "
+        "Look at the prompts, the environment and the group filter"
+    )
 
 
 def group_id(group: Group) -> int:

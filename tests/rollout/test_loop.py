@@ -7,7 +7,7 @@ import pytest
 
 from agentrl import Environment, Sample, Status
 from agentrl.chat import Chat
-from agentrl.errors import Blame, EngineUnreachable, EnvFailure, GraderFailure
+from agentrl.errors import AgentRLError, Blame, EngineUnreachable, EnvFailure, GraderFailure
 from agentrl.rollout.filters import nonzero_std
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
@@ -257,4 +257,10 @@ async def test_what_a_generate_function_may_not_return(chat: Chat, make, message
 
     loop, _ = build(chat, [], generate=generate, environment=None)
     with pytest.raises(EnvFailure, match=message):
+        await loop.run(0)
+
+
+async def test_a_rollout_that_keeps_nothing_ends_with_the_reasons(chat: Chat) -> None:
+    loop, _ = build(chat, [f"x{END}"], rollout_max_prompt_len=3)
+    with pytest.raises(AgentRLError, match=r"30 groups in a row were dropped.*nothing_to_train.*at most 3 fit"):
         await loop.run(0)
