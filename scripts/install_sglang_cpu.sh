@@ -15,7 +15,7 @@ torch=2.13.0
 sglang=0.5.23
 torchvision=0.28.0
 
-want=$(cat "$here/install_sglang_cpu.sh" "$here/sglang-cpu-requirements.txt" | sha256sum | cut -d' ' -f1)
+want=$( (echo "$torch $sglang $torchvision"; cat "$here/sglang-cpu-requirements.txt") | sha256sum | cut -d' ' -f1)
 stamp="$venv/.agentrl-sglang"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
   echo "SGLang $sglang is already installed in $venv"
@@ -27,10 +27,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 pip=("$venv/bin/python" -m pip install --quiet)
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
-# Never pull the CUDA build in: on Linux the CPU build is the one with the local version label.
+# The local version label keeps the CUDA build of torch out: where the index in use has only that one, this fails.
 echo "torch==$torch+cpu" > "$constraints"
 if ! PIP_CONSTRAINT="$constraints" "${pip[@]}" "torch==$torch"; then
-  PIP_CONSTRAINT="$constraints" "${pip[@]}" --extra-index-url https://download.pytorch.org/whl/cpu "torch==$torch"
+  echo "no CPU build of torch $torch in your package index: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels" >&2
+  exit 1
 fi
 "${pip[@]}" --no-deps "sglang==$sglang" "torchvision==$torchvision"
 "${pip[@]}" --no-deps -r "$here/sglang-cpu-requirements.txt"

@@ -146,15 +146,28 @@ async def launch(
 
 @contextmanager
 def launch_blocking(
-    settings: EngineSettings, model_path: str | Path, *, count: int = 1, log_dir: str | Path, host: str | None = None
+    settings: EngineSettings,
+    model_path: str | Path,
+    *,
+    count: int = 1,
+    log_dir: str | Path,
+    host: str | None = None,
+    ports: Sequence[int] | None = None,
+    gpus_per_engine: int = 1,
+    gpu_ids: Sequence[int] | None = None,
 ) -> Iterator[list[EngineProcess]]:
     """`launch` for code without an event loop."""
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(
-            launch(settings, model_path, count=count, log_dir=log_dir, host=host)
-        ) as engines,
-    ):
+    context = launch(
+        settings,
+        model_path,
+        count=count,
+        log_dir=log_dir,
+        host=host,
+        ports=ports,
+        gpus_per_engine=gpus_per_engine,
+        gpu_ids=gpu_ids,
+    )
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(context) as engines:
         yield engines
 
 
