@@ -67,7 +67,7 @@ class _Trajectory:
         for index in range(1, limit + 1):
             generation = await self._generate(index)
             parsed = session.sampled(generation.ids)
-            self.messages.append(assistant_message(parsed))
+            self.messages.append(parsed.to_message())
             if generation.finish_reason.type == "length":
                 self.sample.status = Status.TRUNCATED
                 break
@@ -178,16 +178,6 @@ def record_generation(sample: Sample, generation: Generation, turn: int) -> None
         if version not in sample.weight_versions:
             sample.weight_versions.append(version)
     sample.spec_info.add(generation.meta_info)
-
-
-def assistant_message(parsed: ParsedTurn) -> Message:
-    """A parsed model turn as a chat message, for the record."""
-    message: Message = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        message["tool_calls"] = [call.to_message() for call in parsed.tool_calls]
-    return message
 
 
 def _turn(index: int, generation: Generation, parsed: ParsedTurn, sample: Sample) -> Turn:

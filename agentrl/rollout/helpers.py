@@ -82,6 +82,11 @@ class Recorder:
                 "generate_single was called twice with nothing new in the conversation", kind="env_bad_call"
             )
         delta = record.session.extend(new)
+        if delta.restart is not None:
+            raise EnvFailure(
+                "generate_single keeps one sample a conversation and cannot split it; use --history-policy keep",
+                kind="env_bad_call",
+            )
         decode = self.context.chat.decode
         record.sample.append_observation(delta.close, text=decode(delta.close), origin=Origin.CLOSE, turn=record.turns)
         record.sample.append_observation(delta.env, text=decode(delta.env), turn=record.turns)
