@@ -18,6 +18,7 @@ from agentrl.errors import PluginError
 from agentrl.tools.arguments import Arguments, Injected, needs_self, read_arguments
 from agentrl.tools.docstring import parse_docstring
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
+from agentrl.tools.threads import run_in_daemon_thread
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 DEFAULT_TIMEOUT = 30.0
@@ -98,18 +99,11 @@ class Tool:
         """
         keywords = self._arguments.validate(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
-        result: Any = None
-        with anyio.move_on_after(self.timeout) as scope:
-            try:
-                result = await self._invoke(keywords)
-            except ToolError:
-                raise
-            except Exception as error:  # a tool is user code: whatever it raises is an observation for the model
-                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                raise ToolError(self._cut(text)) from error
-        if scope.cancelled_caught:
-            raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
-        return self._cut(self._text(result))
+        if self._is_async:
+            return await self._finish(self._function(**keywords))
+        # Waiting for a free thread is not the tool's fault, so it is outside the deadline.
+        async with anyio.to_thread.current_default_thread_limiter():
+            return await self._finish(run_in_daemon_thread(functools.partial(self._function, **keywords)))
 
     async def run(self, arguments: Mapping[str, Any], *, state: object = None) -> ToolOutcome:
         """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `."""
@@ -120,12 +114,22 @@ class Tool:
             text, kind = f"Error: {error}", error.kind
         return ToolOutcome(text, kind, time.perf_counter() - start)
 
-    async def _invoke(self, keywords: dict[str, Any]) -> Any:
-        if self._is_async:
-            return await self._function(**keywords)
-        call = functools.partial(self._function, **keywords)
-        result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
-        return await result if isinstance(result, Awaitable) else result
+    async def _finish(self, running: Awaitable[Any]) -> str:
+        """Wait for the result within the deadline, and turn what came into text."""
+        result: Any = None
+        with anyio.move_on_after(self.timeout) as scope:
+            try:
+                result = await running
+                if inspect.isawaitable(result):
+                    result = await result
+            except ToolError as error:
+                raise ToolError(self._cut(str(error)), kind=error.kind) from error
+            except Exception as error:  # a tool is user code: whatever it raises is an observation for the model
+                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                raise ToolError(self._cut(text)) from error
+        if scope.cancelled_caught:
+            raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
+        return self._cut(self._text(result))
 
     def _text(self, result: Any) -> str:
         if isinstance(result, str):

@@ -1,10 +1,14 @@
 """Calling tools: good calls, and every way in which a call can fail."""
 
+import contextvars
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import anyio
+import anyio.to_thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +29,7 @@ async def echo(text: str) -> str:
     return text
 
 
+VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE")
 BOX = Toolbox([add, echo])
 
 
@@ -210,3 +215,65 @@ async def test_long_output_is_cut_with_a_note() -> None:
         return "x" * 25
 
     assert await long.call({}) == "x" * 10 + "\n[15 more characters cut]"
+
+
+def test_a_tool_that_never_returns_does_not_keep_the_process_alive() -> None:
+    code = """
+import threading, anyio
+from agentrl.tools import tool
+
+@tool(timeout=0.05)
+def hang() -> str:
+    "Hang."
+    threading.Event().wait()
+    return ""
+
+print(anyio.run(hang.run, {}).kind)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "timeout"
+
+
+async def test_waiting_for_a_free_thread_does_not_count_against_the_deadline() -> None:
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    release, started = threading.Event(), threading.Event()
+
+    @tool(timeout=30)
+    def block() -> str:
+        """Block."""
+        started.set()
+        release.wait(30)
+        return "blocked"
+
+    @tool(timeout=0.5)
+    def quick() -> str:
+        """Be quick."""
+        return "quick"
+
+    outcomes: dict[str, str] = {}
+
+    async def run(entry: Tool) -> None:
+        outcomes[entry.name] = (await entry.run({})).text
+
+    before, limiter.total_tokens = limiter.total_tokens, 1
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(run, block)
+            while not started.is_set():
+                await anyio.lowlevel.checkpoint()
+            group.start_soon(run, quick)
+            await anyio.sleep(0.6)  # longer than the quick tool's deadline
+            release.set()
+    finally:
+        limiter.total_tokens = before
+    assert outcomes == {"block": "blocked", "quick": "quick"}
+
+
+async def test_context_variables_reach_a_sync_tool() -> None:
+    @tool
+    def read() -> str:
+        """Read."""
+        return VARIABLE.get()
+
+    VARIABLE.set("seen")
+    assert await read.call({}) == "seen"
