@@ -89,6 +89,7 @@ class Plan:
 
     cache: KVCache
     slots: Tensor
+    """Of the single-token sequences, [singles]; `positions` of their new tokens likewise."""
     positions: Tensor
     singles: list[tuple[int, int]]
     """(slot, length including the new token), ascending by slot."""
@@ -134,17 +135,23 @@ def slot_attention(
         if options.get(name) is not None:
             raise AgentRLError(f"the embedded engine serves plain causal attention only; this model needs {name}.")
     keys, values = plan.cache.keys[module.layer_idx], plan.cache.values[module.layer_idx]
-    keys[plan.slots, :, plan.positions] = key[0].transpose(0, 1)
-    values[plan.slots, :, plan.positions] = value[0].transpose(0, 1)
     heads, total, dim = query.shape[1:]
     out = query.new_empty(total, heads, dim)
-    if plan.singles:
-        out[: len(plan.singles)] = _attend_singles(plan, query, keys, values, scale)
+    count = len(plan.singles)
+    if count:
+        keys[plan.slots, :, plan.positions] = key[0, :, :count].transpose(0, 1)
+        values[plan.slots, :, plan.positions] = value[0, :, :count].transpose(0, 1)
+        out[:count] = _attend_singles(plan, query, keys, values, scale)
     groups = heads // key.shape[1]
     for chunk in plan.chunks:
         stop = chunk.offset + chunk.count
-        past_keys = keys[chunk.slot : chunk.slot + 1, :, : chunk.start + chunk.count]
-        past_values = values[chunk.slot : chunk.slot + 1, :, : chunk.start + chunk.count]
+        end = chunk.start + chunk.count
+        keys[chunk.slot, :, chunk.start : end] = key[0, :, chunk.offset : stop]
+        values[chunk.slot, :, chunk.start : end] = value[0, :, chunk.offset : stop]
+        past_keys, past_values = (
+            keys[chunk.slot : chunk.slot + 1, :, :end],
+            values[chunk.slot : chunk.slot + 1, :, :end],
+        )
         if groups > 1:
             past_keys = past_keys.repeat_interleave(groups, 1)
             past_values = past_values.repeat_interleave(groups, 1)

@@ -230,7 +230,6 @@ class Engine:
 
     def _logits(self, work: list[tuple[Job, int]], single_count: int, keep: list[int]) -> Tensor:
         ids: list[int] = []
-        slots: list[int] = []
         positions: list[int] = []
         chunks: list[Chunk] = []
         for index, (job, count) in enumerate(work):
@@ -238,14 +237,14 @@ class Engine:
                 mask = chunk_mask(job.filled, count, self.device)
                 chunks.append(Chunk(job.slot, job.filled, count, len(ids), mask))
             ids += job.tokens(job.filled, job.filled + count)
-            slots += [job.slot] * count
             positions += range(job.filled, job.filled + count)
         place = torch.tensor(positions, device=self.device)
+        singles = work[:single_count]
         plan = Plan(
             cache=self.cache,
-            slots=torch.tensor(slots, device=self.device),
-            positions=place,
-            singles=[(job.slot, job.filled + 1) for job, _ in work[:single_count]],
+            slots=torch.tensor([job.slot for job, _ in singles], dtype=torch.long, device=self.device),
+            positions=place[:single_count],
+            singles=[(job.slot, job.filled + 1) for job, _ in singles],
             chunks=chunks,
         )
         with torch.inference_mode():

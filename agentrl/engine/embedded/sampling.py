@@ -84,22 +84,17 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[
 
 def support(probs: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
     """Sorted probabilities with everything outside the filters' support set to zero, and their ids; both [N, K]."""
-    count = probs.shape[-1]
-    if count > CANDIDATES:
-        top, ids = probs.topk(CANDIDATES, dim=-1)
-        if _enough(top, params):
-            return _cut(top, params), ids
     ordered, ids = probs.sort(dim=-1, descending=True)
     return _cut(ordered, params), ids
 
 
-def _enough(top: Tensor, params: Sequence[SamplingParams]) -> bool:
-    """Whether the support of every row surely lies within the sorted candidates `top`."""
-    mass = top.double().sum(-1).tolist()
+def _enough(top: Tensor, params: Sequence[SamplingParams]) -> list[bool]:
+    """Whether the support of each row surely lies within its sorted candidates `top`."""
+    mass = top.sum(-1, dtype=torch.float64).tolist()
     first, last = top[:, 0].tolist(), top[:, -1].tolist()
-    return all(
+    return [
         0 < p.top_k <= CANDIDATES or mass[i] > p.top_p or last[i] < p.min_p * first[i] for i, p in enumerate(params)
-    )
+    ]
 
 
 def _cut(ordered: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -117,11 +112,20 @@ def _cut(ordered: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _choose_filtered(probs: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """Row by row where the rows need different widths, so that a row's answer never depends on its neighbours."""
-    if probs.shape[-1] > CANDIDATES and len(params) > 1:
-        parts = [_choose_filtered(probs[i : i + 1], params[i : i + 1], uniforms[i : i + 1]) for i in range(len(params))]
-        return torch.cat(parts)
-    kept, ids = support(probs, params)
+    """Look at the largest probabilities first; sort whole rows only where that is not enough. Each row decides alone."""
+    if probs.shape[-1] <= CANDIDATES:
+        return _pick(*support(probs, params), uniforms)
+    top, ids = probs.topk(CANDIDATES, dim=-1)
+    enough = _enough(top, params)
+    chosen = _pick(_cut(top, params), ids, uniforms)
+    rest = [i for i, fits in enumerate(enough) if not fits]
+    if rest:
+        index = torch.tensor(rest, device=probs.device)
+        chosen[index] = _pick(*support(probs[index], [params[i] for i in rest]), uniforms[index])
+    return chosen
+
+
+def _pick(kept: Tensor, ids: Tensor, uniforms: Tensor) -> Tensor:
     return ids.gather(1, _invert(kept, uniforms)[:, None])[:, 0]
 
 
