@@ -23,6 +23,8 @@ from agentrl.errors import AgentRLError
 def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
     """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A busy machine may take longer than the 30 s that Ray allows its node by default.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(int(settings.start_timeout)))
     options: dict[str, Any] = {
         "namespace": f"agentrl-{uuid.uuid4().hex[:8]}",
         "logging_level": logging.ERROR,
