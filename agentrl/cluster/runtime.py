@@ -23,8 +23,6 @@ from agentrl.errors import AgentRLError
 def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
     """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # A busy machine may take longer than the 30 s that Ray allows its node by default.
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(int(settings.start_timeout)))
     options: dict[str, Any] = {
         "namespace": f"agentrl-{uuid.uuid4().hex[:8]}",
         "logging_level": logging.ERROR,
@@ -34,14 +32,30 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
         options["address"] = settings.ray_address
     else:
         options.update(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, address="local")
-    try:
-        ray.init(**options)
-    except ConnectionError as error:
-        raise AgentRLError(f"--ray-address {settings.ray_address}: no Ray cluster answers there: {error}") from error
+    _start(options, attempts=1 if settings.ray_address else 3)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start(options: dict[str, Any], attempts: int) -> None:
+    """`ray.init`; a node that came up too slowly is started anew, as on a busy machine it may (Ray allows it 30 s)."""
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(**options)
+            return
+        except ConnectionError as error:
+            raise AgentRLError(f"--ray-address {options['address']}: no Ray cluster answers there: {error}") from error
+        except Exception as error:
+            # Ray has no type of its own for this one.
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            if attempt == attempts:
+                raise AgentRLError(
+                    f"Ray could not start on this machine in {attempts} attempts: {error} Is the machine overloaded?"
+                ) from error
 
 
 def worker_environment() -> dict[str, str]:

@@ -1,0 +1,34 @@
+"""Training against the real SGLang server on CPU: weights by broadcast and by disk, log-probs in agreement."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.buffer import audit_ledger
+from tests.support.runs import RunKit, still_running
+
+PYTHON = Path(os.environ.get("AGENTRL_SGLANG_PYTHON", Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"))
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not PYTHON.exists(), reason="no SGLang: run scripts/install_sglang_cpu.sh"),
+]
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "disk"])
+def test_three_steps_with_the_engine_following_the_trainer(tmp_path: Path, mode: str) -> None:
+    kit = RunKit.make(tmp_path)
+    settings = {"engine": "sglang", "engine_python": PYTHON, "update_weight_mode": mode, "lr": "3e-3"}
+    run = kit.start(kit.arguments("run", num_rollout=4, embedded_slots=None, embedded_threads=None, **settings))
+    run.until(run.processes, timeout=600)
+    processes = run.processes()
+    assert run.wait(800) == 0, run.output
+    assert still_running(processes) == []
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    # The learning rate moves the weights far; an engine that kept the old ones would disagree from step 1 on.
+    assert all(row["train/train_rollout_logprob_abs_diff"] <= 0.02 for row in rows)
+    result = audit_ledger(run.folder / "ledger.sqlite", through_step=3, groups_per_step=4)
+    assert result.ok, result.problems
