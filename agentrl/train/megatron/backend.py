@@ -36,7 +36,7 @@ from agentrl.train.megatron.data import Rows
 from agentrl.train.megatron.families import ModelShape, family_of
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.weight_group import WeightGroup
-from agentrl.train.megatron.weights import WeightMap
+from agentrl.train.megatron.weights import WeightMap, copy_to_cpu, swapped_in
 from agentrl.train.packing import plan
 from agentrl.train.settings import TrainSettings
 
@@ -112,13 +112,15 @@ class MegatronBackend:
 
     def _load_reference(self, model: torch.nn.Module) -> None:
         """Keep this rank's part of the reference weights on the CPU."""
+        from agentrl.train.megatron.model import unwrap
+
         other = self.settings.ref_load is not None and Path(self.settings.ref_load) != self.folder.path
         if other:
             folder = HFFolder(self.settings.ref_load or "")
             if ModelShape.from_config(folder.config) != self.shape:
                 raise TrainError(f"ref_load {folder.path} has other sizes than hf_checkpoint {self.folder.path}")
             self.weights.load(model, folder)
-        self._reference = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+        self._reference = copy_to_cpu(dict(unwrap(model).named_parameters()))
         if other:
             self.weights.load(model, self.folder)
 
@@ -141,13 +143,8 @@ class MegatronBackend:
             return
         if self._reference is None:
             raise TrainError("there is no reference model: set use_kl_loss or kl_coef to have one loaded")
-        parameters = dict(self.model.module.named_parameters())
-        kept = {name: p.detach().cpu().clone() for name, p in parameters.items()}
-        try:
-            _copy(parameters, self._reference)
+        with swapped_in(self._parameters(), self._reference):
             yield
-        finally:
-            _copy(parameters, kept)
 
     # ---- training -----------------------------------------------------------------------------------------
 
@@ -342,12 +339,6 @@ class MegatronBackend:
         if hasattr(self, "layout"):
             self.layout.leave()
             del self.layout
-
-
-@torch.no_grad()
-def _copy(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, parameter in parameters.items():
-        parameter.copy_(values[name])
 
 
 def _exhaust(stream: Iterator[object]) -> None:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -148,6 +149,29 @@ class WeightMap:
         return tensors
 
 
+@torch.no_grad()
+def copy_to_cpu(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the tensors on the CPU."""
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in parameters.items()}
+
+
+@contextlib.contextmanager
+def swapped_in(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other values in the parameters inside the block; afterwards their own, to the bit."""
+    kept = copy_to_cpu(parameters)
+    try:
+        _copy(parameters, values)
+        yield
+    finally:
+        _copy(parameters, kept)
+
+
+@torch.no_grad()
+def _copy(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])
+
+
 def _kind(name: str) -> str:
     return (
         ".".join(name.removesuffix(".weight").split(".")[-1:])
@@ -180,4 +204,4 @@ def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:
     }
 
 
-__all__ = ["WeightInfo", "WeightMap"]
+__all__ = ["WeightInfo", "WeightMap", "copy_to_cpu", "swapped_in"]

@@ -86,6 +86,28 @@ def test_reference_model_is_the_start_and_stays(folder: Path) -> None:
         assert all(torch.equal(tensor, weights[name]) for name, tensor in made.export_weights())
 
 
+def test_supervised_training_lowers_the_negative_log_likelihood(folder: Path) -> None:
+    batch = dataclasses.replace(make_batch(), rollout_log_probs=None)
+    with backend(settings(folder), AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True)) as made:
+        want = -made.compute_log_probs(batch)[batch.loss_mask == 1].mean()
+        losses = [made.train(batch, number)["loss"] for number in range(5)]
+    assert losses[0] == pytest.approx(want, rel=1e-5)
+    assert losses[-1] < losses[0]
+
+
+def test_offloading_and_back_changes_nothing(folder: Path) -> None:
+    batch = make_batch()
+    results = []
+    for away in (False, True):
+        with backend(settings(folder)) as made:
+            made.train(batch, 0)
+            if away:
+                made.offload()
+                made.onload()
+            results.append(made.train(batch, 1)["grad_norm"])
+    assert results[0] == results[1]
+
+
 def test_no_reference_model_without_a_kl_term(folder: Path) -> None:
     with backend(settings(folder)) as made, pytest.raises(TrainError, match="reference"):
         made.compute_log_probs(make_batch(), "ref")
