@@ -173,11 +173,9 @@ def _copy(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Non
 
 
 def _kind(name: str) -> str:
-    return (
-        ".".join(name.removesuffix(".weight").split(".")[-1:])
-        if not name.endswith(".bias")
-        else name.split(".")[-2] + ".bias"
-    )
+    """`model.layers.3.self_attn.q_proj.weight` -> `q_proj`, and with `.bias` at its end `q_proj.bias`."""
+    *_, module, kind = name.split(".")
+    return module if kind == "weight" else f"{module}.{kind}"
 
 
 def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -29,24 +31,26 @@ from tests.train.megatron.helpers import backend, make_batch, settings
 CPU = torch.device("cpu")
 
 
-class OneRank:
-    """A group of one: what `token_log_probs` asks of a process group when there is nothing to reduce."""
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 1
+@pytest.fixture
+def one_rank() -> Iterator[dist.ProcessGroup]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    yield group
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("chunk", [1, 30, 1 << 25])
 @pytest.mark.parametrize("padding", [0, 3])
-def test_log_probs_and_entropy_match_torch(monkeypatch: pytest.MonkeyPatch, chunk: int, padding: int) -> None:
+def test_log_probs_and_entropy_match_torch(
+    monkeypatch: pytest.MonkeyPatch, one_rank: dist.ProcessGroup, chunk: int, padding: int
+) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 11 + padding, generator=generator, requires_grad=True)
     targets = torch.randint(0, 11, (7,), generator=generator)
-    got = logprobs.token_log_probs(logits, targets, group=OneRank(), vocab=11, temperature=0.7)  # type: ignore[arg-type]
+    got = logprobs.token_log_probs(logits, targets, group=one_rank, vocab=11, temperature=0.7)
     weights = torch.randn(2, 7, generator=generator)
     (got[0] * weights[0] + got[1] * weights[1]).sum().backward()
     gradient, logits.grad = logits.grad, None
