@@ -27,6 +27,7 @@ test-nightly: venv
 	$(BIN)/python -m pytest -m 'not sglang'
 
 test-sglang: venv
+	scripts/install_sglang_cpu.sh .venv-sglang
 	$(BIN)/python -m pytest -m sglang
 
 lint: venv
@@ -36,7 +37,8 @@ lint: venv
 	$(BIN)/lint-imports
 
 bench: venv
-	for file in benchmarks/bench_*.py; do [ ! -e "$$file" ] || $(BIN)/python "$$file" || exit 1; done
+	for name in rollout_client chat_delta embedded_engine packing; do \
+		echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

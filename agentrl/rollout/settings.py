@@ -99,7 +99,9 @@ class RolloutSettings(Settings):
     )
 
     chat_template_path: str | None = Field(None, description="A Jinja chat template instead of the model's own.")
-    tool_call_parser: str = Field("auto", description="Format of tool calls: auto, hermes, llama3, qwen_xml, glm, none, or pkg.mod:function.")
+    tool_call_parser: str = Field(
+        "auto", description="Format of tool calls: auto, hermes, llama3, qwen_xml, glm, none, or pkg.mod:function."
+    )
     reasoning_parser: str = Field("auto", description="Format of reasoning in the model's text: auto, think, none.")
     history_policy: Literal["keep", "split", "fail"] = Field(
         "keep", description="When the template would rewrite history: keep the sampled tokens, split the sample, fail."

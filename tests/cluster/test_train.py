@@ -20,7 +20,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 @pytest.mark.parametrize("mode", ["broadcast", "disk"])
 def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: RunKit, mode: str) -> None:
-    run = kit.start(kit.arguments(f"plain-{mode}", update_weight_mode=mode))
+    run = kit.start(kit.arguments(f"plain-{mode}", update_weight_mode=mode, num_steps_per_rollout=2))
     run.until(run.processes)
     processes = run.processes()
     assert run.wait() == 0, run.output

@@ -163,7 +163,7 @@ def test_pickle_is_out_of_band(groups: list[list[Sample]]) -> None:
     batch = TrainBatch.from_samples(groups)
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
-    again = pickle.loads(data, buffers=buffers)  # noqa: S301
+    again = pickle.loads(data, buffers=buffers)
     for name, array in batch.arrays().items():
         np.testing.assert_array_equal(getattr(again, name), array)
     assert any(np.shares_memory(again.tokens, np.frombuffer(b, np.uint8)) for b in buffers if b.raw().nbytes)

@@ -158,7 +158,7 @@ class MegatronBackend:
         Returns:
             Means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`, `entropy`, `kl_loss`
             and the other statistics of the loss; `train_rollout_logprob_abs_diff`, the mean absolute difference
-            between the trainer's and the engine's log-probs of trained tokens; `tokens` trained in all; `steps`.
+            between the trainer's and the engine's log-probs of trained tokens, in the first step (before any update); `tokens` trained in all; `steps`.
 
         Raises:
             TrainError: a non-finite loss or gradient; the weights are then as before the failed step.
@@ -169,6 +169,9 @@ class MegatronBackend:
         history = []
         for number, indices in enumerate(parts):
             history.append(self._one_step(batch, indices, arrays, step + number))
+        for later in history[1:]:
+            # After the first update the trainer's policy is no longer the one that generated.
+            later.pop("train_rollout_logprob_abs_diff", None)
         tokens = sum(entry.pop("tokens") for entry in history)
         keys = sorted({key for entry in history for key in entry})
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
