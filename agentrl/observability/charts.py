@@ -94,6 +94,8 @@ def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
     lowest, highest = min(y for _, y in everything), max(y for _, y in everything)
     if 0 < lowest < highest / 2:
         lowest = 0.0
+    if lowest == highest == 0:
+        highest = 1.0
     x_ticks = ticks(min(x for x, _ in everything), max(x for x, _ in everything), 6, whole=True)
     y_ticks = ticks(lowest, highest, 4)
     to_x = Scale(min(p[0] for p in everything), max(p[0] for p in everything), _LEFT, WIDTH - _RIGHT)
@@ -154,7 +156,7 @@ def number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) < 1e-3:
-        return f"{value:.2e}"
+        return f"{value:.1e}"
     return f"{value:.3g}"
 
 
