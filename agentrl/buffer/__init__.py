@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentrl.buffer.audit import LedgerAudit, audit_ledger
     from agentrl.buffer.data import PromptData, PromptRow
-    from agentrl.buffer.dump import load_rollout, save_rollout
+    from agentrl.buffer.dump import dump_path, load_rollout, save_rollout
     from agentrl.buffer.feed import GroupFeed
     from agentrl.buffer.ledger import Ledger
     from agentrl.buffer.order import Place, PromptOrder, permute
-    from agentrl.buffer.plugin import load_source
+    from agentrl.buffer.plugin import check_source, load_source
     from agentrl.buffer.records import CompletedGroup, Lease, Recovery, State
     from agentrl.buffer.settings import BufferSettings
     from agentrl.buffer.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
@@ -26,6 +26,7 @@ _HOME = {
     "audit_ledger": "audit",
     "PromptData": "data",
     "PromptRow": "data",
+    "dump_path": "dump",
     "load_rollout": "dump",
     "save_rollout": "dump",
     "GroupFeed": "feed",
@@ -37,6 +38,7 @@ _HOME = {
     "Place": "order",
     "PromptOrder": "order",
     "permute": "order",
+    "check_source": "plugin",
     "load_source": "plugin",
     "BufferSettings": "settings",
     "DataSource": "source",
@@ -61,6 +63,8 @@ __all__ = [
     "RolloutDataSourceWithBuffer",
     "State",
     "audit_ledger",
+    "check_source",
+    "dump_path",
     "load_rollout",
     "load_source",
     "permute",

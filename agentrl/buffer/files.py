@@ -52,7 +52,7 @@ def open_rows(path: str) -> RowFile:
     """
     file = Path(path).expanduser()
     if not file.exists():
-        raise DataError(f"prompt data {file} does not exist; check --prompt-data (looked from {Path.cwd()})")
+        raise DataError(f"prompt data {file} does not exist; check the path (looked from {Path.cwd()})")
     if not file.is_file():
         raise DataError(f"prompt data {file} is not a file; name one .jsonl or .parquet file")
     if file.suffix == ".jsonl":
@@ -91,7 +91,7 @@ class JsonlFile:
 
     def read(self, index: int) -> dict[str, Any]:
         self._file.seek(self._offsets[index])
-        line = self._file.readline()
+        line = self._file.readline().rstrip()  # with its newline a cut-off object would seem to end in column 1
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:

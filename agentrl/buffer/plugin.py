@@ -15,11 +15,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.buffer.data import PromptRow
 from agentrl.buffer.source import (
     DataSource,
     Group,
     RolloutDataSource,
     RolloutDataSourceWithBuffer,
+    load_buffer_filter,
     open_dataset,
 )
 from agentrl.errors import PluginError
@@ -33,9 +35,38 @@ def load_source(args: Any) -> DataSource:
     if path is None:
         kind = RolloutDataSourceWithBuffer if getattr(args, "buffer_filter_path", None) else RolloutDataSource
         return kind(args)
-    found = load_object(path, what="--data-source-path", default_names=("DataSource", "RolloutDataSource"))
+    found = _find(path)
     source = _construct(found, args, path) if inspect.isclass(found) else found
     return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, args)
+
+
+def check_source(args: Any) -> PromptRow | None:
+    """Look at what `load_source` will use without building a user's source, whose constructor may do anything.
+
+    Returns:
+        the first row of the prompt data; None where the settings name none.
+
+    Raises:
+        DataError: the prompt data is missing, empty or malformed.
+        PluginError: a plug-in is not found or lacks a method.
+    """
+    load_buffer_filter(getattr(args, "buffer_filter_path", None))
+    path: str | None = getattr(args, "data_source_path", None)
+    if path is not None:
+        found = _find(path)
+        _check_methods(found, found.__name__ if inspect.isclass(found) else type(found).__name__)
+    dataset = open_dataset(args)
+    return None if dataset is None else dataset[0]
+
+
+def _find(path: str) -> Any:
+    return load_object(path, what="--data-source-path", default_names=("DataSource", "RolloutDataSource"))
+
+
+def _check_methods(source: Any, name: str) -> None:
+    for method in ("get_samples", "add_samples"):
+        if not callable(getattr(source, method, None)):
+            raise PluginError(f"data source {name} has no method {method!r}; it needs get_samples and add_samples")
 
 
 def _construct(kind: type, args: Any, path: str) -> Any:
@@ -64,11 +95,7 @@ class SourceAdapter:
     def __init__(self, source: Any, args: Any) -> None:
         self.source, self.args = source, args
         self._name = type(source).__name__
-        for method in ("get_samples", "add_samples"):
-            if not callable(getattr(source, method, None)):
-                raise PluginError(
-                    f"data source {self._name} has no method {method!r}; it needs get_samples and add_samples"
-                )
+        _check_methods(source, self._name)
 
     def get_samples(self, num_groups: int) -> list[Group]:
         """The user's next groups.

@@ -12,6 +12,7 @@ from agentrl.buffer import load_rollout
 from agentrl.cluster.cast import Cast, assemble
 from agentrl.cluster.devices import resolve_device
 from agentrl.cluster.folder import RunFolder
+from agentrl.cluster.preflight import preflight
 from agentrl.config import RunSettings
 from agentrl.errors import DataError
 from agentrl.observability.metrics import MetricsLogger
@@ -22,7 +23,8 @@ from agentrl.train.megatron.checkpoint import latest
 
 def train(settings: RunSettings) -> int:
     """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code."""
-    settings = resolve_device(settings.check_complete("train"))
+    preflight(settings.check_complete("train"), "train")
+    settings = resolve_device(settings)
     folder = RunFolder.open(settings)
     found = latest(folder.load)
     checkpoint = None if found is None else (str(found.path), found.step)

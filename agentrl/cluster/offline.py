@@ -1,6 +1,5 @@
 """Generating without a trainer: `agentrl rollout` and `agentrl eval`. Engines are started here; Ray is not needed."""
 
-import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,10 +7,10 @@ import anyio
 
 from agentrl.cluster.folder import RunFolder
 from agentrl.cluster.metrics import rollout_metrics
+from agentrl.cluster.preflight import preflight
 from agentrl.cluster.session import RolloutSession
 from agentrl.config import RunSettings
 from agentrl.engine import launch
-from agentrl.errors import SettingsError
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress
 
@@ -21,14 +20,11 @@ def evaluate(settings: RunSettings) -> dict[str, float]:
 
     The trajectories go to `<output_dir>/eval/<set>/0.jsonl`.
     """
-    return anyio.run(
-        functools.partial(_evaluate, settings.check_complete("eval")), backend_options={"use_uvloop": True}
-    )
+    preflight(settings.check_complete("eval"), "eval")
+    return anyio.run(_evaluate, settings, backend_options={"use_uvloop": True})
 
 
 async def _evaluate(settings: RunSettings) -> dict[str, float]:
-    if not settings.rollout.eval_prompt_data:
-        raise SettingsError("nothing to evaluate on: pass --eval-prompt-data NAME PATH")
     folder = RunFolder.open(settings)
     async with _session(settings, folder) as session:
         return await session.evaluate(0)
@@ -39,9 +35,8 @@ def rollout(settings: RunSettings) -> int:
 
     The samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`.
     """
-    return anyio.run(
-        functools.partial(_rollout, settings.check_complete("rollout")), backend_options={"use_uvloop": True}
-    )
+    preflight(settings.check_complete("rollout"), "rollout")
+    return anyio.run(_rollout, settings, backend_options={"use_uvloop": True})
 
 
 async def _rollout(settings: RunSettings) -> int:

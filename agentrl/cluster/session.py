@@ -3,23 +3,22 @@
 Used inside the rollout worker's actor, and directly by `agentrl rollout` and `agentrl eval`, which need no Ray.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from anyio import to_thread
 
 from agentrl.buffer import GroupFeed, Ledger, Recovery, load_source, save_rollout
-from agentrl.chat import Chat
 from agentrl.cluster.evalsets import EvalSet, eval_sets
+from agentrl.cluster.preflight import Plugins, load_chat
 from agentrl.config import RunSettings
 from agentrl.engine import EngineClient
-from agentrl.envs import load_environment
-from agentrl.errors import SettingsError
+from agentrl.envs import Environment
+from agentrl.errors import EnvFailure, SettingsError
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import EvalResult, evaluate
-from agentrl.rollout.filters import load_filter
-from agentrl.rollout.functions import GenerateFunction, RewardFunction
+from agentrl.rollout.failures import guarded
 from agentrl.rollout.loop import RolloutLoop, RolloutResult, TrajectoryRunner
 from agentrl.rollout.rewards import Grader
 
@@ -39,33 +38,23 @@ class RolloutSession:
         """Load the chat template, open the data and the ledger, connect to the engines, set up the environment."""
         s, args = self.settings, self.settings.args
         rollout = s.rollout
-        assert s.train.hf_checkpoint is not None
-        chat = Chat.load(
-            s.train.hf_checkpoint,
-            chat_template=rollout.chat_template_path,
-            template_kwargs=s.buffer.apply_chat_template_kwargs,
-            tool_call_parser=rollout.tool_call_parser,
-            reasoning_parser=rollout.reasoning_parser,
-            history_policy=rollout.history_policy,
-        )
-        environment = load_environment(rollout.env) if rollout.env else None
-        generate = None
-        if rollout.custom_generate_function_path:
-            generate = GenerateFunction.load(rollout.custom_generate_function_path)
-        reward = None
-        if rollout.custom_rm_path:
-            reward = RewardFunction.load(rollout.custom_rm_path, group=rollout.group_rm)
-        self._filter = (
-            load_filter(rollout.dynamic_sampling_filter_path) if rollout.dynamic_sampling_filter_path else None
-        )
+        chat, self._plugins = load_chat(s), Plugins.load(rollout)
+        environment = self._plugins.environment
         self._evals = eval_sets(s)
         self.client = await self._stack.enter_async_context(EngineClient(self.engine_urls, s.engine))
         length = rollout.rollout_max_context_len or await self._engine_context_length()
         context = RolloutContext(rollout, args, chat, self.client, length, environment)
-        self.runner = TrajectoryRunner(context, Grader(rollout, args, reward), generate)
+        self.runner = TrajectoryRunner(context, Grader(rollout, args, self._plugins.reward), self._plugins.generate)
         if environment is not None:
-            await environment.setup(args)
-            self._stack.push_async_callback(environment.teardown)
+            await self._hook(environment, environment.setup(args), "setup")
+            self._stack.push_async_callback(self._teardown, environment)
+
+    async def _teardown(self, environment: type[Environment]) -> None:
+        await self._hook(environment, environment.teardown(), "teardown")
+
+    async def _hook(self, environment: type[Environment], call: Awaitable[None], name: str) -> None:
+        what, timeout = f"{environment.__name__}.{name}", self.settings.cluster.start_timeout
+        await guarded(call, what=what, timeout=timeout, failure=EnvFailure)
 
     async def _engine_context_length(self) -> int:
         info = (await self.client.server_info())[0]
@@ -85,7 +74,7 @@ class RolloutSession:
             Ledger(self.run_folder / "ledger.sqlite", keep=self.settings.buffer.ledger_keep)
         )
         self.feed = GroupFeed(load_source(args), ledger, args, checkpoint_step)
-        self._loop = RolloutLoop(self.runner, self.feed, self._filter)
+        self._loop = RolloutLoop(self.runner, self.feed, self._plugins.group_filter)
         return self.feed.recovery
 
     async def rollout(self, rollout_id: int) -> RolloutResult:

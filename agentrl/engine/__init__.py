@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentrl.engine.client import EngineClient
     from agentrl.engine.control import EngineControl
-    from agentrl.engine.launcher import EngineProcess, launch, launch_blocking
+    from agentrl.engine.launcher import EngineProcess, check_launch, launch, launch_blocking
     from agentrl.engine.settings import EngineSettings
     from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 
@@ -21,6 +21,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "SamplingParams",
+    "check_launch",
     "launch",
     "launch_blocking",
 ]
@@ -33,6 +34,7 @@ _HOMES = {
     "FinishReason": "wire",
     "Generation": "wire",
     "SamplingParams": "wire",
+    "check_launch": "launcher",
     "launch": "launcher",
     "launch_blocking": "launcher",
 }

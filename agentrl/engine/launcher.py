@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -142,6 +143,41 @@ async def launch(
             async with anyio.create_task_group() as group:
                 for engine in engines:
                     group.start_soon(engine.stop)
+
+
+async def check_launch(settings: EngineSettings, count: int, local: bool = True) -> None:
+    """Look, without starting anything, for what `launch` would only find out late.
+
+    Args:
+        count: number of engines.
+        local: the engines will run on this machine, so that the ports they are to have can be tried.
+
+    Raises:
+        SettingsError: kind `external` without addresses, or an interpreter that is not there.
+        EngineUnreachable: nothing listens at an external address, or a port is taken.
+    """
+    if settings.engine == "external":
+        engines = _external(settings)
+        async with Transport(connect_timeout=settings.engine_connect_timeout) as transport:
+            for engine in engines:
+                await _answers(engine, transport, settings.engine_connect_timeout)
+    elif local:
+        _ports(settings, settings.engine_host, count, None)
+        if settings.engine == "sglang" and settings.engine_python and shutil.which(settings.engine_python) is None:
+            raise SettingsError(f"--engine-python {settings.engine_python}: no such program")
+
+
+async def _answers(engine: EngineProcess, transport: Transport, timeout: float) -> None:
+    """Any answer will do, and so does a server that takes its time: it may still be loading its model."""
+    with anyio.move_on_after(2 * timeout):
+        try:
+            await transport.exchange("GET", engine.url + "/health")
+        except EngineUnreachable as error:
+            raise EngineUnreachable(
+                f"no engine answers at {engine.url} (--rollout-external-engine-addrs): {error}; "
+                "start the server first, or correct the address",
+                kind="external_unreachable",
+            ) from error
 
 
 @contextmanager

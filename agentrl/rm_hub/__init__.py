@@ -3,6 +3,6 @@
 `grade(rm_type, response, label)` looks a grader up by name; `async_rm(args, sample)` is what the rollout loop calls.
 """
 
-from agentrl.rm_hub.registry import async_rm, final_answer, grade, graders
+from agentrl.rm_hub.registry import async_rm, check_rm_type, final_answer, grade, graders
 
-__all__ = ["async_rm", "final_answer", "grade", "graders"]
+__all__ = ["async_rm", "check_rm_type", "final_answer", "grade", "graders"]

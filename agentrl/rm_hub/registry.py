@@ -30,15 +30,24 @@ def grade(rm_type: str, response: str, label: Any) -> float:
         SettingsError: no such grader (with the nearest name).
         GraderFailure: the label is missing.
     """
-    if rm_type not in _GRADERS:
-        close = difflib.get_close_matches(rm_type, _GRADERS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(_GRADERS)}"
-        raise SettingsError(f"--rm-type {rm_type!r}: no such grader; {hint}")
+    check_rm_type(rm_type)
     if label is None:
         raise GraderFailure(
             f"--rm-type {rm_type} needs a label; set --label-key to the data's field", kind="grader_no_label"
         )
     return _GRADERS[rm_type](response, label)
+
+
+def check_rm_type(rm_type: str) -> None:
+    """Refuse a name that `grade` does not know.
+
+    Raises:
+        SettingsError: no such grader (with the nearest name).
+    """
+    if rm_type not in _GRADERS:
+        close = difflib.get_close_matches(rm_type, _GRADERS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(_GRADERS)}"
+        raise SettingsError(f"--rm-type {rm_type!r}: no such grader; {hint}")
 
 
 async def async_rm(args: Any, sample: Sample) -> float:

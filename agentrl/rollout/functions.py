@@ -52,7 +52,7 @@ class GenerateFunction:
         """Inspect a function; `name` is used in messages."""
         if not inspect.iscoroutinefunction(function):
             raise PluginError(
-                f"{name}: expected an async function, got {_kind(function)}; write `async def generate(...)`"
+                f"{name}: expected an async function, got {_function_kind(function)}; write `async def generate(...)`"
             )
         parameters = inspect.signature(function).parameters
         positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -197,6 +197,10 @@ async def _invoke(call: "partial[Any]") -> Any:
         return await call()
     result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
     return await result if inspect.isawaitable(result) else result
+
+
+def _function_kind(value: Any) -> str:
+    return f"the plain function {value.__name__}" if inspect.isfunction(value) else _kind(value)
 
 
 def _kind(value: Any) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_NO_WEIGHTS = f"expected {SINGLE} or {INDEX}; only safetensors weights can be read"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 
 
@@ -39,6 +40,22 @@ class HFFolder:
         except json.JSONDecodeError as error:
             raise CheckpointError(f"{file}: not valid JSON ({error})") from error
 
+    def check_weights(self) -> None:
+        """Look for the weight files without opening them.
+
+        Raises:
+            CheckpointError: there are none, or a shard that the index names is missing.
+        """
+        if not (self.path / INDEX).is_file():
+            if not (self.path / SINGLE).is_file():
+                raise CheckpointError(f"{self.path}: {_NO_WEIGHTS}")
+            return
+        missing = sorted(name for name in set(self.files.values()) if not (self.path / name).is_file())
+        if missing:
+            raise CheckpointError(
+                f"{self.path}: {INDEX} names {missing[0]} and {len(missing) - 1} more that are not there"
+            )
+
     @functools.cached_property
     def files(self) -> Mapping[str, str]:
         """The weight file that holds each tensor, by tensor name."""
@@ -47,7 +64,7 @@ class HFFolder:
         from safetensors import SafetensorError, safe_open
 
         if not (self.path / SINGLE).is_file():
-            raise CheckpointError(f"{self.path}: expected {SINGLE} or {INDEX}; only safetensors weights can be read")
+            raise CheckpointError(f"{self.path}: {_NO_WEIGHTS}")
         try:
             with safe_open(self.path / SINGLE, framework="pt") as weights:
                 return dict.fromkeys(weights.keys(), SINGLE)

@@ -133,7 +133,7 @@ def test_bad_files(tmp_path: Path) -> None:
     parquet(tmp_path / "none.parquet", [{"input": "x"}])
     pq.write_table(pa.table({"input": pa.array([], pa.string())}), tmp_path / "none.parquet")
     for name, message in {
-        "absent.jsonl": "absent.jsonl does not exist; check --prompt-data",
+        "absent.jsonl": "absent.jsonl does not exist; check the path",
         "": "is not a file",
         "empty.jsonl": "is empty; expected one JSON object a line",
         "p.csv": "has suffix '.csv'; expected .jsonl or .parquet",

@@ -1,0 +1,144 @@
+"""A run's inputs, looked at in the calling process before anything is started.
+
+1. Plug-ins are imported and their shapes checked, data and evaluation sets are opened and read, the tokenizer, the
+   chat template and the parsers are loaded, external engines are asked for a sign of life, wanted ports are tried.
+2. What is quick comes first, so that a misspelt name shows within a second or two.
+3. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from agentrl.buffer import PromptRow, check_source, dump_path
+from agentrl.chat import Chat
+from agentrl.cluster.evalsets import eval_sets
+from agentrl.config import Purpose, RunSettings
+from agentrl.engine import check_launch
+from agentrl.envs import Environment, load_environment
+from agentrl.errors import DataError, SettingsError
+from agentrl.plugins import load_object
+from agentrl.rm_hub import check_rm_type
+from agentrl.rollout.filters import GroupFilter, load_filter
+from agentrl.rollout.functions import GenerateFunction, RewardFunction
+from agentrl.rollout.settings import RolloutSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The user's objects that generating and grading call; None where the settings name none."""
+
+    environment: type[Environment] | None = None
+    generate: GenerateFunction | None = None
+    reward: RewardFunction | None = None
+    group_filter: GroupFilter | None = None
+
+    @classmethod
+    def load(cls, settings: RolloutSettings) -> "Plugins":
+        """Import and inspect all of them.
+
+        Raises:
+            PluginError: one is not found, does not import, or has the wrong shape.
+        """
+        s = settings
+        return cls(
+            load_environment(s.env) if s.env else None,
+            GenerateFunction.load(s.custom_generate_function_path) if s.custom_generate_function_path else None,
+            RewardFunction.load(s.custom_rm_path, group=s.group_rm) if s.custom_rm_path else None,
+            load_filter(s.dynamic_sampling_filter_path) if s.dynamic_sampling_filter_path else None,
+        )
+
+
+def load_chat(settings: RunSettings) -> Chat:
+    """The tokenizer, template and parsers that the settings name."""
+    s = settings.rollout
+    assert settings.train.hf_checkpoint is not None
+    return Chat.load(
+        settings.train.hf_checkpoint,
+        chat_template=s.chat_template_path,
+        template_kwargs=settings.buffer.apply_chat_template_kwargs,
+        tool_call_parser=s.tool_call_parser,
+        reasoning_parser=s.reasoning_parser,
+        history_policy=s.history_policy,
+    )
+
+
+def preflight(settings: RunSettings, purpose: Purpose) -> None:
+    """Check everything that can be checked without starting anything.
+
+    Args:
+        settings: complete for `purpose`.
+        purpose: what is about to start.
+
+    Raises:
+        AgentRLError: the first mistake found, with the flag, file or line that it is in.
+    """
+    _model_folder(settings, purpose)
+    template = settings.cluster.load_debug_rollout_data
+    if purpose == "train" and template is not None:
+        _dump(template)
+        return
+    plugins = Plugins.load(settings.rollout)
+    _someone_plays(plugins)
+    anyio.run(check_launch, settings.engine, settings.cluster.num_engines, settings.cluster.ray_address is None)
+    first = check_source(settings.args) if purpose != "eval" else None
+    sets = eval_sets(settings)
+    for held_out in sets:
+        held_out.check()
+    if first is None and sets:
+        first = sets[0].data[0]
+    _someone_grades(settings, plugins, first)
+    load_chat(settings)
+
+
+def _model_folder(settings: RunSettings, purpose: Purpose) -> None:
+    """The files that must be there; an engine that is started elsewhere or reads other formats needs no weights here."""
+    from agentrl.train.hf import HFFolder
+
+    assert settings.train.hf_checkpoint is not None
+    folder = Path(settings.train.hf_checkpoint).expanduser()
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise SettingsError(f"--hf-checkpoint {folder}: no tokenizer.json in it; expected a Hugging Face model folder")
+    if purpose == "train" or settings.engine.engine == "embedded":
+        HFFolder(folder).check_weights()
+    if purpose == "train" and ":" in (path := settings.algorithm.advantage_estimator):
+        load_object(path, what="--advantage-estimator")
+
+
+def _dump(template: str) -> None:
+    """A resumed run begins later, so that any rollout's file will do."""
+    pattern = dump_path(template, 0)
+    if not any(True for _ in pattern.parent.glob(f"*{pattern.suffix}")):
+        raise DataError(
+            f"--load-debug-rollout-data {template}: no file like {pattern}; write one with --save-debug-rollout-data"
+        )
+
+
+def _someone_plays(plugins: Plugins) -> None:
+    if plugins.environment is None and plugins.generate is None:
+        raise SettingsError(
+            "nothing says how a trajectory is played; pass --env pkg.mod:Name or --custom-generate-function-path"
+        )
+
+
+def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | None) -> None:
+    """Refuse a run in which no trajectory can get a reward. What user code may still decide is left to it."""
+    rm_type = settings.rollout.rm_type
+    if rm_type is not None:
+        check_rm_type(rm_type)
+    env = plugins.environment
+    if plugins.reward is not None or env is None or first is None:
+        return
+    if any(getattr(env, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
+        return
+    rm_type = first.metadata.get("rm_type") or rm_type
+    if not rm_type:
+        raise SettingsError(
+            f"nothing grades a trajectory: {env.__name__} has no reward method of its own; write one, "
+            "or pass --rm-type or --custom-rm-path"
+        )
+    if first.label is None:
+        raise SettingsError(
+            f"--rm-type {rm_type} compares with a label, and the prompts have none; set --label-key to the data's field"
+        )
