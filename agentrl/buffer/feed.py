@@ -122,6 +122,10 @@ class GroupFeed:
         """The groups to train at `step`: the same at every call (see `Ledger.take_completed`)."""
         return self.ledger.take_completed(n, step)
 
+    def fix(self, n: int, step: int) -> list[int]:
+        """Ids of the groups that `batch` would give, for a caller that still has their samples."""
+        return self.ledger.fix_completed(n, step)
+
     def trained(self, group_ids: Iterable[int], step: int) -> None:
         """The optimiser step is done."""
         ids = list(group_ids)

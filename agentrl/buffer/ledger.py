@@ -221,18 +221,27 @@ class Ledger:
             later: those returned are fixed already).
         """
         with self._write() as db:
-            (fixed,) = db.execute(
-                "SELECT count(*) FROM groups WHERE state='completed' AND train_step=?", (step,)
-            ).fetchone()
-            found = db.execute(
-                "SELECT group_id FROM groups WHERE state='completed' AND train_step IS NULL "
-                "ORDER BY step, completed LIMIT ?",
-                (max(0, n - fixed),),
-            ).fetchall()
-            db.executemany(
-                "UPDATE groups SET train_step=? WHERE group_id=?", [(step, group_id) for (group_id,) in found]
-            )
+            self._fix(db, n, step)
             return read_completed(db, "train_step=?", step)
+
+    def fix_completed(self, n: int, step: int) -> list[int]:
+        """`take_completed` for a caller that has the samples: only the group ids, in the same order."""
+        with self._write() as db:
+            self._fix(db, n, step)
+            found = db.execute(
+                "SELECT group_id FROM groups WHERE state='completed' AND train_step=? ORDER BY step, completed", (step,)
+            ).fetchall()
+            return [row[0] for row in found]
+
+    def _fix(self, db: sqlite3.Connection, n: int, step: int) -> None:
+        (fixed,) = db.execute(
+            "SELECT count(*) FROM groups WHERE state='completed' AND train_step=?", (step,)
+        ).fetchone()
+        found = db.execute(
+            "SELECT group_id FROM groups WHERE state='completed' AND train_step IS NULL ORDER BY step, completed LIMIT ?",
+            (max(0, n - fixed),),
+        ).fetchall()
+        db.executemany("UPDATE groups SET train_step=? WHERE group_id=?", [(step, row[0]) for row in found])
 
     def completed_for_step(self, step: int) -> list[CompletedGroup]:
         """All completed groups that were leased for rollout step `step`, whether fixed for training or not."""

@@ -19,7 +19,7 @@ from agentrl.errors import EnvFailure, SettingsError
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import EvalResult, evaluate
 from agentrl.rollout.failures import guarded
-from agentrl.rollout.loop import RolloutLoop, RolloutResult, TrajectoryRunner
+from agentrl.rollout.loop import RolloutLoop, RolloutResult, TrajectoryRunner, group_id
 from agentrl.rollout.rewards import Grader
 
 
@@ -82,8 +82,9 @@ class RolloutSession:
         count = self.settings.rollout.rollout_batch_size
         done = [list(group.samples) for group in await to_thread.run_sync(self.feed.batch, count, rollout_id)]
         result = await self._loop.run(rollout_id, done=done)
-        fixed = await to_thread.run_sync(self.feed.batch, count, rollout_id)
-        result.groups = [list(group.samples) for group in fixed]
+        ids = await to_thread.run_sync(self.feed.fix, count, rollout_id)
+        by_id = {group_id(group): group for group in result.groups}
+        result.groups = [by_id[number] for number in ids]
         if template := self.settings.observability.save_debug_rollout_data:
             save_rollout(template, rollout_id, result.groups)
         return result
