@@ -6,6 +6,7 @@
    token limit. `close` is always called, also when the trajectory is cancelled.
 """
 
+import copy
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
@@ -16,10 +17,10 @@ import anyio
 from agentrl.chat import ChatSession, Delta, ParsedTurn
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Environment, Step, Turn
-from agentrl.errors import ContextOverflow, EngineFailure, EnvFailure, GraderFailure
+from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.failures import guarded
-from agentrl.sample import Message, Origin, Sample, Status
+from agentrl.rollout.failures import describe, guarded
+from agentrl.sample import Message, Origin, Sample, SpecInfo, Status
 
 T = TypeVar("T")
 
@@ -40,12 +41,26 @@ async def run_environment(
     """
     if context.environment is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
-    env = context.environment.create(context.args)
     try:
-        return await _Trajectory(context, env, sample, params).run(grade=grade)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await guarded(env.close(), what=f"{_name(env)}.close", timeout=CLOSE_TIMEOUT, failure=EnvFailure)
+        env = context.environment.create(context.args)
+    except Exception as raised:
+        raise EnvFailure(describe(f"making a {context.environment.__name__}", raised), kind="env_raised") from raised
+    try:
+        finished = await _Trajectory(context, env, sample, params).run(grade=grade)
+    except BaseException:
+        # What ended the trajectory goes on; a close that fails as well is noted on the sample.
+        try:
+            await _close(env)
+        except EnvFailure as failure:
+            sample.metadata["close_failure"] = str(failure)
+        raise
+    await _close(env)
+    return finished
+
+
+async def _close(env: Environment) -> None:
+    with anyio.CancelScope(shield=True):
+        await guarded(env.close(), what=f"{_name(env)}.close", timeout=CLOSE_TIMEOUT, failure=EnvFailure)
 
 
 def _name(env: Environment) -> str:
@@ -87,12 +102,7 @@ class _Trajectory:
     async def _start(self) -> ChatSession:
         settings = self.context.settings
         messages = await self._env("reset", self.env.reset(self.sample))
-        if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-            raise EnvFailure(
-                f"{_name(self.env)}.reset must return a list of messages ({{'role': ..., 'content': ...}}), "
-                f"got {messages!r:.200}",
-                kind="env_bad_result",
-            )
+        self._check_messages("reset", messages)
         self.messages = [dict(m) for m in messages]
         tools = self.env.toolbox.schemas or self.sample.metadata.get("tools")
         session = self.context.chat.session(messages, tools)
@@ -107,11 +117,24 @@ class _Trajectory:
         self.sample.set_prompt_tokens(prompt)
         return session
 
+    def _check_messages(self, method: str, messages: object) -> None:
+        if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
+            raise EnvFailure(
+                f"{_name(self.env)}.{method} must return a list of messages ({{'role': ..., 'content': ...}}), "
+                f"got {messages!r:.200}",
+                kind="env_bad_result",
+            )
+
     async def _generate(self, index: int) -> Generation:
         sample, context = self.sample, self.context
         budget = context.context_length - len(sample.tokens) - 1
         params = context.turn_params(self.params, sample, index, budget)
-        generation = await context.client.generate(sample.tokens, params, session_id=sample.session_id)
+        try:
+            generation = await context.client.generate(sample.tokens, params, session_id=sample.session_id)
+        except EngineRejected as error:
+            if error.kind != "context_overflow":
+                raise
+            raise ContextOverflow(str(error), kind="engine_context_overflow") from error
         record_generation(sample, generation, index)
         if generation.finish_reason.type == "abort":
             sample.status = Status.ABORTED
@@ -124,6 +147,12 @@ class _Trajectory:
         self.sample.non_generation_time += time.monotonic() - started
         if not isinstance(step, Step):
             raise EnvFailure(f"{_name(self.env)}.step must return a Step, got {step!r:.200}", kind="env_bad_result")
+        self._check_messages("step", step.messages)
+        if not isinstance(step.info, Mapping):
+            raise EnvFailure(
+                f"{_name(self.env)}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}",
+                kind="env_bad_result",
+            )
         if step.reward is not None:
             self.sample.metadata.setdefault("step_rewards", []).append(step.reward)
         _count(self.sample, step.info)
@@ -153,7 +182,11 @@ class _Trajectory:
         done.status = Status.COMPLETED
         done.rollout_id = done.index if done.rollout_id is None else done.rollout_id
         self.earlier.append(done)
-        self.sample = dataclass_replace(done, metadata=dict(done.metadata), status=Status.PENDING)
+        # Counters stay with the sample in which they were counted.
+        rest = {k: copy.deepcopy(v) for k, v in done.metadata.items() if k not in ("counters", "step_rewards")}
+        self.sample = dataclass_replace(
+            done, metadata=rest, status=Status.PENDING, spec_info=SpecInfo(), non_generation_time=0.0
+        )
         self.sample.set_prompt_tokens(prompt)
         return self.context.context_length - len(prompt) >= 2
 

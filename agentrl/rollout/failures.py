@@ -17,7 +17,9 @@ from agentrl.sample import Sample, Status
 T = TypeVar("T")
 
 
-async def guarded(call: Awaitable[T], *, what: str, timeout: float, failure: type[Failure]) -> T:
+async def guarded(
+    call: Awaitable[T], *, what: str, timeout: float, failure: type[Failure], late: type[Failure] | None = None
+) -> T:
     """Await `call` with a deadline; anything it raises comes out as `failure`.
 
     Args:
@@ -25,13 +27,15 @@ async def guarded(call: Awaitable[T], *, what: str, timeout: float, failure: typ
         what: whose code it is, for the message (`SearchEnv.step`).
         timeout: seconds it may take.
         failure: the type that names who is to blame.
+        late: the type for a missed deadline; default `failure`.
     """
     try:
         with anyio.fail_after(timeout) as scope:
             return await call
     except TimeoutError as error:
         if scope.cancelled_caught:
-            raise failure(f"{what} took longer than {timeout:g} s", kind=f"{failure.blame}_timeout") from error
+            late = late or failure
+            raise late(f"{what} took longer than {timeout:g} s", kind=f"{late.blame}_timeout") from error
         raise failure(describe(what, error), kind=f"{failure.blame}_raised") from error
     except Exception as raised:  # noqa: BLE001 - user code may raise anything; all of it comes out typed
         first = first_error(raised)
@@ -71,8 +75,13 @@ def mark_failed(sample: Sample, failure: Failure) -> Sample:
 
 
 def mask_out(sample: Sample) -> Sample:
-    """Keep the sample for statistics and baselines with reward 0, and train on none of its tokens."""
+    """Keep the sample for statistics and baselines with reward 0, and train on none of its tokens.
+
+    One that failed before its prompt was rendered gets a single prompt token: a train batch has no place for none.
+    """
     sample.remove_sample = True
+    if not sample.tokens:
+        sample.set_prompt_tokens([0])
     if sample.reward is None:
         sample.reward = 0.0
     return sample

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import PluginError
+from agentrl.errors import AgentRLError, PluginError
 from agentrl.plugins import load_object
+from agentrl.rollout.failures import describe
 from agentrl.sample import Sample
 
 
@@ -46,7 +47,12 @@ def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]
     """Ask the filter, if there is one."""
     if group_filter is None:
         return FilterOutput(True)
-    verdict = group_filter(args, list(samples))
+    try:
+        verdict = group_filter(args, list(samples))
+    except AgentRLError:
+        raise
+    except Exception as raised:
+        raise PluginError(describe("--dynamic-sampling-filter-path: the group filter", raised)) from raised
     if isinstance(verdict, bool):
         return FilterOutput(verdict, None if verdict else "filtered")
     keep = getattr(verdict, "keep", None)

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import anyio.to_thread
+import anyio
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
 from agentrl.plugins import load_object
 from agentrl.sample import Sample, Status
+from agentrl.tools.threads import run_in_daemon_thread
 
 Generated = list[list[Sample]]
 """For each input sample the samples that its trajectory produced, at least one."""
@@ -192,10 +193,10 @@ class RewardFunction:
         return rewards
 
 
-async def _invoke(call: "partial[Any]") -> Any:
+async def _invoke(call: partial[Any]) -> Any:
     if inspect.iscoroutinefunction(call.func):
         return await call()
-    result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    result = await run_in_daemon_thread(call)
     return await result if inspect.isawaitable(result) else result
 
 

@@ -39,6 +39,7 @@ class Recorder:
 
     context: RolloutContext
     params: SamplingParams
+    origin: Sample
     records: list[_Record] = field(default_factory=list)
     toolbox: Toolbox = field(default_factory=Toolbox)
 
@@ -69,7 +70,9 @@ class Recorder:
                 return record
         tools = self.toolbox.schemas or None
         session = self.context.chat.session(conversation, tools)
-        sample = Sample(index=len(self.records))
+        # The origin's numbers and the record's own make every conversation's sampling seeds its own.
+        attempt = f"{self.origin.metadata.get('attempt', 0)}/{len(self.records)}"
+        sample = Sample(group_index=self.origin.group_index, index=self.origin.index, metadata={"attempt": attempt})
         sample.set_prompt_tokens(session.prompt_ids)
         self.records.append(_Record(conversation, session, sample, len(conversation)))
         return self.records[-1]
@@ -92,11 +95,24 @@ class Recorder:
         record.sample.append_observation(delta.env, text=decode(delta.env), turn=record.turns)
 
     def claim(self, sample: Sample) -> bool:
-        """Give `sample` the tokens of its conversation; False if none was recorded for it."""
+        """Give `sample` the tokens of its conversation; False if none was recorded for it.
+
+        Its conversation is the one it was given before, the one whose list is `sample.prompt`, or the only one that
+        no other sample has.
+
+        Raises:
+            EnvFailure: several conversations could be its own.
+        """
         free = [r for r in self.records if r.owner is None or r.owner is sample]
         mine = [r for r in free if r.owner is sample or r.conversation is sample.prompt] or free
         if not mine:
             return False
+        if len(mine) > 1 and mine[0].owner is not sample:
+            raise EnvFailure(
+                f"{len(mine)} recorded conversations could be sample {sample.index}'s; call build_loss_mask(sample) "
+                "before the next sample's first turn, or generate on the list that is sample.prompt",
+                kind="env_bad_call",
+            )
         record = mine[0]
         record.owner = sample
         _copy_tokens(record.sample, sample)

@@ -33,7 +33,7 @@ from agentrl.sample import Sample, Status
 Group = list[Sample]
 
 HOPELESS = 10
-"""A rollout that has dropped this many times its target and kept nothing is given up."""
+"""A rollout that drops this many times its target in a row is given up."""
 
 
 class GroupStore(Protocol):
@@ -148,7 +148,7 @@ class TrajectoryRunner:
 
     async def _deadline(self, play: Awaitable[list[Sample]]) -> list[Sample]:
         timeout = self.context.settings.trajectory_timeout
-        return await guarded(play, what="the trajectory", timeout=timeout, failure=TrajectoryTimeout)
+        return await guarded(play, what="the trajectory", timeout=timeout, failure=EnvFailure, late=TrajectoryTimeout)
 
     async def _play(self, sample: Sample, params: SamplingParams, evaluation: bool) -> list[Sample]:
         own = self.grader.overrides_environment
@@ -156,7 +156,7 @@ class TrajectoryRunner:
             generated = await run_environment(self.context, sample, params, grade=not own)
         else:
             name = self.generate.name
-            recorder = Recorder(self.context, params)
+            recorder = Recorder(self.context, params, sample)
             with entered(self.context), recording(recorder):
                 call = self.generate.call_one(self.context.args, sample, params, evaluation)
                 generated = await guarded(
@@ -177,13 +177,15 @@ class TrajectoryRunner:
         attempt = 0
         while True:
             fresh = [_fresh(sample, attempt) for sample in samples]
-            recorder = Recorder(self.context, params)
+            recorder = Recorder(self.context, params, fresh[0])
             try:
                 async with self._limit:
                     with entered(self.context), recording(recorder):
                         call = self.generate.call_group(self.context.args, fresh, evaluation)
                         timeout = settings.trajectory_timeout * len(samples)
-                        finished = await guarded(call, what=name, timeout=timeout, failure=EnvFailure)
+                        finished = await guarded(
+                            call, what=name, timeout=timeout, failure=EnvFailure, late=TrajectoryTimeout
+                        )
                 recorder.fill([member for members in finished for member in members])
                 return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
             except Failure as failure:
@@ -268,8 +270,8 @@ class RolloutLoop:
                 group, outcome = await receive.receive()
                 del unfinished[id(group)]
                 await self._finish(group, outcome, scheduler, stats, kept)
-                if not scheduler.kept and scheduler.dropped >= HOPELESS * target:
-                    raise AgentRLError(_hopeless(stats, scheduler.dropped))
+                if scheduler.dropped_in_row >= HOPELESS * target:
+                    raise AgentRLError(_hopeless(stats, scheduler.dropped_in_row))
         kept.sort(key=lambda group: group[0].group_index or 0)
         stats.seconds = time.monotonic() - started
         return RolloutResult(kept, stats)

@@ -15,6 +15,7 @@ class GroupScheduler:
         limit: kept groups and groups in flight together, at least `target`; more is over-sampling.
         kept: groups that finished and count.
         dropped: groups that finished and do not count.
+        dropped_in_row: those since the last kept one.
         in_flight: groups started and not finished.
     """
 
@@ -22,6 +23,7 @@ class GroupScheduler:
     limit: int
     kept: int = 0
     dropped: int = 0
+    dropped_in_row: int = 0
     in_flight: int = 0
 
     def __post_init__(self) -> None:
@@ -47,7 +49,9 @@ class GroupScheduler:
         self.in_flight -= 1
         if keep and not self.done:
             self.kept += 1
+            self.dropped_in_row = 0
             return True
         if not keep:
             self.dropped += 1
+            self.dropped_in_row += 1
         return False

@@ -17,7 +17,7 @@ class FailureAction(StrEnum):
     KEEP_MASKED = "keep_masked"
     """Keep it with reward 0 for statistics and the group baseline, but train on none of its tokens."""
     SCORE = "score"
-    """Grade what there is and train on it like any other trajectory."""
+    """Keep what the model wrote so far and train on it, with reward 0 if it was not graded yet."""
     DROP_GROUP = "drop_group"
     """Drop its whole group, with the reason in the ledger, and lease another prompt."""
     RAISE = "raise"
