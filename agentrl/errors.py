@@ -6,6 +6,7 @@ Two families:
 2. `Failure`: one trajectory went wrong. It says who is to blame, so that a policy table can decide what follows.
 """
 
+import errno
 from enum import StrEnum
 
 
@@ -43,6 +44,24 @@ class LedgerError(AgentRLError):
 
 class TrainError(AgentRLError):
     """The training step cannot go on: impossible layout, non-finite loss, or a batch that does not fit."""
+
+
+def disk_trouble(error: BaseException) -> str | None:
+    """One sentence if `error` is the disk's and not the program's: full, over quota, read-only, or not permitted."""
+    if not isinstance(error, OSError) or error.errno not in _DISK:
+        return None
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror}; {_DISK[error.errno]}"
+
+
+_AGAIN = "then start the same command again: a run goes on from its newest checkpoint"
+_DISK = {
+    errno.ENOSPC: f"free some space, {_AGAIN}",
+    errno.EDQUOT: f"free some of the quota, {_AGAIN}",
+    errno.EROFS: "choose a folder on a disk that can be written",
+    errno.EACCES: "choose a folder that you may write to, or change its permissions",
+    errno.EPERM: "choose a folder that you may write to, or change its permissions",
+}
 
 
 class Blame(StrEnum):

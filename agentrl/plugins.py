@@ -76,7 +76,7 @@ def _load_file(source: str, what: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise PluginError(f"{what}: {file} failed to import: {_reason(error)}") from error
+        raise PluginError(f"{what}: {file} failed to import: {describe_error(error)}") from error
     finally:
         sys.path.remove(str(file.parent))
     return module
@@ -89,16 +89,16 @@ def _load_module(source: str, what: str) -> ModuleType:
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
         if error.name is None or not (source == error.name or source.startswith(error.name + ".")):
-            raise PluginError(f"{what}: {source} failed to import: {_reason(error)}") from error
+            raise PluginError(f"{what}: {source} failed to import: {describe_error(error)}") from error
         raise PluginError(
             f"{what}: no module {error.name!r} (looked in {cwd} and on the Python path); "
             "install the package, run from its folder, or give 'path/file.py:Name'"
         ) from error
     except Exception as error:
-        raise PluginError(f"{what}: {source} failed to import: {_reason(error)}") from error
+        raise PluginError(f"{what}: {source} failed to import: {describe_error(error)}") from error
 
 
-def _reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The error and the line that raised it; a syntax error's text names its own."""
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from agentrl.buffer.source import (
     load_buffer_filter,
     open_dataset,
 )
-from agentrl.errors import PluginError
-from agentrl.plugins import load_object
+from agentrl.errors import AgentRLError, PluginError
+from agentrl.plugins import describe_error, load_object
 from agentrl.sample import Sample
 
 
@@ -36,7 +37,11 @@ def load_source(args: Any) -> DataSource:
         kind = RolloutDataSourceWithBuffer if getattr(args, "buffer_filter_path", None) else RolloutDataSource
         return kind(args)
     found = _find(path)
-    source = _construct(found, args, path) if inspect.isclass(found) else found
+    if inspect.isclass(found):
+        with _user_code(f"--data-source-path {path!r}: {found.__name__}()"):
+            source = _construct(found, args, path)
+    else:
+        source = found
     return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, args)
 
 
@@ -61,6 +66,17 @@ def check_source(args: Any) -> PromptRow | None:
 
 def _find(path: str) -> Any:
     return load_object(path, what="--data-source-path", default_names=("DataSource", "RolloutDataSource"))
+
+
+@contextmanager
+def _user_code(what: str) -> Iterator[None]:
+    """Name the user's code in front of whatever it raises."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what} raised {describe_error(error)}") from error
 
 
 def _check_methods(source: Any, name: str) -> None:
@@ -103,7 +119,8 @@ class SourceAdapter:
         Raises:
             PluginError: not a list of groups or samples, an empty group, or more groups than asked for.
         """
-        given = self.source.get_samples(num_groups)
+        with _user_code(f"{self._name}.get_samples"):
+            given = self.source.get_samples(num_groups)
         if not isinstance(given, (list, tuple)):
             hint = "; it must be a plain function, not async" if inspect.isawaitable(given) else ""
             raise PluginError(
@@ -127,7 +144,8 @@ class SourceAdapter:
 
     def add_samples(self, groups: Sequence[Group]) -> None:
         """Hand groups to the user's source."""
-        self.source.add_samples(list(groups))
+        with _user_code(f"{self._name}.add_samples"):
+            self.source.add_samples(list(groups))
 
     def save(self, path: str | Path) -> None:
         """Let the user's source save itself, if it can."""
@@ -143,7 +161,8 @@ class SourceAdapter:
 
     def _optional(self, method: str, *values: Any) -> None:
         if callable(found := getattr(self.source, method, None)):
-            found(*values)
+            with _user_code(f"{self._name}.{method}"):
+                found(*values)
 
     def __len__(self) -> int:
         return len(self.source) if hasattr(self.source, "__len__") else 0

@@ -2,7 +2,7 @@
 
 1. A command's module is imported when the command runs: `agentrl --help` loads none of pydantic, torch, ray.
 2. An `AgentRLError` is one red message on standard error and exit code 2; `--debug` or AGENTRL_DEBUG=1 adds the
-   traceback. Ctrl-C is exit code 130. Any other exception is a bug and keeps its traceback.
+   traceback. So is a disk that is full or may not be written. Ctrl-C is exit code 130. Any other exception is a bug and keeps its traceback.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, disk_trouble
 
 
 class Entry(NamedTuple):
@@ -110,14 +110,14 @@ def run(argv: list[str]) -> int:
             raise
         extra = _EXTRAS[(error.name or "").partition(".")[0]]
         return _fail(f"this needs the package {error.name}: pip install 'agentrl[{extra}]'", error, debug)
-    except (AgentRLError, BaseExceptionGroup) as error:
+    except (AgentRLError, OSError, BaseExceptionGroup) as error:
         leaves = list(_leaves(error))
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
             return 130
-        known = [leaf for leaf in leaves if isinstance(leaf, AgentRLError)]
-        if len(known) != len(leaves):
+        said = [str(leaf) if isinstance(leaf, AgentRLError) else disk_trouble(leaf) for leaf in leaves]
+        if None in said:
             raise
-        return _fail("\n".join(dict.fromkeys(str(leaf) for leaf in known)), error, debug)
+        return _fail("\n".join(dict.fromkeys(filter(None, said))), error, debug)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from agentrl.cluster.settings import ClusterSettings
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, disk_trouble
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def wait(references: Any, *, what: str, timeout: float) -> Any:
         cause = error.cause
         if isinstance(cause, AgentRLError):
             raise cause from None
-        raise AgentRLError(f"{what} failed: {type(cause).__name__}: {cause}") from error
+        raise AgentRLError(f"{what} failed: {disk_trouble(cause) or f'{type(cause).__name__}: {cause}'}") from error
     except RayActorError as error:
         raise AgentRLError(f"{what} failed: {_who_died(error)}") from error
     return values if isinstance(references, list) else values[0]

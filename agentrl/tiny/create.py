@@ -69,7 +69,7 @@ def create(
         corpus: texts to train the tokenizer on; words that are frequent here become single tokens.
 
     Raises:
-        SettingsError: the sizes do not fit together.
+        SettingsError: the sizes do not fit together, or the folder cannot be made.
     """
     if arch not in _ARCHS:
         raise SettingsError(f"arch: expected one of {', '.join(_ARCHS)}, got {arch!r}")
@@ -78,6 +78,10 @@ def create(
             f"hidden={hidden}, heads={heads}, kv_heads={kv_heads}: expected hidden to be an even multiple of heads, "
             "and heads a multiple of kv_heads"
         )
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be made: {error.strerror}; choose another folder") from error
     tokenizer = train_tokenizer(DEFAULT_CORPUS if corpus is None else corpus, vocab_size)
     config = _config(
         arch,
