@@ -32,6 +32,12 @@ def test_what_cannot_be_found(path: str, message: str) -> None:
         load_object(path, what="--env")
 
 
+def test_a_file_that_raises_at_import_is_named_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text("x = 1\ny = 1 / 0\n")
+    with pytest.raises(PluginError, match=r"raises.py failed to import: ZeroDivisionError: .* at .*raises.py:2"):
+        load_object(f"{tmp_path}/raises.py:Env", what="--env")
+
+
 def test_a_file_that_fails_to_import_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_thing_here\n")
     with pytest.raises(PluginError, match=r"broken.py failed to import: ModuleNotFoundError.*no_such_thing_here"):

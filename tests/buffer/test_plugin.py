@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from agentrl.buffer import DataSource, GroupFeed, Ledger, RolloutDataSource, RolloutDataSourceWithBuffer, load_source
+from agentrl.buffer import (
+    DataSource,
+    GroupFeed,
+    Ledger,
+    RolloutDataSource,
+    RolloutDataSourceWithBuffer,
+    check_source,
+    load_source,
+)
 from agentrl.errors import PluginError
 from agentrl.sample import Sample
 from tests.buffer.make import finished, make_args, prompts
@@ -69,6 +77,16 @@ class NoAdd:
         return []
 
 
+class Raising(FromNothing):
+    def get_samples(self, num_samples: int) -> Any:
+        return {}["prompts"]
+
+
+class RaisingInit(FromNothing):
+    def __init__(self) -> None:
+        raise ValueError("no index")
+
+
 class Bad(FromNothing):
     answer: Any = None
 
@@ -129,6 +147,25 @@ def test_answers_that_do_not_fit(data: Path, monkeypatch: pytest.MonkeyPatch, an
     monkeypatch.setattr(Bad, "answer", answer)
     with pytest.raises(PluginError, match=message):
         named(data, "Bad").get_samples(1)
+
+
+def test_a_source_that_raises_is_named_with_the_line(data: Path) -> None:
+    with pytest.raises(PluginError, match=r"Raising.get_samples raised KeyError: 'prompts' at .*test_plugin.py:\d+"):
+        named(data, "Raising").get_samples(1)
+    with pytest.raises(PluginError, match=r"RaisingInit\(\) raised ValueError: no index at .*test_plugin.py:\d+"):
+        named(data, "RaisingInit")
+
+
+def test_checking_a_source_builds_nothing(data: Path) -> None:
+    def check(name: str, **settings: Any) -> Any:
+        return check_source(make_args(data, data_source_path=f"{__name__}:{name}", **settings))
+
+    row = check("RaisingInit")
+    assert row.index == 0
+    with pytest.raises(PluginError, match="NoAdd has no method 'add_samples'"):
+        check("NoAdd")
+    with pytest.raises(PluginError, match="--buffer-filter-path"):
+        check("FromArgs", buffer_filter_path="agentrl.buffer.source:nothing_here")
 
 
 def test_under_a_ledger_a_users_prompts_survive_a_kill(data: Path, tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""User code that raises, hangs or returns the wrong thing: whose it was and what to do is in the message."""
+
+import anyio
+import pytest
+
+from agentrl import Environment, Sample, Step
+from agentrl.chat import Chat
+from agentrl.errors import AgentRLError, Blame, EnvFailure, GraderFailure, PluginError, TrajectoryTimeout
+from agentrl.rollout.settings import FailureAction
+from tests.rollout.test_loop import END, EchoEnv, Store, build
+
+
+class RaisingInit(EchoEnv):
+    def __init__(self) -> None:
+        raise OSError("no such index")
+
+
+class RaisingReset(EchoEnv):
+    async def reset(self, sample):
+        return [{"role": "user", "content": sample.metadata["question"]}]
+
+
+class HangingReset(EchoEnv):
+    async def reset(self, sample):
+        await anyio.sleep_forever()
+
+
+class TextMessages(EchoEnv):
+    async def step(self, turn):
+        return Step(["a text"])
+
+
+class OneMessage(EchoEnv):
+    async def step(self, turn):
+        return Step({"role": "user", "content": "not in a list"})
+
+
+class ListInfo(EchoEnv):
+    async def step(self, turn):
+        return Step(done=True, info=[1])
+
+
+class NoRole(EchoEnv):
+    async def reset(self, sample):
+        return [{"content": "who says it?"}]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (RaisingInit, r"making a RaisingInit raised OSError: no such index at .*test_user_faults.py:\d+"),
+        (RaisingReset, r"RaisingReset.reset raised KeyError: 'question' at .*test_user_faults.py:\d+"),
+        (HangingReset, r"HangingReset.reset took longer than 0.1 s"),
+        (TextMessages, r"TextMessages.step must return a list of messages .*got \['a text'\]"),
+        (OneMessage, "OneMessage.step must return a list of messages"),
+        (ListInfo, r"ListInfo.step: Step.info must be a mapping of numbers, got \[1\]"),
+        (NoRole, "NoRole.reset must return a list of messages"),
+    ],
+)
+async def test_an_environment(chat: Chat, environment: type[Environment], message: str) -> None:
+    store = Store()
+    loop, _ = build(chat, [f"hello{END}"], environment=environment, env_timeout=0.1, store=store)
+    with pytest.raises(EnvFailure, match=message):
+        await loop.run(0)
+    assert set(store.fate.values()) == {"released"}
+
+
+async def raising(args, sample, sampling_params):
+    raise ValueError("cannot reach the sandbox")
+
+
+async def raising_group(args, samples):
+    raise ValueError("cannot reach the sandbox")
+
+
+async def hanging(args, sample, sampling_params):
+    await anyio.sleep_forever()
+
+
+async def hanging_group(args, samples):
+    await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("generate", [raising, raising_group])
+async def test_a_generate_function_that_raises(chat: Chat, generate) -> None:
+    loop, _ = build(chat, [], generate=generate, environment=None)
+    with pytest.raises(EnvFailure, match=r"my generate raised ValueError: cannot reach the sandbox at .*\.py:\d+"):
+        await loop.run(0)
+
+
+@pytest.mark.parametrize("generate", [hanging, hanging_group])
+async def test_a_generate_function_that_hangs_is_a_timeout(chat: Chat, generate) -> None:
+    policy = {Blame.TIMEOUT: FailureAction.RAISE}
+    loop, _ = build(chat, [], generate=generate, environment=None, trajectory_timeout=0.1, failure_policy=policy)
+    with pytest.raises(TrajectoryTimeout, match=r"took longer than 0\.[12] s"):
+        await loop.run(0)
+
+
+async def raising_reward(args, sample):
+    return {}["score"]
+
+
+async def hanging_reward(args, sample):
+    await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (raising_reward, r"my reward raised KeyError: 'score' at .*test_user_faults.py:\d+"),
+        (hanging_reward, "my reward took longer than 0.1 s"),
+    ],
+)
+async def test_a_reward_function(chat: Chat, reward, message: str) -> None:
+    policy = {Blame.GRADER: FailureAction.RAISE}
+    loop, _ = build(chat, [f"hello{END}"], reward=reward, reward_timeout=0.1, failure_policy=policy)
+    with pytest.raises(GraderFailure, match=message):
+        await loop.run(0)
+
+
+@pytest.mark.parametrize(("answer", "got"), [([1.0], "1"), (1.0, "float 1.0")])
+async def test_the_wrong_number_of_rewards_ends_the_run_at_once(chat: Chat, answer, got: str) -> None:
+    async def reward(args, samples):
+        return answer
+
+    loop, _ = build(chat, [f"hello{END}"], reward=reward, group_rm=True)
+    with pytest.raises(AgentRLError, match=f"my reward returned {got} rewards for 2 samples; return a list"):
+        await loop.run(0)
+
+
+async def test_a_reward_function_that_fails_now_and_then_drops_the_group(chat: Chat) -> None:
+    async def reward(args, sample):
+        return 1.0 / (sample.group_index != 1)
+
+    store = Store()
+    loop, _ = build(chat, [f"hello{END}"], reward=reward, store=store)
+    result = await loop.run(0)
+    assert store.fate[1] == "dropped:grader/grader_raised"
+    assert len(result.groups) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda samples: samples[9], r"the group filter raised IndexError: .* at .*test_user_faults.py:\d+"),
+        (lambda samples: "yes", "must return a bool or an object with a bool `keep`, got 'yes'"),
+    ],
+)
+async def test_a_group_filter(chat: Chat, answer, message: str) -> None:
+    def choose(args, samples: list[Sample]):
+        return answer(samples)
+
+    loop, _ = build(chat, [f"hello{END}"], group_filter=choose)
+    with pytest.raises(PluginError, match=message):
+        await loop.run(0)
