@@ -17,7 +17,7 @@ from agentrl.cluster.evalsets import eval_sets
 from agentrl.config import Purpose, RunSettings
 from agentrl.engine import check_launch
 from agentrl.envs import Environment, load_environment
-from agentrl.errors import DataError, SettingsError
+from agentrl.errors import CheckpointError, DataError, SettingsError
 from agentrl.plugins import load_object
 from agentrl.rm_hub import check_rm_type
 from agentrl.rollout.filters import GroupFilter, load_filter
@@ -75,6 +75,8 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
         AgentRLError: the first mistake found, with the flag, file or line that it is in.
     """
     _model_folder(settings, purpose)
+    if purpose == "train":
+        _checkpoint(settings)
     template = settings.cluster.load_debug_rollout_data
     if purpose == "train" and template is not None:
         _dump(template)
@@ -106,6 +108,23 @@ def _model_folder(settings: RunSettings, purpose: Purpose) -> None:
         load_object(path, what="--advantage-estimator")
 
 
+def _checkpoint(settings: RunSettings) -> None:
+    """A folder to resume from that holds nothing would silently start afresh.
+
+    That is wanted where it is the folder to save to as well: the first life of a run finds it empty.
+    """
+    load, save = settings.train.load, settings.train.save
+    if load is None or (save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()):
+        return
+    from agentrl.train.megatron.checkpoint import latest
+
+    if latest(Path(load).expanduser()) is None:
+        raise CheckpointError(
+            f"--load {load}: no complete checkpoint in it; correct the path, or leave it out to start from "
+            f"--hf-checkpoint {settings.train.hf_checkpoint}"
+        )
+
+
 def _dump(template: str) -> None:
     """A resumed run begins later, so that any rollout's file will do."""
     pattern = dump_path(template, 0)
@@ -128,7 +147,7 @@ def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | 
     if rm_type is not None:
         check_rm_type(rm_type)
     env = plugins.environment
-    if plugins.reward is not None or env is None or first is None:
+    if plugins.reward is not None or plugins.generate is not None or env is None or first is None:
         return
     if any(getattr(env, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
         return

@@ -9,10 +9,32 @@ from pydantic import ValidationError
 from agentrl.config.fields import FieldRef
 from agentrl.errors import SettingsError
 
+_ELSEWHERE: Mapping[str, str] = {
+    "batch_size": "rollout_batch_size",
+    "epochs": "num_epoch",
+    "group_size": "n_samples_per_prompt",
+    "learning_rate": "lr",
+    "max_new_tokens": "rollout_max_response_len",
+    "max_tokens": "rollout_max_response_len",
+    "model": "hf_checkpoint",
+    "model_name_or_path": "hf_checkpoint",
+    "model_path": "hf_checkpoint",
+    "num_generations": "n_samples_per_prompt",
+    "reward_function": "custom_rm_path",
+    "temperature": "rollout_temperature",
+    "train_data": "prompt_data",
+}
+"""What other trainers call our settings: spelling alone would not lead there."""
+
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     """The known names closest to `name`, best first; empty if none is close."""
-    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
+    plain = difflib.get_close_matches(name.lstrip("-").replace("-", "_"), _ELSEWHERE, n=1, cutoff=0.9)
+    ours = [_ELSEWHERE[plain[0]], "--" + _ELSEWHERE[plain[0]].replace("_", "-")] if plain else []
+    meant = [other for other in ours if other in names]
+    return [*meant, *(c for c in close if c not in meant)][:count]
 
 
 def did_you_mean(names: Iterable[str]) -> str:

@@ -94,9 +94,28 @@ def test_version() -> None:
         (("report", "."), ["metrics.jsonl", "no such file"]),
         (("init",), ["PATH"]),
         (("init", "m", "--layers", "0"), ["--layers"]),
+        (("init", "m", "--heads", "3"), ["heads=3", "multiple"]),
+        (("init", "file.txt/m"), ["file.txt/m cannot be made: Not a directory"]),
+        (("check",), ["TARGET"]),
+        (("check", "adding.py"), ["'adding.py'", "path/file.py:Name"]),
+        (("check", "syntax.py:Env"), ["syntax.py failed to import: SyntaxError", "line 1"]),
+        (("check", "function.py:Env"), ["Env is a function, expected a subclass of agentrl.Environment"]),
+        (("report",), ["RUN"]),
+        (("report", "nowhere"), ["nowhere/metrics.jsonl: no such file"]),
+        (("report", ".", "--tittle", "x"), ["--tittle", "--title"]),
+        (("rollout", "--promt-data", "x"), ["unknown flag --promt-data", "--prompt-data"]),
+        (("rollout", "--hf-checkpoint", "."), ["no prompts", "--prompt-data", "--env"]),
+        (("train", "--model", "m"), ["unknown flag --model", "did you mean --hf-checkpoint"]),
+        (("eval",), ["--hf-checkpoint is missing", "--eval-prompt-data"]),
+        (("train", "--config", "unknown.yaml"), ["unknown.yaml line 2", "learning_rat", "did you mean lr"]),
+        (("serve", "nowhere"), ["config.json", "nowhere"]),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(args: tuple[str, ...], parts: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("not a folder")
+    (tmp_path / "syntax.py").write_text("class Env(Environment)\n    pass\n")
+    (tmp_path / "function.py").write_text("def Env(args, samples): ...\n")
+    (tmp_path / "unknown.yaml").write_text("seed: 1\nlearning_rat: 1e-5\n")
     done = agentrl(*args, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert [part for part in parts if part not in done.stderr] == [], done.stderr

@@ -113,6 +113,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"chat_template_path": "nowhere.jinja"}, ["--chat-template-path", "no file 'nowhere.jinja'"]),
         ({"tool_call_parser": "hermez"}, ["--tool-call-parser 'hermez'", "hermes"]),
         ({"engine": "external"}, ["--rollout-external-engine-addrs host:port"]),
+        ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
         ({"load_debug_rollout_data": "dumps"}, ["--load-debug-rollout-data dumps", "--save-debug-rollout-data"]),
         ({"tensor_model_parallel_size": 4, "actor_num_gpus_per_node": 4}, ["2 key-value heads", "1, 2"]),
         ({"global_batch_size": 3}, ["= 8 samples", "set --global-batch-size"]),
@@ -179,6 +180,7 @@ def test_an_output_folder_that_cannot_be_made(here: RunKit, capsys: pytest.Captu
 
 def test_good_inputs_pass_and_none_of_the_users_code_is_called(here: RunKit) -> None:
     settings = RunSettings.from_cli(here.arguments(env="plugins.py:Early", eval_prompt_data="prompts.jsonl"))
+    settings = settings.replace(save="saved", load="./saved")
     for purpose in ("train", "rollout", "eval"):
         preflight(settings.check_complete(purpose), purpose)
     assert any(name.startswith("agentrl_plugin_plugins_") for name in sys.modules)

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.engine import EngineSettings, launch, launch_blocking
+from agentrl.engine import EngineSettings, check_launch, launch, launch_blocking
 from agentrl.engine.commands import engine_command
 from agentrl.errors import EngineUnreachable, SettingsError
 
@@ -111,6 +111,25 @@ async def test_external_needs_addresses(tmp_path: Path):
     with pytest.raises(SettingsError, match="--rollout-external-engine-addrs"):
         async with launch(EngineSettings(engine="external"), "", log_dir=tmp_path):
             pass
+
+
+async def test_checking_a_launch_starts_nothing():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        nobody = EngineSettings(engine="external", rollout_external_engine_addrs=(f"127.0.0.1:{port}",))
+        with pytest.raises(EngineUnreachable, match=f"no engine answers at http://127.0.0.1:{port} .*start the server"):
+            await check_launch(nobody, 1)
+        held.listen()
+        with pytest.raises(EngineUnreachable, match=f"port {port} on 127.0.0.1 is taken"):
+            await check_launch(EngineSettings(engine_port_base=port), 1)
+        await check_launch(EngineSettings(engine_port_base=port), 1, local=False)
+        # Something that takes connections and is slow to answer may be an engine that is still loading.
+        await check_launch(nobody.model_copy(update={"engine_connect_timeout": 0.05}), 1)
+    with pytest.raises(SettingsError, match="--rollout-external-engine-addrs"):
+        await check_launch(EngineSettings(engine="external"), 1)
+    with pytest.raises(SettingsError, match="--engine-python nowhere/python: no such program"):
+        await check_launch(EngineSettings(engine="sglang", engine_python="nowhere/python"), 1)
 
 
 PARENT = """
