@@ -19,5 +19,5 @@ def command(settings: RunSettings) -> int:
 
     for name, value in evaluate(settings).items():
         click.echo(f"{name:40s} {value:.4f}")
-    click.echo(f"trajectories: {settings.observability.output_dir}/eval")
+    click.echo(f"trajectories: {settings.observability.output_dir}/evaluation")
     return 0

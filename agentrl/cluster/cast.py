@@ -26,9 +26,13 @@ class Cast:
         self.worker: Any = None
         self.sync: WeightSync | None = None
 
-    def ask(self, reference: Any, *, what: str, timeout: float | None = None) -> Any:
-        """Wait for the rollout worker."""
-        return wait(reference, what=what, timeout=timeout or self.settings.cluster.train_timeout)
+    def ask(self, reference: Any, *, what: str) -> Any:
+        """Wait for a short answer of the rollout worker."""
+        return wait(reference, what=what, timeout=self.settings.cluster.start_timeout)
+
+    def ask_rollouts(self, reference: Any, *, what: str) -> Any:
+        """Wait for the rollout worker to generate."""
+        return wait(reference, what=what, timeout=self.settings.cluster.rollout_timeout)
 
 
 @contextlib.contextmanager
@@ -62,12 +66,14 @@ def assemble(settings: RunSettings, folder: RunFolder, checkpoint: tuple[str, in
             trainers.call("load", checkpoint[0], what="loading the checkpoint")
         if engines is not None:
             urls = engines.urls(engines_starting)
+            stack.callback(_close_quietly, cast.worker)
             started = cast.worker.start.remote(urls, checkpoint[1] if checkpoint else None)
             wait(started, what="starting the rollout worker", timeout=settings.cluster.start_timeout)
-            stack.callback(_close_quietly, cast.worker)
             cast.sync = WeightSync(settings, trainers, cast.worker, len(urls), folder)
         folder.write_processes(_processes(cast, engines))
         yield cast
+        if cast.sync is not None:
+            cast.sync.close()
 
 
 def _processes(cast: Cast, engines: EngineGroup | None) -> dict[str, list[int]]:

@@ -4,8 +4,8 @@ The order of the records makes every moment safe to be killed at: the ledger say
 that contains the step is written, and a resume takes back what no checkpoint proves.
 """
 
+import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 from agentrl.buffer import load_rollout
@@ -25,17 +25,17 @@ def train(settings: RunSettings) -> int:
     """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code."""
     preflight(settings.check_complete("train"), "train")
     settings = resolve_device(settings)
-    folder = RunFolder.open(settings)
-    found = latest(folder.load)
-    checkpoint = None if found is None else (str(found.path), found.step)
-    first = 0 if checkpoint is None else checkpoint[1] + 1
-    with (
-        MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
-        Progress(settings.observability, total=settings.rollout.num_rollout, done=first) as progress,
-    ):
-        progress.phase("starting Ray, the trainer and the engines")
-        with assemble(settings, folder, checkpoint) as cast:
-            TrainLoop(cast, logger, progress).run(first)
+    with RunFolder.open(settings) as folder:
+        found = latest(folder.checkpoints) or latest(folder.load)
+        checkpoint = None if found is None else (str(found.path), found.step)
+        first = 0 if checkpoint is None else checkpoint[1] + 1
+        with (
+            MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
+            Progress(settings.observability, total=settings.rollout.num_rollout, done=first) as progress,
+        ):
+            progress.phase("starting Ray, the trainer and the engines")
+            with assemble(settings, folder, checkpoint) as cast:
+                TrainLoop(cast, logger, progress).run(first)
     return 0
 
 
@@ -52,21 +52,21 @@ class TrainLoop:
         self._send_weights(first)
         if first == 0 and settings.rollout.eval_before_train:
             self._evaluate(-1)
-        covered = first - 1
+        done = covered = first - 1
         for rollout_id in range(first, last + 1):
             if not self._rollout(rollout_id):
                 break
+            done = rollout_id
+            # The evaluation comes before the checkpoint: a resume repeats both or neither.
+            evaluating = _due(settings.rollout.eval_interval, rollout_id)
+            if _due(settings.cluster.update_weights_interval, rollout_id) or evaluating or rollout_id == last:
+                self._send_weights(rollout_id + 1)
+            if evaluating:
+                self._evaluate(rollout_id)
             if _due(settings.train.save_interval, rollout_id):
                 self._checkpoint(rollout_id)
                 covered = rollout_id
-            if _due(settings.cluster.update_weights_interval, rollout_id) or rollout_id == last:
-                self._send_weights(rollout_id + 1)
-            if _due(settings.rollout.eval_interval, rollout_id):
-                self._evaluate(rollout_id)
-            done = rollout_id
-        else:
-            done = last
-        if first <= last and covered < done:
+        if covered < done:
             self._checkpoint(done)
         self.progress.phase("writing the model")
         self.cast.trainers.call("save_hf", str(self.cast.folder.model), what="writing the model")
@@ -94,7 +94,7 @@ class TrainLoop:
         if self.cast.worker is None:
             return self._load_dump(rollout_id)
         batch, info = self.cast.worker.generate.remote(rollout_id)
-        return batch, self.cast.ask(info, what=f"generating rollout {rollout_id}")
+        return batch, self.cast.ask_rollouts(info, what=f"generating rollout {rollout_id}")
 
     def _load_dump(self, rollout_id: int) -> tuple[TrainBatch, dict[str, Any]]:
         template = self.settings.cluster.load_debug_rollout_data
@@ -108,10 +108,13 @@ class TrainLoop:
 
     def _checkpoint(self, rollout_id: int) -> None:
         self.progress.phase(f"rollout {rollout_id}: saving")
-        path: Path = self.cast.folder.checkpoint(rollout_id)
+        path = self.cast.folder.checkpoint(rollout_id)
         self.cast.trainers.call("save", str(path), rollout_id, what="saving the checkpoint")
         if self.cast.worker is not None:
             self.cast.ask(self.cast.worker.checkpointed.remote(rollout_id), what="recording the checkpoint")
+        if keep := self.settings.train.keep_checkpoints:
+            for old in sorted(path.parent.glob("rollout_*"))[:-keep]:
+                shutil.rmtree(old)
 
     def _send_weights(self, version: int) -> None:
         if self.cast.sync is not None:
@@ -122,7 +125,7 @@ class TrainLoop:
         if self.cast.worker is None or not self.settings.rollout.eval_prompt_data:
             return
         self.progress.phase("evaluating")
-        metrics = self.cast.ask(self.cast.worker.evaluate.remote(rollout_id + 1), what="evaluating")
+        metrics = self.cast.ask_rollouts(self.cast.worker.evaluate.remote(rollout_id + 1), what="evaluating")
         self._log(rollout_id, metrics)
 
     def _log(self, rollout_id: int, metrics: dict[str, float]) -> None:

@@ -9,6 +9,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.cluster.runtime import enter_workspace, wait, worker_environment
+from agentrl.cluster.trainers import node_address
 from agentrl.config import RunSettings
 
 
@@ -29,7 +30,14 @@ class EngineActor:
         base = s.engine.engine_port_base
         own = s.engine.model_copy(update={"engine_port_base": None if base is None else base + index})
         folder = Path(log_folder) / f"engine_{index}"
-        launched = launch_blocking(own, s.train.hf_checkpoint, count=1, log_dir=folder)
+        launched = launch_blocking(
+            own,
+            s.train.hf_checkpoint,
+            count=1,
+            log_dir=folder,
+            host=node_address(s) if s.cluster.ray_address else None,
+            gpus_per_engine=s.cluster.rollout_num_gpus_per_engine,
+        )
         self._process = self._stack.enter_context(launched)[0]
         return self._process.url
 

@@ -1,52 +1,82 @@
-"""The run's folder: what lies where, and how a run is recognised when it is started again."""
+"""The run's folder: what lies where, and how a run is recognised when it is started again.
 
+A training run lives in `output_dir` itself; `agentrl rollout` and `agentrl eval` write into folders of their own
+below it, so that they never touch a run. One process at a time: the folder is locked before anything is written.
+"""
+
+import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config import RunSettings
+from agentrl.config import Purpose, RunSettings
 from agentrl.errors import SettingsError
+
+_BELOW: dict[Purpose, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
+
+
+def _unwritable(path: Path, error: OSError) -> SettingsError:
+    return SettingsError(f"--output-dir {path} cannot be written: {error.strerror}; choose another folder")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths of one run. The same folder given again resumes the run."""
+    """Paths of one run. The same folder given to `agentrl train` again resumes the run."""
 
     path: Path
     checkpoints: Path
     """Where checkpoints are written."""
     load: Path
-    """Where the newest checkpoint is looked for."""
+    """Where a checkpoint is looked for when `checkpoints` has none."""
 
     @classmethod
-    def open(cls, settings: RunSettings) -> "RunFolder":
-        """Make the folder and write the resolved settings into it.
+    @contextmanager
+    def open(cls, settings: RunSettings, purpose: Purpose = "train") -> "Iterator[RunFolder]":
+        """Make and lock the folder, and write the resolved settings into it.
 
         Raises:
-            SettingsError: it cannot be made or written.
+            SettingsError: it cannot be made or written, or another process is using it.
         """
-        path = Path(settings.observability.output_dir).expanduser().resolve()
+        path = Path(settings.observability.output_dir).expanduser().resolve() / _BELOW[purpose]
         save = Path(settings.train.save).expanduser().resolve() if settings.train.save else path / "checkpoints"
         load = Path(settings.train.load).expanduser().resolve() if settings.train.load else save
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            (path / "logs").mkdir(exist_ok=True)
+            (path / "logs").mkdir(parents=True, exist_ok=True)
+            lock = (path / ".lock").open("ab")
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise SettingsError(
+                    f"--output-dir {path} is in use by another agentrl process; wait for it or choose another folder"
+                ) from error
+            cls._write_settings(path, settings)
+            yield cls(path, save, load)
+
+    @staticmethod
+    def _write_settings(path: Path, settings: RunSettings) -> None:
+        try:
             draft = path / f".settings.{os.getpid()}.json"
             draft.write_text(settings.model_dump_json(indent=2) + "\n")
             os.replace(draft, path / "settings.json")
         except OSError as error:
-            raise SettingsError(
-                f"--output-dir {path} cannot be written: {error.strerror}; choose another folder"
-            ) from error
-        return cls(path, save, load)
+            raise _unwritable(path, error) from error
 
     def write_processes(self, processes: Mapping[str, Sequence[int]]) -> None:
         """Write the process ids of this life of the run, by role, to `processes.json`."""
         draft = self.path / f".processes.{os.getpid()}.json"
         draft.write_text(json.dumps(processes) + "\n")
         os.replace(draft, self.path / "processes.json")
+
+    def forget_ledger(self) -> None:
+        """Remove the ledger of an earlier life: generating without training has nothing to resume."""
+        for file in self.path.glob("ledger.sqlite*"):
+            file.unlink()
 
     @property
     def logs(self) -> Path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from agentrl.rollout.evaluate import heads
 from agentrl.rollout.loop import RolloutStats
 from agentrl.sample import Sample, Status
 
@@ -15,8 +16,11 @@ def rollout_metrics(
     `dropped/<reason>`.
     """
     kept = [sample for group in groups for sample in group]
+    rewards = [s.get_reward_value(reward_key) for group in groups for s in heads(group)]
     metrics = {f"rollout/{name}": value for name, value in _describe(kept, reward_key).items()}
     metrics.update({f"offered/{name}": value for name, value in _describe(stats.offered, reward_key).items()})
+    # A trajectory that fanned out into several samples counts once, as it does in evaluation.
+    metrics["rollout/reward"] = _mean(rewards)
     spreads = [_spread([s.get_reward_value(reward_key) for s in group]) for group in groups if group]
     metrics["rollout/zero_std_groups"] = _mean([spread < 1e-9 for spread in spreads])
     metrics["rollout/groups"] = float(len(groups))

@@ -18,16 +18,16 @@ from agentrl.observability.progress import Progress
 def evaluate(settings: RunSettings) -> dict[str, float]:
     """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values.
 
-    The trajectories go to `<output_dir>/eval/<set>/0.jsonl`.
+    The trajectories go to `<output_dir>/evaluation/eval/<set>/0.jsonl`.
     """
     preflight(settings.check_complete("eval"), "eval")
     return anyio.run(_evaluate, settings, backend_options={"use_uvloop": True})
 
 
 async def _evaluate(settings: RunSettings) -> dict[str, float]:
-    folder = RunFolder.open(settings)
-    async with _session(settings, folder) as session:
-        return await session.evaluate(0)
+    with RunFolder.open(settings, "eval") as folder:
+        async with _session(settings, folder) as session:
+            return await session.evaluate(0)
 
 
 def rollout(settings: RunSettings) -> int:
@@ -40,14 +40,15 @@ def rollout(settings: RunSettings) -> int:
 
 
 async def _rollout(settings: RunSettings) -> int:
-    folder = RunFolder.open(settings)
-    if settings.observability.save_debug_rollout_data is None:
-        settings = settings.replace(save_debug_rollout_data=str(folder.path / "rollouts"))
     total, samples = settings.rollout.num_rollout, 0
     with (
+        RunFolder.open(settings, "rollout") as folder,
         MetricsLogger(settings.observability, folder.path) as logger,
         Progress(settings.observability, total=total) as progress,
     ):
+        if settings.observability.save_debug_rollout_data is None:
+            settings = settings.replace(save_debug_rollout_data=str(folder.path))
+        folder.forget_ledger()
         progress.phase("starting the engines")
         async with _session(settings, folder) as session:
             session.open_feed(None)

@@ -12,6 +12,7 @@ from agentrl.cluster.metrics import rollout_metrics
 from agentrl.cluster.runtime import enter_workspace
 from agentrl.cluster.session import RolloutSession
 from agentrl.config import RunSettings
+from agentrl.errors import EngineRejected
 from agentrl.train.batch import TrainBatch
 
 
@@ -22,6 +23,8 @@ class RolloutWorker:
     def __init__(self, settings: RunSettings, folder: str, run_folder: str) -> None:
         enter_workspace(folder)
         self._settings, self._run_folder = settings, Path(run_folder)
+        self._session: RolloutSession
+        self._opened = False
 
     async def start(self, engine_urls: Sequence[str], checkpoint_step: int | None) -> dict[str, Any]:
         """Open everything.
@@ -31,6 +34,7 @@ class RolloutWorker:
             checkpoint_step: the last rollout that the loaded checkpoint covers; None for a fresh start.
         """
         self._session = RolloutSession(self._settings, self._run_folder, engine_urls)
+        self._opened = True
         await self._session.open()
         recovery = self._session.open_feed(checkpoint_step)
         return {"replayed": len(recovery.replayed), "released": len(recovery.released)}
@@ -50,7 +54,7 @@ class RolloutWorker:
         settings = self._settings
         result = await self._session.rollout(rollout_id)
         metrics = rollout_metrics(result.groups, result.stats, settings.rollout.reward_key)
-        full = len(result.groups) == settings.rollout.rollout_batch_size
+        full = len(result.groups) >= settings.rollout.rollout_batch_size
         batch = TrainBatch.from_samples(result.groups, settings.rollout.reward_key) if full else None
         ids = [group[0].group_index for group in result.groups]
         return batch, {"group_ids": ids, "metrics": metrics, "ended": not full}
@@ -91,11 +95,20 @@ class RolloutWorker:
     async def receive_weights(self, buckets: list[list[tuple[str, str, list[int]]]], group: str, version: str) -> None:
         """Have every engine take the tensors that the trainer broadcasts, bucket by bucket."""
         client = self._session.client
-        await client.begin_weight_update()
+        try:
+            await client.begin_weight_update()
+        except EngineRejected:
+            # An external engine may still have the session open that a killed run began.
+            await client.end_weight_update()
+            await client.begin_weight_update()
         for bucket in buckets:
             names, dtypes, shapes = zip(*bucket, strict=True)
             await client.update_weights_from_distributed(names, dtypes, shapes, group=group, version=version)
         await client.end_weight_update()
+
+    async def leave_weight_group(self, group: str) -> None:
+        """Have every engine leave the process group."""
+        await self._session.client.destroy_weights_group(group)
 
     async def load_weights(self, folder: str, version: str) -> None:
         """Have every engine load a Hugging Face folder."""
@@ -105,5 +118,6 @@ class RolloutWorker:
 
     async def close(self) -> None:
         """Close the environment, the client and the ledger."""
-        with anyio.move_on_after(10, shield=True):
-            await self._session.close()
+        if self._opened:
+            with anyio.move_on_after(10, shield=True):
+                await self._session.close()

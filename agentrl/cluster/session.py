@@ -13,6 +13,7 @@ from agentrl.buffer import GroupFeed, Ledger, Recovery, load_source, save_rollou
 from agentrl.cluster.evalsets import EvalSet, eval_sets
 from agentrl.cluster.preflight import Plugins, load_chat
 from agentrl.config import RunSettings
+from agentrl.config.model_info import read_model_info
 from agentrl.engine import EngineClient
 from agentrl.envs import Environment
 from agentrl.errors import EnvFailure, SettingsError
@@ -57,11 +58,14 @@ class RolloutSession:
         await guarded(call, what=what, timeout=timeout, failure=EnvFailure)
 
     async def _engine_context_length(self) -> int:
-        info = (await self.client.server_info())[0]
-        length = info.get("context_length") or info.get("max_total_num_tokens")
-        if not isinstance(length, int):
-            raise SettingsError("the engine does not say its context length; set --rollout-max-context-len")
-        return length
+        """The least of what the engines, the settings and the model's config say."""
+        said = [info.get("context_length") for info in await self.client.server_info()]
+        model = read_model_info(self.settings.train.hf_checkpoint)
+        said += [self.settings.engine.engine_context_length, model.context_length if model else None]
+        known = [length for length in said if isinstance(length, int) and length > 0]
+        if not known:
+            raise SettingsError("neither engine nor model says its context length; set --rollout-max-context-len")
+        return min(known)
 
     def open_feed(self, checkpoint_step: int | None) -> Recovery:
         """Open data and ledger, and put the ledger back to what the loaded checkpoint proves.

@@ -29,6 +29,7 @@ class ClusterSettings(Settings):
     )
     weight_sync_timeout: PositiveFloat = Field(600.0, description="Seconds one weight update may take.")
     train_timeout: PositiveFloat = Field(3600.0, description="Seconds one training step may take.")
+    rollout_timeout: PositiveFloat = Field(14_400.0, description="Seconds one rollout or evaluation may take.")
     start_timeout: PositiveFloat = Field(600.0, description="Seconds that starting all processes may take.")
 
     debug_rollout_only: bool = Field(False, description="Generate and stop: start no trainer.")

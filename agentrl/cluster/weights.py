@@ -6,6 +6,7 @@
 """
 
 import shutil
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,6 @@ from agentrl.config import RunSettings
 
 TensorSpec = tuple[str, str, list[int]]
 """A tensor's Hugging Face name, dtype name and shape."""
-
-GROUP = "agentrl_weights"
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -31,6 +30,8 @@ class WeightSync:
         self._settings, self._trainers, self._worker, self._folder = settings, trainers, worker, folder
         self._ranks = 1 + num_engines * settings.cluster.rollout_num_gpus_per_engine
         self._buckets: list[list[TensorSpec]] | None = None
+        # External engines outlive a run, and would refuse a group name that an earlier life has used.
+        self._group = f"agentrl_weights_{uuid.uuid4().hex[:8]}"
         self._timeout = settings.cluster.weight_sync_timeout
 
     def send(self, version: int) -> None:
@@ -42,17 +43,24 @@ class WeightSync:
             self._by_broadcast(str(version))
         self._wait(self._worker.resume_engines.remote())
 
+    def close(self) -> None:
+        """Leave the process group, if there is one."""
+        if self._buckets is not None:
+            leaving = self._trainers.begin("close_weight_group")
+            self._wait([self._worker.leave_weight_group.remote(self._group), *leaving])
+            self._buckets = None
+
     def _by_broadcast(self, version: str) -> None:
         if self._buckets is None:
             self._buckets = self._join()
         sending = self._trainers.begin("broadcast_weights", [[spec[0] for spec in bucket] for bucket in self._buckets])
-        self._wait([self._worker.receive_weights.remote(self._buckets, GROUP, version), *sending])
+        self._wait([self._worker.receive_weights.remote(self._buckets, self._group, version), *sending])
 
     def _join(self) -> list[list[TensorSpec]]:
         address = self._trainers.address()
         backend = "nccl" if self._settings.cluster.device == "cuda" else "gloo"
-        joining = self._trainers.begin("init_weight_group", *address, self._ranks, GROUP, backend)
-        self._wait([self._worker.join_weight_group.remote(address, self._ranks, GROUP, backend), *joining])
+        joining = self._trainers.begin("init_weight_group", *address, self._ranks, self._group, backend)
+        self._wait([self._worker.join_weight_group.remote(address, self._ranks, self._group, backend), *joining])
         specs = self._trainers.call("weight_specs", what="asking the trainer for its weights")
         return buckets(specs, self._settings.cluster.update_weight_buffer_size)
 

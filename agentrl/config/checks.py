@@ -124,6 +124,10 @@ def engines(flat: Flat, _: ModelInfo | None) -> list[str]:
             f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}; "
             f"use --rollout-num-gpus {fits}"
         )
+    if each > 1 and flat["engine"] == "embedded":
+        problems.append(
+            f"--rollout-num-gpus-per-engine {each}: the built-in engine uses one device; use 1, or --engine sglang"
+        )
     return problems
 
 
@@ -154,15 +158,6 @@ def over_sampling(flat: Flat, _: ModelInfo | None) -> list[str]:
     return []
 
 
-def who_generates(flat: Flat, _: ModelInfo | None) -> list[str]:
-    """An environment and a custom generate function are two answers to one question."""
-    if flat.get("env") and flat.get("custom_generate_function_path"):
-        return [
-            "--env and --custom-generate-function-path are both given; a trajectory can have only one author: drop one"
-        ]
-    return []
-
-
 def sharing_devices(flat: Flat, _: ModelInfo | None) -> list[str]:
     """Flags of slime's that this version knows but does not carry out: ignoring them would be worse."""
     return [
@@ -180,7 +175,6 @@ CHECKS: tuple[Check, ...] = (
     engines,
     lengths,
     over_sampling,
-    who_generates,
 )
 
 

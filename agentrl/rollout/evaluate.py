@@ -57,7 +57,7 @@ def _metrics(
     settings = runner.context.settings
     key = settings.eval_reward_key or settings.reward_key
     finished = [group for group in groups if group]
-    rewards = [[sample.get_reward_value(key) for sample in _heads(group)] for group in finished]
+    rewards = [[sample.get_reward_value(key) for sample in heads(group)] for group in finished]
     flat = [reward for group in rewards for reward in group]
     samples = [sample for group in finished for sample in group]
     if not flat:
@@ -70,6 +70,7 @@ def _metrics(
         "truncated": _mean([s.status is Status.TRUNCATED for s in samples]),
         "failed": _mean([s.status is Status.FAILED for s in samples]),
         "tool_calls": _mean([s.metadata.get("counters", {}).get("tool_calls", 0) for s in samples]),
+        **{f"failures/{name}": float(count) for name, count in stats.failures.items()},
         "used_tool": _mean([bool(s.metadata.get("counters", {}).get("tool_ok", 0)) for s in samples]),
     }
     n = min(len(group) for group in rewards)
@@ -81,7 +82,7 @@ def _metrics(
     return metrics
 
 
-def _heads(group: Group) -> list[Sample]:
+def heads(group: Sequence[Sample]) -> list[Sample]:
     """One sample a trajectory: fan-out siblings share their reward and count once."""
     seen: dict[object, Sample] = {}
     for at, sample in enumerate(group):

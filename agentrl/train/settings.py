@@ -24,7 +24,7 @@ class TrainSettings(Settings):
     load: str | None = Field(None, description="Folder of checkpoints to resume from; default: --save.")
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
     save_interval: int | None = Field(
-        None, ge=1, description="Write a checkpoint every so many rollouts; one is always written at the end."
+        10, ge=1, description="Write a checkpoint every so many rollouts; one is always written at the end."
     )
     keep_checkpoints: int | None = Field(
         None, ge=1, description="Keep only the newest checkpoints, this many; by default all."

@@ -26,7 +26,7 @@ def test_ranks_are_in_megatrons_order() -> None:
 
 
 def test_engines() -> None:
-    planned = plan(build("--rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"))
+    planned = plan(build("--engine sglang --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"))
     assert [e.devices for e in planned.engines] == [(0, 1), (2, 3)]
     external = plan(build("--engine external --rollout-external-engine-addrs a:1 b:2"))
     assert [e.address for e in external.engines] == ["a:1", "b:2"]

@@ -127,6 +127,7 @@ def test_each_data_parallel_rank_needs_a_sample() -> None:
 
 def test_engines_share_devices_evenly() -> None:
     assert "--rollout-num-gpus 2 or 4" in message("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2")
+    assert "the built-in engine uses one device" in message("--rollout-num-gpus 2 --rollout-num-gpus-per-engine 2")
 
 
 def test_lengths_must_fit(model: Path) -> None:
@@ -138,8 +139,8 @@ def test_lengths_must_fit(model: Path) -> None:
     assert build(f"--hf-checkpoint {model}").rollout.rollout_max_response_len > 256, "a default gives way"
 
 
-def test_two_authors_of_one_trajectory() -> None:
-    assert "drop one" in message("--env a:B --custom-generate-function-path c.py")
+def test_a_custom_generate_may_use_the_tools_of_an_environment() -> None:
+    assert build("--env a:B --custom-generate-function-path c.py").rollout.env == "a:B"
 
 
 def test_flags_that_would_be_ignored_are_refused() -> None:
