@@ -7,6 +7,7 @@ Two families:
 """
 
 import errno
+import os
 from enum import StrEnum
 
 
@@ -49,12 +50,14 @@ class TrainError(AgentRLError):
 def disk_trouble(error: BaseException) -> str | None:
     """One sentence if `error` is the disk's and not the program's: full, over quota, read-only, or not permitted."""
     if not isinstance(error, OSError) or error.errno not in _DISK:
-        return None
+        # Libraries in other languages have types of their own for it, and only the system's words in common.
+        full = os.strerror(errno.ENOSPC)
+        return f"{error}; {_DISK[errno.ENOSPC]}" if full in str(error) else None
     where = f"{error.filename}: " if error.filename is not None else ""
     return f"{where}{error.strerror}; {_DISK[error.errno]}"
 
 
-_AGAIN = "then start the same command again: a run goes on from its newest checkpoint"
+_AGAIN = "then start the same command again (a run goes on from its newest checkpoint)"
 _DISK = {
     errno.ENOSPC: f"free some space, {_AGAIN}",
     errno.EDQUOT: f"free some of the quota, {_AGAIN}",

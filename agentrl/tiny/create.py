@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, disk_trouble
 from agentrl.tiny.tokenizer import DEFAULT_CORPUS, train_tokenizer
 
 if TYPE_CHECKING:
@@ -98,8 +98,13 @@ def create(
         pad_token_id=tokenizer.pad_token_id,
     )
     model = _model(arch, config, seed)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    try:
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    except Exception as error:
+        if (trouble := disk_trouble(error)) is None:
+            raise
+        raise SettingsError(f"{path}: {trouble}") from error
     return TinyModel(Path(path), arch, sum(parameter.numel() for parameter in model.parameters()), vocab_size)
 
 

@@ -1,0 +1,42 @@
+"""Small real file systems, for tests of full disks."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A tmpfs of `size` ("64k") mounted at `folder`; skips the test where mounting is not allowed."""
+    folder.mkdir()
+    try:
+        _mount("-t", "tmpfs", "-o", f"size={size}", "none", folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a small file system cannot be mounted here: {error}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True, capture_output=True, timeout=30)
+
+
+def enlarge(folder: Path, size: str) -> None:
+    """Give a `small_disk` more room."""
+    _mount("-o", f"remount,size={size}", folder)
+
+
+def fill(folder: Path) -> Path:
+    """Write a file until the disk is full; returns it, to be removed to make room."""
+    file = folder / "filling"
+    with file.open("wb", buffering=0) as sink, contextlib.suppress(OSError):
+        while sink.write(bytes(4096)) == 4096:
+            continue
+    assert os.statvfs(folder).f_bavail == 0
+    return file
+
+
+def _mount(*arguments: str | Path) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=30)
