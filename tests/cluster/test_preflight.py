@@ -97,6 +97,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"env": "raises.py:Env"}, ["--env", "NameError", "raises.py:2"]),
         ({"env": "plugins.py:function"}, ["function is a function, expected a subclass of agentrl.Environment"]),
         ({"env": None}, ["--env", "--custom-generate-function-path"]),
+        ({"prompt_data": None}, ["no prompts", "AddEnv has no reset", "--prompt-data"]),
         ({"env": "plugins.py:Ungraded"}, ["nothing grades", "Ungraded", "--rm-type", "--custom-rm-path"]),
         ({"env": "plugins.py:Ungraded", "rm_type": "exact"}, ["--rm-type 'exact'", "did you mean 'exact_match'"]),
         ({"env": "plugins.py:Ungraded", "rm_type": "f1", "label_key": None}, ["--rm-type f1", "--label-key"]),
@@ -141,6 +142,7 @@ def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixt
         ("rollout", {"hf_checkpoint": "no_weights"}, ["model.safetensors"]),
         ("eval", {}, ["--eval-prompt-data NAME PATH is missing"]),
         ("eval", {"eval_prompt_data": "broken.jsonl", "label_key": None}, ["--eval-prompt-data broken", "line 3"]),
+        ("eval", {"eval_prompt_data": "dev prompts.jsonl test"}, ["--eval-prompt-data expects NAME PATH pairs"]),
         ("eval", {"eval_prompt_data": "prompts.jsonl", "env": "plugins.py:Ungraded"}, ["nothing grades"]),
     ],
 )

@@ -61,3 +61,15 @@ def test_ctrl_c_ends_within_seconds_and_leaves_nothing_running(kit: RunKit) -> N
     assert run.wait(30) == 130, run.output
     assert still_running(processes) == []
     assert "Traceback" not in run.output
+
+
+def test_data_that_ends_ends_the_run_well_also_when_started_again(kit: RunKit) -> None:
+    arguments = kit.arguments("ended", prompt_data="prompts.jsonl@[0:9]", num_epoch=1, num_rollout=5)
+    first = kit.start(arguments)
+    assert first.wait() == 0, first.output
+    assert [row["step"] for row in first.metrics()] == [0, 1]
+    assert (first.folder / "model" / "model.safetensors").is_file()
+    again = kit.start(arguments)
+    assert again.wait() == 0, again.output
+    result = audit_ledger(first.folder / "ledger.sqlite", through_step=1, groups_per_step=4)
+    assert result.ok, result.problems

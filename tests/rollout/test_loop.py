@@ -264,3 +264,39 @@ async def test_a_rollout_that_keeps_nothing_ends_with_the_reasons(chat: Chat) ->
     loop, _ = build(chat, [f"x{END}"], rollout_max_prompt_len=3)
     with pytest.raises(AgentRLError, match=r"30 groups in a row were dropped.*nothing_to_train.*at most 3 fit"):
         await loop.run(0)
+
+
+async def test_a_sample_that_failed_before_its_prompt_still_fits_a_train_batch(chat: Chat) -> None:
+    from agentrl.train.batch import TrainBatch
+
+    class SlowStart(EchoEnv):
+        async def reset(self, sample: Sample):
+            if sample.index == 1:
+                await anyio.sleep_forever()
+            return await super().reset(sample)
+
+    loop, _ = build(chat, [f"hello{END}"], environment=SlowStart, trajectory_timeout=0.3)
+    result = await loop.run(0)
+    batch = TrainBatch.from_samples(result.groups, None)
+    assert len(batch) == 6
+    assert batch.response_lengths[1] == 0
+
+
+async def test_a_close_that_fails_does_not_hide_what_ended_the_trajectory(chat: Chat) -> None:
+    class BadClose(EchoEnv):
+        async def close(self) -> None:
+            raise OSError("cannot close")
+
+    loop, _ = build(chat, [lambda: anyio.sleep_forever()], environment=BadClose, trajectory_timeout=0.2)
+    with pytest.raises(AgentRLError, match=r"groups in a row were dropped.*longer than 0.2 s"):
+        await loop.run(0)
+
+
+async def test_drops_count_towards_giving_up_only_in_a_row(chat: Chat) -> None:
+    class OneGood(EchoEnv):
+        async def reward(self, sample: Sample) -> float:
+            return 1.0 if sample.group_index == 5 else float("nan")
+
+    loop, _ = build(chat, [f"x{END}"], environment=OneGood)
+    with pytest.raises(AgentRLError, match="30 groups in a row"):
+        await loop.run(0)
