@@ -1,8 +1,11 @@
 """`agentrl serve`."""
 
+import socket
+
 import click
 
 from agentrl.cli.main import debug_option
+from agentrl.errors import SettingsError
 
 
 @click.command("serve", context_settings={"max_content_width": 100, "show_default": True})
@@ -16,6 +19,7 @@ from agentrl.cli.main import debug_option
 @debug_option
 def command(model: str, **options: str | int | None) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""
+    _check_port(str(options["host"]), int(options["port"] or 0))
     from agentrl.engine.embedded.__main__ import parser
     from agentrl.engine.embedded.server import serve
     from agentrl.engine.embedded.service import Options
@@ -28,3 +32,20 @@ def command(model: str, **options: str | int | None) -> int:
     given.pop("die_with_parent")
     serve(Options(**given))
     return 0
+
+
+def _check_port(host: str, port: int) -> None:
+    """Before the model is loaded: the server itself would find out after it.
+
+    Raises:
+        SettingsError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SettingsError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
+            ) from error

@@ -24,6 +24,9 @@ from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.settings import RolloutSettings
 
+_WEIGHTS = ("safetensors", "bin")
+"""File suffixes of weights that the built-in engine can read; the trainer reads the first only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
@@ -85,6 +88,8 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
     _someone_plays(plugins)
     anyio.run(check_launch, settings.engine, settings.cluster.num_engines, settings.cluster.ray_address is None)
     first = check_source(settings.args) if purpose != "eval" else None
+    if purpose != "eval" and first is None and settings.buffer.data_source_path is None:
+        _someone_asks(plugins)
     sets = eval_sets(settings)
     for held_out in sets:
         held_out.check()
@@ -95,15 +100,18 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
 
 
 def _model_folder(settings: RunSettings, purpose: Purpose) -> None:
-    """The files that must be there; an engine that is started elsewhere or reads other formats needs no weights here."""
+    """The files that must be there. Engines that are not the built-in one look for their weights themselves."""
     from agentrl.train.hf import HFFolder
 
     assert settings.train.hf_checkpoint is not None
     folder = Path(settings.train.hf_checkpoint).expanduser()
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise SettingsError(f"--hf-checkpoint {folder}: no tokenizer.json in it; expected a Hugging Face model folder")
-    if purpose == "train" or settings.engine.engine == "embedded":
-        HFFolder(folder).check_weights()
+    found = HFFolder(folder)
+    if purpose == "train":
+        found.check_weights()
+    elif settings.engine.engine == "embedded" and not any(any(folder.glob(f"*.{kind}")) for kind in _WEIGHTS):
+        raise CheckpointError(f"{folder}: no weights in it; expected files like model.safetensors")
     if purpose == "train" and ":" in (path := settings.algorithm.advantage_estimator):
         load_object(path, what="--advantage-estimator")
 
@@ -138,6 +146,15 @@ def _someone_plays(plugins: Plugins) -> None:
     if plugins.environment is None and plugins.generate is None:
         raise SettingsError(
             "nothing says how a trajectory is played; pass --env pkg.mod:Name or --custom-generate-function-path"
+        )
+
+
+def _someone_asks(plugins: Plugins) -> None:
+    """Without prompt data the environment or the generate function must make the prompts."""
+    env = plugins.environment
+    if env is not None and plugins.generate is None and env.reset is Environment.reset:
+        raise SettingsError(
+            f"no prompts: {env.__name__} has no reset method that makes its own; write one, or give --prompt-data FILE.jsonl"
         )
 
 

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +122,16 @@ def test_bad_input_is_one_message_and_exit_code_2(args: tuple[str, ...], parts: 
     assert [part for part in parts if part not in done.stderr] == [], done.stderr
     assert "error: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = agentrl("serve", "no-model-here", "--port", str(port), cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port" in done.stderr
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

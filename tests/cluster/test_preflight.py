@@ -139,10 +139,9 @@ def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixt
     [
         ("rollout", {"env": "syntax.py:Env"}, ["SyntaxError"]),
         ("rollout", {"prompt_data": "broken.jsonl", "label_key": None}, ["broken.jsonl line 3"]),
-        ("rollout", {"hf_checkpoint": "no_weights"}, ["model.safetensors"]),
+        ("rollout", {"hf_checkpoint": "no_weights"}, ["no_weights: no weights in it", "model.safetensors"]),
         ("eval", {}, ["--eval-prompt-data NAME PATH is missing"]),
         ("eval", {"eval_prompt_data": "broken.jsonl", "label_key": None}, ["--eval-prompt-data broken", "line 3"]),
-        ("eval", {"eval_prompt_data": "dev prompts.jsonl test"}, ["--eval-prompt-data expects NAME PATH pairs"]),
         ("eval", {"eval_prompt_data": "prompts.jsonl", "env": "plugins.py:Ungraded"}, ["nothing grades"]),
     ],
 )
@@ -151,6 +150,19 @@ def test_commands_without_a_trainer_check_as_well(
 ) -> None:
     said = refused([command, *here.arguments(**changes)], capsys)
     assert [part for part in parts if part not in said] == [], said
+
+
+@pytest.mark.parametrize(
+    ("sets", "part"),
+    [
+        (("dev", "prompts.jsonl", "test"), "--eval-prompt-data expects NAME PATH pairs, got dev prompts.jsonl test"),
+        (("dev", "prompts.jsonl", "dev", "prompts.jsonl"), "--eval-prompt-data: each set needs its own name"),
+    ],
+)
+def test_evaluation_sets_that_make_no_sense(
+    here: RunKit, capsys: pytest.CaptureFixture[str], sets: tuple[str, ...], part: str
+) -> None:
+    assert part in refused(["eval", *here.arguments(), "--eval-prompt-data", *sets], capsys)
 
 
 def test_an_external_engine_that_is_not_there(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,22 +77,28 @@ def context_length(config: dict[str, Any], asked: int | None) -> int:
 
 
 def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -> Any:
-    """Raises `AgentRLError` for a model whose attention is not plain full causal attention."""
+    """Raises `AgentRLError` for a folder without usable weights, and for attention other than plain full causal."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise AgentRLError(f"{path}: its config.json cannot be used: {error}") from error
     other = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"})
     if other:
         raise AgentRLError(f"the embedded engine serves full causal attention only; this model has layers of {other}.")
     attention.register()
-    model = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=config,
-        dtype=getattr(torch, dtype),
-        attn_implementation=attention.ATTENTION,
-        trust_remote_code=trust_remote_code,
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention.ATTENTION,
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise AgentRLError(f"{path}: no weights could be loaded from here: {error}") from error
     return model.to(device).eval().requires_grad_(False)
 
 
