@@ -15,6 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from agentrl.engine.embedded.model import load_model
+from agentrl.errors import AgentRLError
+
 COMMAND = [sys.executable, "-m", "agentrl.engine.embedded", "--port", "0", "--threads", "1", "--slots", "4"]
 USER = [{"role": "user", "content": "What is 12 plus 30?"}]
 TOOL = {
@@ -144,6 +147,18 @@ def test_a_folder_that_is_no_model_is_an_error_with_its_name(tmp_path: Path) -> 
     assert done.returncode == 1
     assert str(tmp_path) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [("qwen3", "no weights could be loaded from here"), ("unheard_of", "its config.json cannot be used")],
+)
+def test_a_folder_that_cannot_be_loaded_is_an_error_with_its_name(
+    tmp_path: Path, model_type: str, message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(AgentRLError, match=f"{tmp_path}: {message}"):
+        load_model(str(tmp_path), dtype="float32", device="cpu", trust_remote_code=False)
 
 
 def chat(url: str, **more: Any) -> httpx.Response:
