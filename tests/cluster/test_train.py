@@ -45,12 +45,32 @@ def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> N
     run.kill(role)
     assert run.wait(120) != 0
     assert still_running(processes) == []
+    if role != "driver":
+        assert "error:" in run.output
+        assert "Traceback" not in run.output
     again = kit.start(arguments)
     assert again.wait() == 0, again.output
     assert [row["step"] for row in again.metrics()] == list(range(6))
     result = audit_ledger(run.folder / "ledger.sqlite", through_step=5, groups_per_step=4)
     assert result.ok, result.problems
     assert result.trained_by_step == dict.fromkeys(range(6), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        {"pipeline_model_parallel_size": 2, "update_weight_mode": "disk"},
+        {"context_parallel_size": 2},
+        {"use_distributed_optimizer": True, "rollout_num_gpus": 2},
+    ],
+)
+def test_two_trainer_processes_agree_with_the_engines(kit: RunKit, layout: dict[str, object]) -> None:
+    run = kit.start(kit.arguments("-".join(layout), actor_num_gpus_per_node=2, **layout))
+    assert run.wait() == 0, run.output
+    assert len(run.metrics()) == 3
+    assert all(row["train/train_rollout_logprob_abs_diff"] <= 1e-4 for row in run.metrics())
 
 
 def test_ctrl_c_ends_within_seconds_and_leaves_nothing_running(kit: RunKit) -> None:
