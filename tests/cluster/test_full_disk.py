@@ -44,8 +44,9 @@ def test_a_disk_that_fills_up_ends_the_run_and_more_room_lets_it_go_on(kit: RunK
         first.until(first.processes)
         processes = first.processes()
         assert first.wait() == 2, first.output
-        assert "saving the checkpoint failed" in first.output
-        assert "No space left on device" in first.output
+        assert f"error: {disk}/checkpoints/rollout_00000" in first.output
+        assert "could not be written, with 0." in first.output
+        assert "Make room" in first.output
         assert "Traceback" not in first.output
         assert still_running(processes) == []
         enlarge(disk, "64m")

@@ -81,9 +81,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def save(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Identity, step: int) -> None:
-    """Write a checkpoint at `path`, replacing one of that name. Collective."""
+    """Write a checkpoint at `path`, replacing one of that name. Collective.
+
+    Raises:
+        CheckpointError: it could not be written; earlier ones are as they were.
+    """
     import torch.distributed as dist
     from megatron.core import dist_checkpointing
+    from torch.distributed.checkpoint.api import CheckpointException
 
     partial = path.with_name(f".{path.name}.partial")
     if layout.rank == 0:
@@ -93,8 +98,15 @@ def save(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Ident
     stepped = _has_state(optimizer)
     state = _state(model, optimizer if stepped else None, layout, is_loading=False)
     state["rng"] = _rng_object(layout)
-    with _written_in_process():
-        dist_checkpointing.save(state, str(partial))
+    try:
+        with _written_in_process():
+            dist_checkpointing.save(state, str(partial))
+    except (Exception, CheckpointException) as error:  # torch's writer has no type for a full disk, and no word for it
+        free = shutil.disk_usage(partial.parent).free / 2**20
+        raise CheckpointError(
+            f"{path} could not be written, with {free:.1f} MiB free on its disk: {_last_line(error)}; earlier checkpoints "
+            "are whole. Make room, or choose another --save, and start the same command again"
+        ) from error
     dist.barrier()
     if layout.rank == 0:
         manifest = {
@@ -121,9 +133,10 @@ def load(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Ident
     """Restore a checkpoint (the newest one in a folder of several); returns its step. Collective.
 
     Raises:
-        CheckpointError: nothing complete is there, or it is of another model.
+        CheckpointError: nothing complete is there, it is of another model, or it is damaged.
     """
     from megatron.core import dist_checkpointing
+    from torch.distributed.checkpoint.api import CheckpointException
 
     from agentrl.train.megatron.model import unwrap
 
@@ -136,7 +149,12 @@ def load(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Ident
     same_layout = manifest["layout"] == layout.describe()
     if same_layout:
         state["rng"] = _rng_object(layout)
-    loaded = dist_checkpointing.load(state, str(newest.path))
+    try:
+        loaded = dist_checkpointing.load(state, str(newest.path))
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(
+            f"{newest.path} is damaged: {_last_line(error)}; move it away to resume from the checkpoint before it"
+        ) from error
     unwrap(model).load_state_dict(loaded["model"], strict=True)
     if manifest["stepped"]:
         optimizer.load_state_dict(loaded["optimizer"])
@@ -145,6 +163,11 @@ def load(path: Path, model: Any, optimizer: Any, layout: Layout, identity: Ident
     if same_layout:
         _restore_rng(loaded["rng"])
     return newest.step
+
+
+def _last_line(error: BaseException) -> str:
+    """Of torch's report of all ranks, which is a page of tracebacks, the line that says what happened."""
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 @contextlib.contextmanager

@@ -82,6 +82,15 @@ def test_newest_complete_checkpoint_is_found_and_interrupted_ones_are_not(folder
     assert not list(tmp_path.glob(".step_10*"))
 
 
+def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
+    with backend(settings(folder)) as made:
+        made.save(tmp_path / "step_1", 1)
+        largest = max((tmp_path / "step_1").rglob("*.distcp"), key=lambda file: file.stat().st_size)
+        largest.write_bytes(largest.read_bytes()[:1000])
+        with pytest.raises(CheckpointError, match="step_1 is damaged: .*move it away"):
+            made.load(tmp_path)
+
+
 def test_a_checkpoint_of_another_model_is_refused_with_the_difference(folder: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "other", "qwen3", layers=3, hidden_size=32)
     with backend(settings(other)) as made:
