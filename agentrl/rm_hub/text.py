@@ -3,7 +3,10 @@
 import re
 import string
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
+
+from agentrl.rm_hub.grade import Grade
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -14,15 +17,18 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(response: str, label: Any) -> float:
-    """1.0 if the normalised answer equals one of the normalised labels, else 0.0."""
+def grade_exact_match(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """Right if the normalised answer equals one of the normalised labels."""
     got = normalise(response)
-    return float(any(got == normalise(gold) for gold in _golds(label)))
+    right = any(got == normalise(gold) for gold in _golds(label))
+    return Grade(float(right), right, response.strip(), "equal" if right else "equals none of the labels")
 
 
-def f1(response: str, label: Any) -> float:
-    """The best token F1 over the labels, in [0, 1]."""
-    return max((_f1(normalise(response).split(), normalise(gold).split()) for gold in _golds(label)), default=0.0)
+def grade_f1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """Score is the best token F1 over the labels, in [0, 1]; right at 1."""
+    tokens = normalise(response).split()
+    score = max((_f1(tokens, normalise(gold).split()) for gold in _golds(label)), default=0.0)
+    return Grade(score, score == 1.0, response.strip(), f"best token F1 {score:.3f}")
 
 
 def _f1(got: list[str], want: list[str]) -> float:
