@@ -4,5 +4,5 @@
    never occur in training, so their answers cannot be known by heart.
 2. `demonstrations` writes what the warm start learns from: first correct tool use (`skill`), then deliberately
    imperfect behaviour (`habit`), so that reinforcement learning has something to improve.
-3. `warm_start` runs the project's own trainer on them; `run` is the whole demo, `python -m agentrl.demo` its door.
+3. `run` is the whole demo: `agentrl.tiny.warm_start`, then the training run. `python -m agentrl.demo` is its door.
 """

@@ -1,25 +1,20 @@
-"""What the warm start learns from: conversations, and the same as `Sample`s with a loss mask.
+"""What the demo's warm start learns from.
 
 1. `skill` demonstrations are all correct. `habit` ones are mostly not: for casual phrases two thirds answer without
    the tool and guess, others name the argument wrongly, mistype the expression or miscopy the result.
 2. Tool results in them come from running the environment's own tools, so the model sees the same texts later.
-3. The assistant's turns, end token included, have loss mask 1, everything else 0. A tool call is written exactly as
-   the chat template writes it.
 """
 
 import json
 import random
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from agentrl.demo.task import CalculatorEnv, Problem, calculator, make_problem
-from agentrl.sample import Message, Sample, Status
+from agentrl.sample import Message
+from agentrl.tiny.warm_start import Phase
 from agentrl.tools import Toolbox
 
-if TYPE_CHECKING:
-    from agentrl.chat import Chat
-
-Phase = Literal["skill", "habit"]
 Kind = Literal["good", "guess", "wrong_name", "mistyped", "miscopied"]
 
 _HABITS: dict[bool, dict[Kind, float]] = {
@@ -28,15 +23,44 @@ _HABITS: dict[bool, dict[Kind, float]] = {
 }
 
 
-async def demonstrations(phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
-    """An endless stream of conversations: user, assistant, then perhaps tool and assistant."""
-    rng = random.Random(f"{phase} demonstrations {seed}")
-    toolbox = CalculatorEnv().toolbox
-    while True:
-        problem = make_problem(rng, "train", drill=phase == "skill")
-        habits = _HABITS[problem.careful]
-        kind: Kind = "good" if phase == "skill" else rng.choices(list(habits), list(habits.values()))[0]
-        yield await demonstrate(problem, kind, rng, toolbox)
+class CalculatorLessons:
+    """The calculator's lessons for a tiny model; see `agentrl.tiny.warm_start.Lessons`."""
+
+    name, version, markup = "calculator", 1, ()
+
+    def corpus(self) -> Iterator[str]:
+        """The words of the task, errors of the tool included."""
+        rng = random.Random("corpus")
+        schemas = json.dumps(CalculatorEnv().toolbox.schemas[0])
+        for number in range(600):
+            problem = make_problem(rng, "train", drill=bool(number % 2))
+            yield f"system\n{schemas}\nuser\n{problem.question}"
+            yield "assistant\n"
+            yield f'\n{{"name": "calculator", "arguments": {{"expression": "{problem.expression}"}}}}\n'
+            yield f'\n{{"name": "calculator", "arguments": {{"expr": "{problem.expression}"}}}}\n'
+            yield f"\n{problem.answer}\n"
+            yield "Error: argument `expression` is missing (expected string); unknown argument `expr`; the arguments of "
+            yield "`calculator` are `expression`\n"
+
+    def tools(self) -> list[dict[str, Any]]:
+        """The calculator's schema."""
+        return CalculatorEnv().toolbox.schemas
+
+    async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
+        """Conversations without end: user, assistant, then perhaps tool and assistant."""
+        rng = random.Random(f"{phase} demonstrations {seed}")
+        toolbox = CalculatorEnv().toolbox
+        while True:
+            problem = make_problem(rng, "train", drill=phase == "skill")
+            habits = _HABITS[problem.careful]
+            kind: Kind = "good" if phase == "skill" else rng.choices(list(habits), list(habits.values()))[0]
+            yield await demonstrate(problem, kind, rng, toolbox)
+
+    async def checks(self) -> list[list[Message]]:
+        """64 correct conversations about held-out problems."""
+        rng, toolbox = random.Random("held-out demonstrations"), CalculatorEnv().toolbox
+        problems = [make_problem(rng, "test", drill=True) for _ in range(64)]
+        return [await demonstrate(problem, "good", rng, toolbox) for problem in problems]
 
 
 async def demonstrate(problem: Problem, kind: Kind, rng: random.Random, toolbox: Toolbox) -> list[Message]:
@@ -59,49 +83,6 @@ async def demonstrate(problem: Problem, kind: Kind, rng: random.Random, toolbox:
         {"role": "tool", "tool_call_id": "call_0", "name": calculator.name, "content": result},
         _answer(answer),
     ]
-
-
-def assistant_text(message: Message) -> str:
-    """An assistant message as the model writes it, without the end token: content, then Hermes tool calls."""
-    parts = [message["content"]] if message.get("content") else []
-    for call in message.get("tool_calls", ()):
-        name, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
-        parts.append(f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>')
-    return "\n".join(parts)
-
-
-def to_sample(chat: "Chat", messages: list[Message], index: int = 0) -> Sample:
-    """The conversation as a completed `Sample` that a supervised loss can train on; log-probs are 0."""
-    start = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    session = chat.session(messages[:start], CalculatorEnv().toolbox.schemas)
-    sample = Sample(index=index, group_index=index, prompt=messages[:start], reward=0.0)
-    sample.set_prompt_tokens(session.prompt_ids)
-    for turn, message in enumerate(messages[start::2], 1):
-        text = assistant_text(message)
-        ids = [*chat.encode(text), chat.stop_token_ids[0]]
-        session.sampled(ids)
-        sample.append_model(ids, [0.0] * len(ids), "0", text=text, turn=turn)
-        shown = messages[start + 2 * turn - 1 : start + 2 * turn]
-        if shown:
-            delta = session.extend(shown)
-            sample.append_observation([*delta.close, *delta.env], turn=turn)
-    sample.status = Status.COMPLETED
-    return sample
-
-
-def corpus() -> Iterator[str]:
-    """Texts to train the demo's tokenizer on: the words of the task, so that each becomes a token or two."""
-    rng = random.Random("corpus")
-    schemas = json.dumps(CalculatorEnv().toolbox.schemas[0])
-    for number in range(600):
-        problem = make_problem(rng, "train", drill=bool(number % 2))
-        yield f"system\n{schemas}\nuser\n{problem.question}"
-        yield "assistant\n"
-        yield f'\n{{"name": "calculator", "arguments": {{"expression": "{problem.expression}"}}}}\n'
-        yield f'\n{{"name": "calculator", "arguments": {{"expr": "{problem.expression}"}}}}\n'
-        yield f"\n{problem.answer}\n"
-        yield "Error: argument `expression` is missing (expected string); unknown argument `expr`; the arguments of "
-        yield "`calculator` are `expression`\n"
 
 
 def _answer(value: int | str) -> Message:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.demo.data import TEST_PROBLEMS, write_train_and_test
-from agentrl.demo.warm_start import Say, WarmStartSettings, in_own_process
+from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.errors import DataError
+from agentrl.tiny.warm_start import Say, WarmStartSettings, in_own_process
 
 if TYPE_CHECKING:
     from agentrl.config import RunSettings
@@ -50,7 +51,7 @@ def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: 
     if folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty; give the demo a new folder")
     started = time.monotonic()
-    model = in_own_process(cache, WarmStartSettings(seed=seed), say)
+    model = in_own_process(cache, CalculatorLessons(), WarmStartSettings(seed=seed), say)
     warm = time.monotonic()
     train_file, test_file = write_train_and_test(folder / "data", train_count=steps * BATCH_PROMPTS, seed=seed)
     say(f"training: {steps} GRPO steps, evaluated on {TEST_PROBLEMS} problems whose operands never occur in training")

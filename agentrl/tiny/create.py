@@ -1,7 +1,7 @@
 """Writing a tiny model's folder."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,6 +51,7 @@ def create(
     tie_embeddings: bool = True,
     seed: int = 0,
     corpus: Iterable[str] | None = None,
+    markup: Sequence[str] = (),
 ) -> TinyModel:
     """Write a tiny causal language model with random float32 weights.
 
@@ -67,6 +68,7 @@ def create(
         tie_embeddings: whether the output layer shares the embedding's weights.
         seed: of the weights.
         corpus: texts to train the tokenizer on; words that are frequent here become single tokens.
+        markup: tags that are to be one token each, besides `MARKUP_TOKENS`.
 
     Raises:
         SettingsError: the sizes do not fit together, or the folder cannot be made.
@@ -82,7 +84,7 @@ def create(
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"{path} cannot be made: {error.strerror}; choose another folder") from error
-    tokenizer = train_tokenizer(DEFAULT_CORPUS if corpus is None else corpus, vocab_size)
+    tokenizer = train_tokenizer(DEFAULT_CORPUS if corpus is None else corpus, vocab_size, markup)
     config = _config(
         arch,
         vocab_size=vocab_size,

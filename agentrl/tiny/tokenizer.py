@@ -1,7 +1,7 @@
 """Training a byte-level BPE tokenizer of a few hundred ids."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.errors import SettingsError
@@ -28,7 +28,9 @@ DEFAULT_CORPUS = (
 )
 
 
-def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+def train_tokenizer(
+    corpus: Iterable[str], vocab_size: int, extra_markup: Sequence[str] = ()
+) -> "PreTrainedTokenizerFast":
     """A tokenizer with exactly `vocab_size` ids or, if the corpus is too small for that many merges, fewer.
 
     Raises:
@@ -37,7 +39,8 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> "PreTrainedTokeni
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    least = _BYTES + len(SPECIAL_TOKENS) + len(MARKUP_TOKENS)
+    tags = (*MARKUP_TOKENS, *extra_markup)
+    least = _BYTES + len(SPECIAL_TOKENS) + len(tags)
     if vocab_size < least:
         raise SettingsError(f"a tiny model's vocabulary needs at least {least} ids, got {vocab_size}")
     model = Tokenizer(models.BPE())
@@ -49,15 +52,15 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int) -> "PreTrainedTokeni
         ]
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(MARKUP_TOKENS),
+        vocab_size=vocab_size - len(tags),
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
         min_frequency=1,
     )
-    markup = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + MARKUP_TOKENS)))
+    markup = re.compile("|".join(map(re.escape, (*SPECIAL_TOKENS, *tags))))
     model.train_from_iterator((part for text in corpus for part in markup.split(text) if part), trainer)
-    model.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in MARKUP_TOKENS])
+    model.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=model,
         eos_token="<|im_end|>",

@@ -9,22 +9,24 @@ import pytest
 
 from agentrl import tiny
 from agentrl.chat import Chat
-from agentrl.demo.demonstrations import Kind, assistant_text, corpus, demonstrate, demonstrations, to_sample
+from agentrl.chat.demonstration import assistant_text, to_sample
+from agentrl.demo.demonstrations import CalculatorLessons, Kind, demonstrate
 from agentrl.demo.task import CalculatorEnv, make_problem, score
 from agentrl.sample import Message, Origin
 
-TOOLS = CalculatorEnv().toolbox.schemas
+LESSONS = CalculatorLessons()
+TOOLS = LESSONS.tools()
 
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
     folder: Path = tmp_path_factory.mktemp("demo")
-    tiny.create(folder, corpus=corpus())
+    tiny.create(folder, corpus=LESSONS.corpus())
     return Chat.load(str(folder))
 
 
 async def taken(phase: str, count: int, seed: int = 0) -> list[list[Message]]:
-    stream = demonstrations(phase, seed)  # type: ignore[arg-type]
+    stream = LESSONS.demonstrations(phase, seed)  # type: ignore[arg-type]
     return [await anext(stream) for _ in range(count)]
 
 
@@ -49,15 +51,15 @@ async def test_demonstrations_parse_back_and_match_the_template(chat: Chat, kind
     for _ in range(10):
         problem = make_problem(rng)
         messages = await demonstrate(problem, kind, rng, toolbox)
-        for message in messages:
+        for at, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            parsed = chat.parse(assistant_text(message), TOOLS)
+            parsed = chat.parse(assistant_text(chat, messages, at, TOOLS), TOOLS)
             assert not parsed.broken
             want = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
             assert [(call.name, call.arguments) for call in parsed.tool_calls] == want
             assert parsed.content == message["content"]
-        sample = to_sample(chat, messages)
+        sample = to_sample(chat, messages, TOOLS)
         sample.validate()
         rendered = chat.render_ids(messages, TOOLS, generation_prompt=False)
         assert rendered[: len(sample.tokens)] == sample.tokens
@@ -67,16 +69,16 @@ async def test_demonstrations_parse_back_and_match_the_template(chat: Chat, kind
 
 async def test_the_mask_covers_the_assistant_turns_with_their_end_token(chat: Chat) -> None:
     messages = (await taken("skill", 1))[0]
-    sample = to_sample(chat, messages)
+    sample = to_sample(chat, messages, TOOLS)
     start = len(sample.tokens) - sample.response_length
     ids = sample.tokens[start:]
     assert sample.loss_mask is not None
     written = [chat.decode(ids[s.start : s.end]) for s in sample.segments if s.origin is Origin.MODEL]
-    assert written == [assistant_text(messages[1]) + "<|im_end|>", assistant_text(messages[3]) + "<|im_end|>"]
+    assert written == [assistant_text(chat, messages, at, TOOLS) + "<|im_end|>" for at in (1, 3)]
     assert sum(sample.loss_mask) == sum(s.end - s.start for s in sample.segments if s.origin is Origin.MODEL)
     assert all(a.end == b.start for a, b in pairwise(sample.segments))
 
 
 async def test_prompts_of_the_demo_are_short(chat: Chat) -> None:
-    lengths = [len(to_sample(chat, messages).tokens) for messages in await taken("skill", 50)]
+    lengths = [len(to_sample(chat, messages, TOOLS).tokens) for messages in await taken("skill", 50)]
     assert max(lengths) < 160, "short sequences are what makes the demo fast"

@@ -7,14 +7,13 @@ import pytest
 
 from agentrl import tiny
 from agentrl.demo.data import write_train_and_test
-from agentrl.demo.demonstrations import corpus
+from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.run import DemoResult, demo_settings, held_out_scores, run_demo
-from agentrl.demo.warm_start import WarmStartSettings, in_own_process, warm_start
-from agentrl.errors import DataError, TrainError
+from agentrl.errors import DataError
 
 
 def test_settings_are_complete(tmp_path: Path) -> None:
-    tiny.create(tmp_path / "model", corpus=corpus())
+    tiny.create(tmp_path / "model", corpus=CalculatorLessons().corpus())
     train, test = write_train_and_test(tmp_path / "data", train_count=16, seed=0)
     settings = demo_settings(tmp_path / "run", tmp_path / "model", train, test, seed=3)
     settings.check_complete("train")
@@ -46,29 +45,3 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="not empty"):
         run_demo(tmp_path, tmp_path / "cache", say=print)
-
-
-def test_the_key_follows_what_changes_the_result() -> None:
-    base = WarmStartSettings()
-    assert base.key == WarmStartSettings(train_threads=2).key
-    assert len({base.key, WarmStartSettings(seed=1).key, WarmStartSettings(habit_steps=9).key}) == 3
-
-
-SMALL = WarmStartSettings(
-    layers=1, hidden=32, skill_steps=2, skill_rounds=1, skill_batch=2, skill_success=0, habit_steps=2, habit_batch=2
-)
-
-
-@pytest.mark.slow
-def test_a_small_warm_start_runs_and_is_found_again(tmp_path: Path) -> None:
-    made = in_own_process(tmp_path, SMALL)
-    stamp = (made / "model.safetensors").stat().st_mtime_ns
-    assert warm_start(tmp_path, SMALL) == made
-    assert (made / "model.safetensors").stat().st_mtime_ns == stamp
-    assert [path.name for path in tmp_path.iterdir()] == [made.name]
-
-
-@pytest.mark.slow
-def test_a_warm_start_that_does_not_learn_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="reproduced 0% of held-out demonstrations after 1 rounds"):
-        in_own_process(tmp_path, SMALL.model_copy(update={"skill_success": 1.0}))
