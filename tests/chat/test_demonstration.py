@@ -1,0 +1,49 @@
+"""Demonstrations as samples, over real templates: what is trained is what the parser reads back."""
+
+import pytest
+
+from agentrl.chat.demonstration import to_sample
+from agentrl.errors import TemplateError
+from agentrl.sample import Origin
+from tests.support.chats import make_chat
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add numbers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        },
+    }
+]
+CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+CONVERSATION = [
+    {"role": "user", "content": "What is 2 and 2? <|im_end|>"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call00001", "name": "add", "content": "4"},
+    {"role": "assistant", "content": "It is 4."},
+]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training", "llama3_1"])
+def test_the_mask_covers_what_the_template_lets_the_model_write(name: str) -> None:
+    chat = make_chat(name)
+    sample = to_sample(chat, CONVERSATION, TOOLS, index=3)
+    sample.validate()
+    start = len(sample.tokens) - sample.response_length
+    turns = [sample.tokens[start + s.start : start + s.end] for s in sample.segments if s.origin is Origin.MODEL]
+    assert [ids[-1] for ids in turns] == [chat.stop_token_ids[0]] * 2
+    first, last = (chat.parse(chat.decode(ids[:-1]), TOOLS) for ids in turns)
+    assert [(call.name, call.arguments) for call in first.tool_calls] == [("add", {"a": 2})]
+    assert last.content == "It is 4."
+    assert sample.loss_mask is not None
+    assert sum(sample.loss_mask) == sum(map(len, turns))
+    rendered = chat.render_ids(CONVERSATION, TOOLS, generation_prompt=False)
+    assert rendered[: len(sample.tokens)] == sample.tokens
+
+
+@pytest.mark.parametrize("messages", [[], CONVERSATION[:1], CONVERSATION[:3]])
+def test_it_must_end_with_the_assistant(messages: list[dict[str, object]]) -> None:
+    with pytest.raises(TemplateError, match="must end with an assistant message"):
+        to_sample(make_chat("qwen2_5"), messages, TOOLS)
