@@ -1,0 +1,156 @@
+"""A learning example as one command: warm start, `agentrl train` with a settings file, before and after, report.
+
+1. An `Example` names its parts; `main` is its command line: `--seed`, `--output-dir`, `--cache`, and whatever else is
+   given goes to `agentrl train` and wins over the settings file.
+2. The warm-started model is kept in the cache; training and evaluation are the ordinary run.
+3. Success is the share of held-out prompts whose reward is at least 1 (`pass@1`), at the evaluation's temperature.
+   The exit code is 1 if it did not rise above the goal.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from agentrl.errors import AgentRLError, DataError
+from agentrl.tiny.warm_start import Lessons, Say, WarmStartSettings, in_own_process
+
+EVAL_SET = "held_out"
+LEAST_GAIN = 0.1
+
+WriteData = Callable[[Path, int], tuple[Path, Path]]
+"""`(folder, seed) -> (training file, held-out file)`; the held-out file is the same for every seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What one example is made of.
+
+    Attributes:
+        name: of its folder in `runs/`.
+        config: the settings file, from the working directory.
+        lessons: what the tiny model is taught first.
+        write_data: writes the prompts.
+        warm_start: the recipe; its seed is replaced by the run's.
+        goal: success on held-out prompts to end at.
+    """
+
+    name: str
+    config: Path
+    lessons: Lessons
+    write_data: WriteData
+    warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
+    goal: float = 0.75
+
+    def main(self, argv: Sequence[str] | None = None) -> None:
+        """The example's command line; exits the process."""
+        command(self).main(args=None if argv is None else list(argv), prog_name=f"examples.{self.name}.run")
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleResult:
+    """Every evaluation in order (success and share of trajectories that used a tool, 0 to 1), and seconds."""
+
+    success: list[float]
+    used_tool: list[float]
+    warm_start_seconds: float
+    train_seconds: float
+    goal: float
+
+    @property
+    def learned(self) -> bool:
+        """Whether the model ended at the goal and well above where it began."""
+        return self.success[-1] >= self.goal and self.success[-1] > self.success[0] + LEAST_GAIN
+
+
+def run_example(
+    example: Example, folder: Path, cache: Path, *, seed: int = 0, flags: Sequence[str] = (), say: Say
+) -> ExampleResult:
+    """Run it.
+
+    Args:
+        example: what to run.
+        folder: for everything this run writes; it must be new, as the same folder given again would resume.
+        cache: where warm-started models are kept between runs.
+        seed: of weights, data and sampling.
+        flags: more flags of `agentrl train`; they win.
+        say: where progress goes, one line a call; picklable.
+
+    Raises:
+        DataError: the folder is not empty.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise DataError(f"{folder} is not empty; give the example a new folder")
+    started = time.monotonic()
+    recipe = example.warm_start.model_copy(update={"seed": seed})
+    model = in_own_process(cache, example.lessons, recipe, say)
+    warm = time.monotonic()
+    train_file, test_file = example.write_data(folder / "data", seed)
+    argv = ["--config", str(example.config), "--hf-checkpoint", str(model), "--prompt-data", str(train_file)]
+    argv += ["--eval-prompt-data", EVAL_SET, str(test_file), "--output-dir", str(folder)]
+    argv += ["--seed", str(seed), "--rollout-seed", str(seed), *flags]
+    say(f"agentrl train {shlex.join(argv)}")
+
+    from agentrl.cluster.driver import train
+    from agentrl.config import RunSettings
+    from agentrl.observability.report import write_report
+
+    train(RunSettings.from_cli(argv))
+    success, used_tool = held_out(folder, "pass@1"), held_out(folder, "used_tool")
+    result = ExampleResult(success, used_tool, warm - started, time.monotonic() - warm, example.goal)
+    page = write_report(folder, title=f"{example.name}, seed {seed}")
+    say(f"held-out success: {_curve(success)}")
+    say(f"used the tool:    {_curve(used_tool)}")
+    say(f"seconds: warm start {result.warm_start_seconds:.0f}, training {result.train_seconds:.0f}")
+    say(f"report: {page}")
+    return result
+
+
+def held_out(folder: Path, name: str) -> list[float]:
+    """A figure of the held-out set at every evaluation of a run, in order.
+
+    Raises:
+        DataError: the run did not evaluate at least twice.
+    """
+    from agentrl.observability.metrics import FILE_NAME, read_metrics
+
+    key = f"eval/{EVAL_SET}/{name}"
+    values = [float(row[key]) for row in read_metrics(folder / FILE_NAME) if key in row]
+    if len(values) < 2:
+        raise DataError(f"{folder / FILE_NAME}: expected {key} before and after training, found it {len(values)} times")
+    return values
+
+
+def command(example: Example) -> click.Command:
+    """The command line of an example."""
+
+    @click.command(
+        context_settings={"show_default": True, "ignore_unknown_options": True},
+        help=f"A tiny model learns {example.name}: random weights, warm start, GRPO, evaluation on unseen questions.",
+        epilog="All other flags go to `agentrl train`, for example --num-rollout 40.",
+    )
+    @click.option("--seed", default=0, type=click.IntRange(0), help="Seed of weights, data and sampling.")
+    @click.option("--output-dir", type=click.Path(path_type=Path), help="A new folder; default runs/NAME/...")
+    @click.option("--cache", default="runs/cache", type=click.Path(path_type=Path), help="Warm-started models.")
+    @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+    def main(seed: int, output_dir: Path | None, cache: Path, flags: tuple[str, ...]) -> None:
+        folder = output_dir or Path(f"runs/{example.name}/seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+        try:
+            result = run_example(example, folder.resolve(), cache.resolve(), seed=seed, flags=flags, say=click.echo)
+        except AgentRLError as error:
+            raise click.ClickException(str(error)) from error
+        if not result.learned:
+            click.echo(
+                f"the model did not learn as expected (goal: {example.goal:.0%} on held-out questions)", err=True
+            )
+            sys.exit(1)
+
+    return main
+
+
+def _curve(values: Sequence[float]) -> str:
+    return " -> ".join(f"{value:.1%}" for value in values)
