@@ -48,6 +48,9 @@ _HUB = "agentrl.rm_hub"
 GRADERS: Mapping[str, GraderSpec] = {
     "exact_match": GraderSpec(f"{_HUB}.text:grade_exact_match"),
     "f1": GraderSpec(f"{_HUB}.text:grade_f1"),
+    "remote_rm": GraderSpec(
+        f"{_HUB}.remote_rm:grade_remote_rm", runs="async", reads="response", needs_label=False, boxable=False
+    ),
 }
 
 

@@ -1,0 +1,138 @@
+"""One JSON exchange with a grading server: a payload out, a JSON value in, and nothing but typed failures.
+
+1. Only connecting is tried again (a request that a server may have seen is not sent twice by itself).
+2. Every exchange has a deadline; waiting for one of the `concurrency` places does not count.
+3. Failures are `GraderFailure`s whose kind begins with `kind`: `_unreachable`, `_timeout`, `_http_STATUS`, `_bad_answer`.
+4. Connections are direct: proxies of the environment are not used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Self
+
+import anyio
+
+from agentrl.errors import GraderFailure, SettingsError
+
+_CONNECT_RETRIES = 2
+_CONNECT_TIMEOUT = 5.0
+_MAX_ANSWER = 8 << 20
+
+
+class JsonService:
+    """An async context manager that holds the connections to one server.
+
+    Args:
+        url: where to post.
+        what: the server in words, for messages (`the reward server`).
+        flag: the setting that names it.
+        kind: how the kinds of its failures begin.
+        timeout: seconds for one exchange.
+        concurrency: exchanges at once.
+
+    Raises:
+        SettingsError: the address is not an http or https address.
+    """
+
+    def __init__(self, url: str, *, what: str, flag: str, kind: str, timeout: float, concurrency: int) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise SettingsError(f"{flag} {url!r}: expected an address that begins with http:// or https://")
+        self.url, self.what, self.flag, self.kind = url, what, flag, kind
+        self._timeout, self._concurrency = timeout, concurrency
+
+    async def __aenter__(self) -> Self:
+        import httpx
+
+        self._places = anyio.CapacityLimiter(self._concurrency)
+        # As many connections as places: httpx's own queue would count against the deadline.
+        limits = httpx.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
+        try:
+            self._client = httpx.AsyncClient(
+                transport=httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES, limits=limits),
+                timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT),
+            )
+            httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise SettingsError(f"{self.flag} {self.url!r}: not an address: {error}") from error
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(5.0):
+            await self._client.aclose()
+
+    async def post(self, payload: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
+        """Post the payload; returns the parsed JSON answer of a 2xx reply.
+
+        Raises:
+            GraderFailure: see the module's text; an `HttpStatus` for another status.
+        """
+        body = self._encode(payload)
+        async with self._places:
+            try:
+                with anyio.fail_after(self._timeout):
+                    status, text = await self._exchange(body, {"content-type": "application/json", **(headers or {})})
+            except TimeoutError as error:
+                raise self._failure("timeout", f"did not answer within {self._timeout:g} s") from error
+        if not 200 <= status < 300:
+            raise HttpStatus(
+                f"{self.what} at {self.url} answered HTTP {status}: {text[:200].decode(errors='replace')!r}",
+                kind=f"{self.kind}_http_{status}",
+                status=status,
+            )
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.bad_answer("JSON", text[:200].decode(errors="replace")) from error
+
+    def bad_answer(self, expected: str, got: Any) -> GraderFailure:
+        """The failure for an answer of the wrong form."""
+        return self._failure("bad_answer", f"answered {got!r:.200}; expected {expected}")
+
+    async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        import httpx
+
+        try:
+            async with self._client.stream("POST", self.url, content=body, headers=dict(headers)) as reply:
+                answer = bytearray()
+                async for chunk in reply.aiter_bytes():
+                    answer += chunk
+                    if len(answer) > _MAX_ANSWER:
+                        raise self.bad_answer(f"at most {_MAX_ANSWER >> 20} MiB", bytes(answer[:50]))
+                return reply.status_code, bytes(answer)
+        except httpx.ConnectTimeout as error:
+            raise self._failure("unreachable", f"cannot be reached within {_CONNECT_TIMEOUT:g} s") from error
+        except httpx.ConnectError as error:
+            raise self._failure(
+                "unreachable", f"cannot be reached: {error}; is it running, and {self.flag} right?"
+            ) from error
+        except (httpx.TransportError, httpx.InvalidURL, httpx.DecodingError) as error:
+            raise self._failure("unreachable", f"broke the connection: {type(error).__name__} {error}") from error
+
+    def _encode(self, payload: Mapping[str, Any]) -> bytes:
+        try:
+            # ASCII with escapes: lone surrogates in model text have no UTF-8 form.
+            return json.dumps(payload, allow_nan=False).encode("ascii")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GraderFailure(
+                f"{self.what} takes JSON, and label or metadata are not: {error}", kind="grader_bad_metadata"
+            ) from error
+
+    def _failure(self, slug: str, message: str) -> GraderFailure:
+        return GraderFailure(f"{self.what} at {self.url} {message}", kind=f"{self.kind}_{slug}")
+
+
+class HttpStatus(GraderFailure):
+    """The server answered with an error status."""
+
+    def __init__(self, message: str, *, kind: str | None = None, status: int = 0) -> None:
+        super().__init__(message, kind=kind)
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_status, (str(self), self.kind, self.status))
+
+
+def _rebuild_status(message: str, kind: str, status: int) -> HttpStatus:
+    return HttpStatus(message, kind=kind, status=status)

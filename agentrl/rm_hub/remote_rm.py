@@ -1,0 +1,104 @@
+"""`remote_rm`: the reward comes from an HTTP server of your own (`--rm-url`).
+
+1. The server gets `{"prompt", "response", "label", "metadata"}` by POST and answers a number, or an object with
+   `score` or `reward` and optionally `correct`, `extracted`, `reason`; its other numbers become the grade's parts.
+2. `prompt` is the metadata's `prompt`, which the rollout sets to the sample's prompt; null if there is none.
+3. Without `correct` in the answer a positive score counts as right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+from agentrl.errors import SettingsError
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.http import JsonService
+from agentrl.rm_hub.settings import RmHubSettings
+
+_EXPECTED = 'a finite number, or an object with a number under "score" or "reward"'
+
+
+class RemoteRM:
+    """An async context manager: the connection to one reward server.
+
+        async with RemoteRM(RmHubSettings(rm_url="http://127.0.0.1:8000/score")) as server:
+            grade = await server.grade(response, label, {"prompt": question})
+
+    Raises:
+        SettingsError: `rm_url` is missing or no address.
+    """
+
+    def __init__(self, settings: RmHubSettings) -> None:
+        if not settings.rm_url:
+            raise SettingsError("--rm-type remote_rm needs --rm-url, the address that answers a reward")
+        self._service = JsonService(
+            settings.rm_url,
+            what="the reward server",
+            flag="--rm-url",
+            kind="grader",
+            timeout=settings.rm_timeout,
+            concurrency=settings.rm_concurrency,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._service.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._service.__aexit__(*exc)
+
+    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+        """Ask the server.
+
+        Raises:
+            GraderFailure: `grader_unreachable`, `grader_timeout`, `grader_http_STATUS`, `grader_bad_answer`;
+                `grader_bad_metadata` if label or metadata are not JSON.
+        """
+        rest = {name: value for name, value in metadata.items() if name != "prompt"}
+        answer = await self._service.post(
+            {"prompt": metadata.get("prompt"), "response": response, "label": label, "metadata": rest}
+        )
+        grade = read_answer(answer)
+        if grade is None:
+            raise self._service.bad_answer(_EXPECTED, answer)
+        return grade
+
+
+async def grade_remote_rm(
+    response: str, label: Any, metadata: Mapping[str, Any], *, settings: RmHubSettings | None = None
+) -> Grade:
+    """One answer over a connection of its own; `RemoteRM` keeps the connection for many."""
+    async with RemoteRM(settings or RmHubSettings()) as server:
+        return await server.grade(response, label, metadata)
+
+
+def read_answer(answer: Any) -> Grade | None:
+    """A reward server's JSON as a grade; None if it has no finite score."""
+    if not isinstance(answer, dict):
+        score = _number(answer)
+        return None if score is None else Grade(score, score > 0, None, "scored by the reward server")
+    score = _number(answer.get("score", answer.get("reward")))
+    if score is None:
+        return None
+    correct = answer.get("correct", score > 0)
+    extracted, reason = answer.get("extracted"), answer.get("reason")
+    numbers = {str(name): number for name, value in answer.items() if (number := _number(value)) is not None}
+    return Grade(
+        score,
+        correct if isinstance(correct, bool) else score > 0,
+        extracted if isinstance(extracted, str) else None,
+        reason if isinstance(reason, str) else "scored by the reward server",
+        {name: number for name, number in numbers.items() if name not in ("score", "reward")},
+    )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

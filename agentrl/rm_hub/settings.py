@@ -1,0 +1,39 @@
+"""Settings of the graders: servers to ask, and how long a grade may take."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from agentrl.settings import Settings
+
+
+class RmHubSettings(Settings):
+    """Where graders that are not plain functions find what they need."""
+
+    rm_url: str | None = Field(None, description="Address of the reward server that --rm-type remote_rm asks.")
+    rm_timeout: PositiveFloat = Field(30.0, description="Seconds the reward server may take for one answer.")
+    rm_concurrency: PositiveInt = Field(64, description="Requests to the reward server at once.")
+
+    judge_url: str | None = Field(
+        None, description="Address of the OpenAI-compatible server that judges for --rm-type llm_judge."
+    )
+    judge_model: str = Field("default", min_length=1, description="Name of the judge's model on that server.")
+    judge_rubric: str | None = Field(
+        None, description="What the judge is asked: text or a file, with {question}, {response} and {label}."
+    )
+    judge_timeout: PositiveFloat = Field(60.0, description="Seconds the judge may take for one answer.")
+    judge_concurrency: PositiveInt = Field(16, description="Requests to the judge at once.")
+    judge_max_tokens: PositiveInt = Field(1024, description="Most tokens of the judge's answer.")
+    judge_cache_path: str | None = Field(
+        None, description="SQLite file that keeps the judge's verdicts; several processes may share it."
+    )
+    judge_api_key_env: str = Field(
+        "JUDGE_API_KEY", min_length=1, description="Environment variable that holds the judge's API key, if it has one."
+    )
+
+    code_score: Literal["all", "fraction"] = Field(
+        "all", description="Score of --rm-type code: 1 if all tests pass, or the fraction of them that pass."
+    )
+    code_test_timeout: PositiveFloat = Field(6.0, description="Seconds one test of submitted code may take.")
+    code_timeout: PositiveFloat = Field(60.0, description="Seconds all tests of one submission may take together.")
+    code_concurrency: PositiveInt = Field(4, description="Submissions that are tested at once.")

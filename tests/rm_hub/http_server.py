@@ -1,0 +1,46 @@
+"""A real HTTP server in a thread, for tests of what talks to servers."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets=None) -> None:
+        await super().startup(sockets)
+        self._ready.set()
+
+
+@contextmanager
+def serving(endpoint, path: str = "/", methods: tuple[str, ...] = ("POST",)) -> Iterator[str]:
+    """Serve one starlette endpoint; yields its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    ready = threading.Event()
+    app = Starlette(routes=[Route(path, endpoint, methods=list(methods))])
+    server = _Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1), ready)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(20), "the test server did not start"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+
+
+def unused_address() -> str:
+    """An address on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/"

@@ -1,0 +1,177 @@
+"""`remote_rm` against real HTTP servers in a thread; the servers' answers are scripted."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import anyio
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from agentrl.errors import Blame, GraderFailure, SettingsError
+from agentrl.rm_hub.http import HttpStatus
+from agentrl.rm_hub.registry import find
+from agentrl.rm_hub.remote_rm import RemoteRM, grade_remote_rm, read_answer
+from agentrl.rm_hub.settings import RmHubSettings
+from tests.rm_hub.http_server import serving, unused_address
+
+
+def settings(url, **changes) -> RmHubSettings:
+    return RmHubSettings(rm_url=url, **{"rm_timeout": 20.0, **changes})
+
+
+async def ask(endpoint, response="four", label="4", metadata=None, **changes):
+    with serving(endpoint) as url:
+        return await grade_remote_rm(response, label, metadata or {}, settings=settings(url, **changes))
+
+
+async def test_the_servers_number_is_the_score_and_the_request_has_the_known_form():
+    seen = []
+
+    async def endpoint(request):
+        seen.append(await request.json())
+        return JSONResponse(0.75)
+
+    grade = await ask(endpoint, "four", ["4"], {"prompt": "2+2?", "source": "primer"})
+    assert (grade.score, grade.correct) == (0.75, True)
+    assert seen == [{"prompt": "2+2?", "response": "four", "label": ["4"], "metadata": {"source": "primer"}}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "correct"),
+    [
+        (1, 1.0, True),
+        (0, 0.0, False),
+        (-2.5, -2.5, False),
+        ({"score": 0.5}, 0.5, True),
+        ({"reward": -1}, -1.0, False),
+        ({"score": 0.9, "correct": False}, 0.9, False),
+    ],
+)
+def test_forms_of_answers(answer, score, correct):
+    grade = read_answer(answer)
+    assert grade is not None
+    assert (grade.score, grade.correct) == (score, correct)
+
+
+def test_other_numbers_become_parts_and_texts_are_kept():
+    grade = read_answer({"score": 1, "style": 0.5, "extracted": "4", "reason": "same", "tags": ["a"], "nan": None})
+    assert grade is not None
+    assert dict(grade.parts) == {"style": 0.5}
+    assert (grade.extracted, grade.reason) == ("4", "same")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [True, None, "1.0", [1.0], {}, {"score": None}, {"score": "high"}, {"score": True}, {"scores": 1}, 10**400],
+)
+def test_answers_without_a_score(answer):
+    assert read_answer(answer) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"oops", b'{"score": NaN}', b'{"score": "high"}', b"[" * 100_000, b"\xff\xfe"])
+async def test_bad_answers_are_typed_failures(body):
+    async def endpoint(request):
+        return Response(body)
+
+    with pytest.raises(GraderFailure) as caught:
+        await ask(endpoint)
+    assert caught.value.kind == "grader_bad_answer"
+    assert caught.value.blame is Blame.GRADER
+
+
+@pytest.mark.parametrize("status", [302, 404, 429, 500])
+async def test_error_statuses_are_typed_and_not_tried_again(status):
+    calls = []
+
+    async def endpoint(request):
+        calls.append(1)
+        return Response("too busy", status_code=status)
+
+    with pytest.raises(HttpStatus, match=f"HTTP {status}: 'too busy'") as caught:
+        await ask(endpoint)
+    assert (caught.value.kind, caught.value.status) == (f"grader_http_{status}", status)
+    assert len(calls) == 1
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.kind, again.status) == (str(caught.value), caught.value.kind, status)
+
+
+async def test_a_server_that_is_not_there():
+    with pytest.raises(GraderFailure, match="is it running, and --rm-url right") as caught:
+        await grade_remote_rm("4", "4", {}, settings=settings(unused_address()))
+    assert caught.value.kind == "grader_unreachable"
+
+
+async def test_a_server_that_does_not_answer_in_time():
+    async def endpoint(request):
+        await anyio.sleep(30)
+        return JSONResponse(1)
+
+    with pytest.raises(GraderFailure, match="within 0.2 s") as caught:
+        await ask(endpoint, rm_timeout=0.2)
+    assert caught.value.kind == "grader_timeout"
+
+
+async def test_requests_at_once_stay_below_the_limit_and_answers_go_to_their_items():
+    now, most = 0, 0
+
+    async def endpoint(request):
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await anyio.sleep(0.01)
+        now -= 1
+        return JSONResponse(float((await request.json())["response"]))
+
+    scores: dict[int, float] = {}
+    with serving(endpoint) as url:
+        async with RemoteRM(settings(url, rm_concurrency=3)) as server, anyio.create_task_group() as group:
+
+            async def one(item: int) -> None:
+                scores[item] = (await server.grade(str(item), None, {})).score
+
+            for item in range(20):
+                group.start_soon(one, item)
+    assert scores == {item: float(item) for item in range(20)}
+    assert most <= 3
+
+
+async def test_hostile_text_arrives_as_it_is():
+    text = "a\x00b\ud800{" + "[" * 1000 + "\u202e" + "x" * 1_000_000
+
+    async def endpoint(request):
+        return JSONResponse({"score": float(json.loads(await request.body())["response"] == text)})
+
+    assert (await ask(endpoint, text)).score == 1.0
+
+
+async def test_labels_that_are_not_json():
+    async def endpoint(request):
+        return JSONResponse(1)
+
+    with pytest.raises(GraderFailure, match="label or metadata are not") as caught:
+        await ask(endpoint, label={1, 2})
+    assert caught.value.kind == "grader_bad_metadata"
+
+
+@pytest.mark.parametrize(("url", "message"), [(None, "needs --rm-url"), ("localhost:80", "begins with http://")])
+def test_settings_that_name_no_server(url, message):
+    with pytest.raises(SettingsError, match=message):
+        RemoteRM(RmHubSettings(rm_url=url))
+
+
+async def test_an_address_that_is_none():
+    with pytest.raises(SettingsError, match="not an address"):
+        await grade_remote_rm("4", "4", {}, settings=settings("http://[::1"))
+
+
+def test_it_is_in_the_table():
+    spec = find("remote_rm")
+    assert (spec.runs, spec.needs_label, spec.reads) == ("async", False, "response")
+    assert spec.load() is grade_remote_rm
+
+
+def test_the_import_is_light():
+    code = "import sys, agentrl.rm_hub.remote_rm; assert 'httpx' not in sys.modules and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
