@@ -1,19 +1,29 @@
 """The graders by their `--rm-type` names, each imported when it is first used.
 
 1. `boxed_NAME` is grader NAME on the content of the answer's last box.
-2. A grader that reads more than response and label says so in `needs`; what is missing is an error, never a zero.
+2. `package.module:function` or `path/file.py:function` names a grader of your own: a `GraderFunction`, which runs as
+   the built-in ones do.
+3. A grader that reads more than response and label says so in `needs`; what is missing is an error, never a zero.
 """
 
 import difflib
+import functools
 import importlib
+import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from agentrl.errors import GraderFailure, SettingsError
+from agentrl.errors import AgentRLError, GraderFailure, SettingsError
+from agentrl.plugins import load_object
 from agentrl.rm_hub.grade import Grade, GraderFunction
 
 BOXED = "boxed_"
+MAX_RESPONSE = 4_000_000
+"""Most characters of an answer that is graded."""
+MAX_EXTRACTED = 2_000
+"""Most characters of `Grade.extracted` and `Grade.reason` that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,8 @@ class GraderSpec:
 
     def load(self) -> Any:
         """Import the function."""
+        if not self.path.startswith("agentrl.rm_hub."):
+            return load_object(self.path, what="--rm-type")
         module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -48,6 +60,11 @@ _HUB = "agentrl.rm_hub"
 GRADERS: Mapping[str, GraderSpec] = {
     "exact_match": GraderSpec(f"{_HUB}.text:grade_exact_match"),
     "f1": GraderSpec(f"{_HUB}.text:grade_f1"),
+    "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False),
+    "gsm8k": GraderSpec(f"{_HUB}.gsm8k:grade_gsm8k"),
+    "gpqa": GraderSpec(f"{_HUB}.gpqa:grade_gpqa"),
+    "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", boxable=False),
+    "random": GraderSpec(f"{_HUB}.random:grade_random", needs_label=False, boxable=False),
     "remote_rm": GraderSpec(
         f"{_HUB}.remote_rm:grade_remote_rm", runs="async", reads="response", needs_label=False, boxable=False
     ),
@@ -64,7 +81,10 @@ def find(rm_type: str) -> GraderSpec:
 
     Raises:
         SettingsError: no such grader (with the nearest name).
+        PluginError: a grader given by path cannot be found.
     """
+    if ":" in rm_type:
+        return _by_path(rm_type)
     base = rm_type.removeprefix(BOXED)
     spec = GRADERS.get(base)
     if spec is not None and (base == rm_type or spec.boxable):
@@ -73,6 +93,13 @@ def find(rm_type: str) -> GraderSpec:
     close = difflib.get_close_matches(rm_type, names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(GRADERS)}"
     raise SettingsError(f"--rm-type {rm_type!r}: no such grader; {hint}")
+
+
+@functools.cache
+def _by_path(path: str) -> GraderSpec:
+    function = load_object(path, what="--rm-type")
+    runs: Literal["process", "async"] = "async" if inspect.iscoroutinefunction(function) else "process"
+    return GraderSpec(path, runs=runs, needs_label=False)
 
 
 def check_rm_type(rm_type: str) -> None:
@@ -94,6 +121,11 @@ def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, meta
         raise GraderFailure(
             f"--rm-type {rm_type}: the response must be text, got {type(response).__name__}", kind="grader_bad_input"
         )
+    if len(response) > MAX_RESPONSE:
+        raise GraderFailure(
+            f"--rm-type {rm_type}: the response has {len(response):,} characters; at most {MAX_RESPONSE:,} are graded",
+            kind="grader_too_large",
+        )
     if not isinstance(metadata, Mapping):
         raise GraderFailure(
             f"--rm-type {rm_type}: metadata must be a mapping, got {type(metadata).__name__}", kind="grader_bad_input"
@@ -112,15 +144,61 @@ def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, meta
 
 
 def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Run a grader of kind "process" here and now; `grade` is its public door."""
+    """Run a grader of kind "process" here and now; `grade` is its public door.
+
+    Raises:
+        SettingsError: no such grader, or one that has to be awaited.
+        GraderFailure: the inputs cannot be graded, or the grader raised or returned something else than a grade.
+    """
     spec = find(rm_type)
+    if spec.runs != "process":
+        raise SettingsError(
+            f"--rm-type {rm_type} waits for a server or a sandbox; use async_rm in async code, or grade_many"
+        )
     check_inputs(rm_type, spec, response, label, metadata)
     function: GraderFunction = spec.load()
     if rm_type.startswith(BOXED):
-        from agentrl.rm_hub.boxed import last_box
-
-        boxed = last_box(response)
+        boxed = unbox(response)
         if boxed is None:
             return Grade(0.0, False, None, "no box found")
         response = boxed
-    return function(response, label, metadata)
+    try:
+        grade = function(response, label, metadata)
+    except (AgentRLError, MemoryError):
+        raise
+    except Exception as error:
+        raise GraderFailure(
+            f"--rm-type {rm_type} raised {type(error).__name__}: {error!s:.500}", kind="grader_raised"
+        ) from error
+    return checked(rm_type, grade)
+
+
+def unbox(response: str) -> str | None:
+    """The content of the answer's last box."""
+    from agentrl.rm_hub.boxed import last_box
+
+    return last_box(response)
+
+
+def checked(rm_type: str, grade: object) -> Grade:
+    """`grade` if it is one, with finite numbers; its texts cut to a readable length.
+
+    Raises:
+        GraderFailure: of kind "grader_bad_grade".
+    """
+    if not isinstance(grade, Grade):
+        raise GraderFailure(
+            f"--rm-type {rm_type} must return a Grade, got {type(grade).__name__}", kind="grader_bad_grade"
+        )
+    if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in (grade.score, *grade.parts.values())):
+        raise GraderFailure(
+            f"--rm-type {rm_type} gave a score that is not a finite number: {grade.score!r}, parts {dict(grade.parts)}",
+            kind="grader_bad_grade",
+        )
+    if len(grade.extracted or "") > MAX_EXTRACTED or len(grade.reason) > MAX_EXTRACTED:
+        return replace(grade, extracted=_cut(grade.extracted), reason=_cut(grade.reason) or "")
+    return grade
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= MAX_EXTRACTED else text[: MAX_EXTRACTED - 1] + "…"

@@ -1,0 +1,213 @@
+"""`GraderPool`: graders in worker processes, with a hard deadline for every item.
+
+1. An item runs in one of `processes` workers. One that overruns its deadline has its worker killed and gets a
+   `GraderFailure` of kind `grader_timeout`; one whose worker dies gets `grader_crashed`. Other items notice nothing.
+2. Items start in the order in which they came. The deadline runs from an item's start; `queue_timeout` bounds the wait
+   before it. Loading a grader's libraries is no part of either.
+3. A worker is replaced by a fresh one after `recycle` items, so nothing that a library leaks piles up.
+4. The pool has no tasks of its own: it works in its callers' tasks, may be opened and closed in different ones, and a
+   cancelled caller leaves a killed worker behind and nothing else. It belongs to one event loop.
+5. Leaving the context ends all processes; so does the end of the process that opened it, however it ends.
+"""
+
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import anyio
+
+from agentrl.errors import GraderFailure, SettingsError
+from agentrl.rm_hub import frames
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.processes import Lost, Nursery, Worker
+from agentrl.rm_hub.registry import GraderSpec, check_inputs, find
+
+
+class GraderPool:
+    """An async context manager that grades in worker processes.
+
+        async with GraderPool(timeout=5.0) as pool:
+            grade = await pool.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")
+
+    Args:
+        processes: worker processes; default one a core, at most 8.
+        timeout: seconds an item may run.
+        memory_mb: memory that a worker may take besides what the graders' libraries take.
+        recycle: items after which a worker is replaced.
+        queue_timeout: seconds an item may wait for a worker.
+        start_timeout: seconds that loading a grader may take.
+        preload: graders to load at the start; others are loaded when they are first asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        processes: int | None = None,
+        timeout: float = 10.0,
+        memory_mb: int = 1024,
+        recycle: int = 1000,
+        queue_timeout: float = 600.0,
+        start_timeout: float = 60.0,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self.processes = processes or min(8, os.cpu_count() or 1)
+        self.timeout, self.recycle, self.queue_timeout = timeout, recycle, queue_timeout
+        self.preload = tuple(preload)
+        self.counts: Counter[str] = Counter()
+        """How often what happened: `graded`, kinds of failures, `forked`."""
+        self._nursery = Nursery(memory_mb, start_timeout)
+        self._free = anyio.Semaphore(self.processes)
+        self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        if self.preload:
+            for name in self.preload:
+                _runnable(name)
+            try:
+                await self._nursery.load(self.preload)
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+    async def grade(
+        self,
+        rm_type: str,
+        response: str,
+        label: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Grade:
+        """Grade one answer; arguments as of `agentrl.rm_hub.grade`.
+
+        Raises:
+            SettingsError: no such grader, or one that does not run in a process.
+            GraderFailure: kinds `grader_timeout`, `grader_crashed`, `grader_out_of_memory`, `grader_raised`,
+                `grader_too_large`, `grader_unavailable`, `grader_closed`, and those of the grader itself.
+        """
+        try:
+            grade = await self._grade(rm_type, response, label, metadata or {}, timeout or self.timeout)
+        except GraderFailure as failure:
+            self.counts[failure.kind] += 1
+            raise
+        self.counts["graded"] += 1
+        return grade
+
+    def close(self) -> None:
+        """End all processes; items in flight get `grader_closed`. For a pool that was not opened by `async with`."""
+        self._closed = True
+        for worker in (*self._idle, *self._busy):
+            worker.kill()
+        self._idle.clear()
+        self._nursery.close()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            for worker in (*self._idle, *self._busy):
+                worker.kill()
+            self._nursery.close()
+
+    async def _grade(
+        self, rm_type: str, response: str, label: Any, metadata: Mapping[str, Any], timeout: float
+    ) -> Grade:
+        spec = _runnable(rm_type)
+        check_inputs(rm_type, spec, response, label, metadata)
+        async with self._place(rm_type):
+            # Encoded only now: a thousand items that come at once must not all be encoded in one go.
+            pieces = frames.request(rm_type, response, label, metadata, spec.needs)
+            worker = await self._worker(rm_type)
+            self._busy.add(worker)
+            try:
+                reply = await self._ask(worker, pieces, timeout)
+            except BaseException:
+                worker.kill()
+                raise
+            finally:
+                self._busy.discard(worker)
+            self._give_back(worker)
+        if reply is None:
+            raise GraderFailure(
+                f"--rm-type {rm_type}: grading took longer than {timeout:g} s (--grader-timeout)", kind="grader_timeout"
+            )
+        outcome = frames.read_reply(reply)
+        if isinstance(outcome, GraderFailure):
+            raise outcome
+        return outcome
+
+    async def _ask(self, worker: Worker, pieces: Any, timeout: float) -> bytes | None:
+        """The worker's reply; None, with the worker killed, if it took too long."""
+        try:
+            with anyio.move_on_after(timeout):
+                return await worker.ask(pieces)
+            if (late := await worker.late_reply()) is not None:
+                return late
+        except Lost as error:
+            worker.kill()
+            self._check_open(error)
+            how = await self._nursery.ended(worker)
+            raise GraderFailure(f"the grader's process died: {how}", kind="grader_crashed") from error
+        worker.kill()
+        return None
+
+    @asynccontextmanager
+    async def _place(self, rm_type: str) -> AsyncIterator[None]:
+        """Wait in the queue."""
+        self._check_open(None)
+        await self._nursery.load((rm_type,))
+        try:
+            with anyio.fail_after(self.queue_timeout):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise GraderFailure(
+                f"--rm-type {rm_type}: no worker was free for {self.queue_timeout:g} s; "
+                "more of them: --grader-processes",
+                kind="grader_timeout",
+            ) from error
+        try:
+            self._check_open(None)
+            yield
+        finally:
+            self._free.release()
+
+    async def _worker(self, rm_type: str) -> Worker:
+        """An idle worker that has the grader, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if rm_type in worker.loaded and worker.alive:
+                return worker
+            worker.kill()
+        try:
+            worker = await self._nursery.fork()
+        except GraderFailure:
+            # Something killed the nursery while it was idle: that is not this item's fault.
+            await self._nursery.load((rm_type,))
+            worker = await self._nursery.fork()
+        self.counts["forked"] += 1
+        return worker
+
+    def _give_back(self, worker: Worker) -> None:
+        if self._closed or worker.done >= self.recycle:
+            worker.kill()
+        elif worker.pidfd >= 0:
+            self._idle.append(worker)
+
+    def _check_open(self, cause: BaseException | None) -> None:
+        if self._closed:
+            raise GraderFailure("the grader pool is closed", kind="grader_closed") from cause
+
+
+def _runnable(rm_type: str) -> GraderSpec:
+    spec = find(rm_type)
+    if spec.runs != "process":
+        raise SettingsError(
+            f"--rm-type {rm_type} waits for something else and runs in no worker process; use async_rm or grade_many"
+        )
+    return spec

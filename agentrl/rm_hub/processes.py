@@ -1,0 +1,222 @@
+"""The pool's end of its worker processes (see `worker.py` for theirs).
+
+1. `Nursery.start()` starts the one process that the workers are forked from; `fork()` gives a `Worker`, ready to grade.
+2. Nothing here blocks the event loop: sockets are non-blocking and waited for, and long answers are sent in pieces.
+3. `kill` and `close` are plain functions, so that they can run on any way out, a cancellation included.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub.frames import frame_length
+from agentrl.rm_hub.worker import PACKET
+
+_WORKER = Path(__file__).parent / "worker.py"
+_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+Lost = (OSError, EOFError, anyio.ClosedResourceError)
+"""What reading from or writing to a process raises when it has gone."""
+
+
+class Worker:
+    """One worker process: send it a request, read its reply, kill it."""
+
+    def __init__(self, connection: socket.socket, pid: int, pidfd: int, loaded: frozenset[str]) -> None:
+        self.connection, self.pid, self.pidfd, self.loaded = connection, pid, pidfd, loaded
+        self.done = 0
+        self._received = bytearray()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self.pidfd >= 0 and not select.select([self.pidfd], [], [], 0)[0]
+
+    async def ask(self, pieces: Iterable[bytes]) -> bytes:
+        """Send a request and return the reply's frame.
+
+        Raises:
+            OSError, EOFError: the process ended.
+        """
+        for piece in pieces:
+            await _send(self.connection, piece)
+        reply = await self._reply()
+        self.done += 1
+        return reply
+
+    async def _reply(self) -> bytes:
+        while True:
+            if len(self._received) >= 4:
+                end = 4 + frame_length(bytes(self._received[:4]))
+                if len(self._received) >= end:
+                    reply = bytes(self._received[4:end])
+                    del self._received[:end]
+                    return reply
+            try:
+                data = self.connection.recv(PACKET)
+            except BlockingIOError:
+                await anyio.wait_readable(self.connection)
+                continue
+            if not data:
+                raise EOFError("the worker hung up")
+            self._received += data
+
+    async def late_reply(self) -> bytes | None:
+        """The reply if it lies here already: a busy event loop may see its timer before the answer."""
+        if not select.select([self.connection], [], [], 0)[0]:
+            return None
+        with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
+            return await self._reply()
+        return None
+
+    def kill(self) -> None:
+        """SIGKILL; the nursery kills what the process had started, too."""
+        if self.pidfd < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        os.close(self.pidfd)
+        self.pidfd = -1
+        _close(self.connection)
+
+
+class Nursery:
+    """The process that loads graders and forks workers; started when it is first needed, and again if it was killed."""
+
+    def __init__(self, memory_mb: int, start_timeout: float) -> None:
+        self.memory_mb, self.start_timeout = memory_mb, start_timeout
+        self.loaded: frozenset[str] = frozenset()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._turn = anyio.Lock()
+
+    async def load(self, names: Sequence[str]) -> None:
+        """Import graders; workers forked from now on have them.
+
+        Raises:
+            GraderFailure: one cannot be imported (`grader_unavailable`), or the process does not start.
+        """
+        if self.loaded.issuperset(names):
+            return
+        async with self._turn:
+            new = [name for name in names if name not in self.loaded]
+            if not new:
+                return
+            answer, _ = await self._order({"do": "load", "names": new})
+            self.loaded |= frozenset(new) - answer["failed"].keys()
+            for name, reason in answer["failed"].items():
+                raise GraderFailure(f"--rm-type {name} cannot be loaded: {reason}", kind="grader_unavailable")
+
+    async def fork(self) -> Worker:
+        """A fresh worker with all graders that are loaded."""
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            async with self._turn:
+                answer, fds = await self._order({"do": "fork"}, theirs)
+                return Worker(ours, answer["pid"], fds[0], self.loaded)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    async def ended(self, worker: Worker) -> str:
+        """In words, how a worker ended."""
+        async with self._turn:
+            answer, _ = await self._order({"do": "ended", "pid": worker.pid})
+        status = answer["status"]
+        if status is None:
+            return "it was gone"
+        return f"it was killed by {signal.Signals(-status).name}" if status < 0 else f"it exited with status {status}"
+
+    def close(self) -> None:
+        """End the process and with it every worker."""
+        if self._control is not None:
+            _close(self._control)
+            self._control = None
+        if self._process is not None:
+            # The workers die with it (parent-death signal); what they had started is in their groups, which
+            # the nursery ends on hang-up, so it gets the time for that.
+            try:
+                self._process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        self.loaded = frozenset()
+
+    async def _order(self, message: dict[str, Any], passed: socket.socket | None = None) -> tuple[Any, list[int]]:
+        """One order and its answer; not to be cut in half, so a cancellation waits for it (milliseconds)."""
+        with anyio.CancelScope(shield=True):
+            try:
+                with anyio.fail_after(self.start_timeout):
+                    control = self._start()
+                    sent = json.dumps(message).encode()
+                    if passed is None:
+                        control.send(sent)
+                    else:
+                        socket.send_fds(control, [sent], [passed.fileno()])
+                    await anyio.wait_readable(control)
+                    data, fds, _, _ = socket.recv_fds(control, PACKET, 1)
+                if not data:
+                    raise EOFError
+            except (*Lost, TimeoutError) as error:
+                self.close()
+                raise GraderFailure(
+                    f"the graders' process did not start or ended ({type(error).__name__}: {error})",
+                    kind="grader_crashed",
+                ) from error
+        return json.loads(data), fds
+
+    def _start(self) -> socket.socket:
+        if self._control is not None:
+            return self._control
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            fd = theirs.fileno()
+            # Forked by this thread on purpose: the parent-death signal is tied to the thread that runs the loop.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_WORKER), str(fd), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **_ONE_THREAD},
+                pass_fds=(fd,),
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        self._control = ours
+        ours.send(json.dumps({"path": [p or os.getcwd() for p in sys.path], "memory_mb": self.memory_mb}).encode())
+        return ours
+
+
+_GRACE = 0.5
+"""Seconds that the nursery may take to end its workers once the pool has hung up."""
+
+
+async def _send(connection: socket.socket, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[connection.send(left) :]
+        except BlockingIOError:
+            await anyio.wait_writable(connection)
+
+
+def _close(connection: socket.socket) -> None:
+    """Close, and wake the task that waits for the socket."""
+    with contextlib.suppress(anyio.NoEventLoopError):
+        anyio.notify_closing(connection)
+    connection.close()
