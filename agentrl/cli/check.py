@@ -1,12 +1,19 @@
 """`agentrl check`."""
 
+import contextlib
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import anyio
 import click
 
 from agentrl.cli.main import debug_option
 from agentrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    from agentrl.envs import Environment
+    from agentrl.tools import Tool
 
 
 @click.command("check", context_settings={"max_content_width": 100})
@@ -27,6 +34,15 @@ def command(targets: tuple[str, ...]) -> None:
             raise SettingsError(f"{target}: neither a folder nor an environment; expected DIR or pkg.mod:Name")
 
 
+async def _tools_of(env: "type[Environment]") -> "list[Tool]":
+    """The environment's tools, those of its tool sources included, which are opened for this."""
+    async with contextlib.AsyncExitStack() as stack:
+        for source in env.tool_sources():
+            stack.push_async_callback(source.close)
+            await source.open()
+        return env.declared_tools()
+
+
 def check_model(folder: str) -> None:
     """Print what the folder's chat template does.
 
@@ -45,7 +61,6 @@ def check_model(folder: str) -> None:
 def check_env(path: str) -> None:
     """Print what an environment offers: turns, tools, and which methods are its own."""
     from agentrl.envs import Environment, load_environment
-    from agentrl.tools import as_tool
 
     env = load_environment(path, what="check")
     click.secho(f"{path}: class {env.__name__}", bold=True)
@@ -55,7 +70,7 @@ def check_env(path: str) -> None:
         if method == "setup":
             own = "setup" in {name for cls in env.__mro__[:-1] if cls is not Environment for name in vars(cls)}
         click.echo(f"  {method}: {'its own' if own else 'the default'}")
-    tools = [as_tool(tool) for tool in env.declared_tools()]
+    tools = anyio.run(_tools_of, env)
     click.echo(f"  tools: {', '.join(tool.name for tool in tools) or 'none'}")
     for tool in tools:
         click.echo(json.dumps(tool.schema, indent=2, ensure_ascii=False))

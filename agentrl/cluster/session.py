@@ -47,6 +47,9 @@ class RolloutSession:
         context = RolloutContext(rollout, args, chat, self.client, length, environment)
         self.runner = TrajectoryRunner(context, Grader(rollout, args, self._plugins.reward), self._plugins.generate)
         if environment is not None:
+            for source in environment.tool_sources():
+                self._stack.push_async_callback(source.close)
+                await self._hook(environment, source.open(), "tools")
             await self._hook(environment, environment.setup(args), "setup")
             self._stack.push_async_callback(self._teardown, environment)
 

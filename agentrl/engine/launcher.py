@@ -26,13 +26,14 @@ from pathlib import Path
 import anyio
 from anyio.from_thread import start_blocking_portal
 
+from agentrl import guard
 from agentrl.engine.commands import engine_command
 from agentrl.engine.control import normalise_url
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import Transport
 from agentrl.errors import EngineUnreachable, SettingsError
 
-_GUARD = Path(__file__).parent / "guard.py"
+_GUARD = Path(guard.__file__)
 _STOP_GRACE = 10.0
 _POLL_EVERY = 0.1
 _LOG_TAIL = 4000
@@ -217,10 +218,10 @@ def _start(
     arguments: Sequence[str], environment: dict[str, str], host: str, port: int, log_path: Path
 ) -> EngineProcess:
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    guard = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
+    prefix = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            (*guard, *arguments),
+            (*prefix, *arguments),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

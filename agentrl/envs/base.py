@@ -10,7 +10,7 @@ import anyio
 
 from agentrl.envs.turn import Call, Step, Turn
 from agentrl.sample import Message, Sample
-from agentrl.tools import Tool, Toolbox, ToolOutcome, as_tool
+from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
 
 
 class Environment:
@@ -23,12 +23,13 @@ class Environment:
             max_turns = 4
 
     Attributes:
-        tools: functions with type hints, or `Tool` objects. Methods decorated with `@tool` are added by themselves.
+        tools: functions with type hints, `Tool` objects, or sources of tools such as `MCPTools`. Methods decorated
+            with `@tool` are added by themselves.
         max_turns: how many turns the model gets at most.
         args: the run's settings as a flat read-only view, or None outside a run.
     """
 
-    tools: ClassVar[Sequence[Callable[..., Any] | Tool]] = ()
+    tools: ClassVar[Sequence[Callable[..., Any] | Tool | ToolSource]] = ()
     max_turns: ClassVar[int] = 8
     args: Any = None
 
@@ -48,13 +49,26 @@ class Environment:
         """Close what `setup` opened. Called once after the last instance."""
 
     @classmethod
-    def declared_tools(cls) -> list[Tool]:
+    def tool_sources(cls) -> list[ToolSource]:
+        """The entries of `tools` that must be opened before their tools are known."""
+        return [entry for entry in cls.tools if isinstance(entry, ToolSource)]
+
+    @classmethod
+    def declared_tools(cls, *, with_sources: bool = True) -> list[Tool]:
         """The tools of the class: those in `tools`, then its `@tool` methods in the order of definition.
 
+        Args:
+            with_sources: include those of the tool sources, which must be open then.
+
         Raises:
-            PluginError: an entry of `tools` cannot be a tool.
+            PluginError: an entry of `tools` cannot be a tool, or a source is not open.
         """
-        found = [as_tool(entry) for entry in cls.tools]
+        found: list[Tool] = []
+        for entry in cls.tools:
+            if not isinstance(entry, ToolSource):
+                found.append(as_tool(entry))
+            elif with_sources:
+                found.extend(entry.tools)
         names: dict[str, None] = {}
         for base in reversed(cls.__mro__):
             names.update(dict.fromkeys(name for name, value in vars(base).items() if isinstance(value, Tool)))
@@ -85,6 +99,9 @@ class Environment:
             A `Step` with one `tool` message a call, in the order of the calls, and after them a `user` message for
             calls that could not be read. `info` counts `tool_calls`, `tool_<kind>` by outcome, `tool_broken`, and
             sums `tool_seconds`.
+
+        Raises:
+            ToolFailure: a tool failed, and its `on_failure` is "fail".
         """
         outcomes: list[ToolOutcome | None] = [None] * len(turn.tool_calls)
 

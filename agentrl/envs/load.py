@@ -46,7 +46,7 @@ def check_environment(cls: type[Environment]) -> None:
     if not isinstance(declared, (list, tuple)):
         raise PluginError(f"{name}.tools: expected a list of functions, got {declared!r}")
     try:
-        Toolbox(cls.declared_tools())
+        Toolbox(cls.declared_tools(with_sources=False))
     except PluginError as error:
         raise PluginError(f"{name}.tools: {error}") from error
     for method in _ASYNC_METHODS:

@@ -4,12 +4,26 @@
    schema from its type hints; a parameter without a type hint is an error that names tool and parameter.
 2. `Toolbox` holds the tools of one environment and runs the model's calls. Whatever goes wrong in a call (unknown
    tool, bad arguments, exception, deadline, unusable result) becomes a `ToolOutcome` with a sentence that the model
-   can act on; it never raises for the model's or the tool's mistakes, and never shows a traceback.
-3. This room imports neither torch nor ray, and knows nothing about tokens or templates.
+   can act on, never a traceback. A tool made with `on_failure="fail"` ends the trajectory with a `ToolFailure` where
+   the fault is its own.
+3. `ToolSource`s bring tools from elsewhere: `agentrl.tools.mcp.MCPTools` those of an MCP server.
+4. This room imports neither torch nor ray, and knows nothing about tokens or templates.
 """
 
-from agentrl.tools.base import Injected, Tool, as_tool, tool
+from agentrl.tools.base import Injected, OnFailure, Tool, as_tool, tool
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
+from agentrl.tools.source import ToolSource
 from agentrl.tools.toolbox import Toolbox
 
-__all__ = ["Injected", "OutcomeKind", "Tool", "ToolError", "ToolOutcome", "Toolbox", "as_tool", "tool"]
+__all__ = [
+    "Injected",
+    "OnFailure",
+    "OutcomeKind",
+    "Tool",
+    "ToolError",
+    "ToolOutcome",
+    "ToolSource",
+    "Toolbox",
+    "as_tool",
+    "tool",
+]

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self, overload
+from typing import Any, Literal, Protocol, Self, overload
 
 import anyio
 import anyio.to_thread
 from pydantic_core import PydanticSerializationError, to_json
 
-from agentrl.errors import PluginError
-from agentrl.tools.arguments import Arguments, Injected, needs_self, read_arguments
+from agentrl.errors import Failure, PluginError, ToolFailure
+from agentrl.tools.arguments import Injected, needs_self, read_arguments
 from agentrl.tools.docstring import parse_docstring
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
 from agentrl.tools.threads import run_in_daemon_thread
 
+_TOOLS_FAULT = frozenset((OutcomeKind.RAISED, OutcomeKind.TIMEOUT, OutcomeKind.BAD_RESULT))
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_MAX_OUTPUT_CHARS = 16_384
 
-__all__ = ["DEFAULT_MAX_OUTPUT_CHARS", "DEFAULT_TIMEOUT", "Injected", "Tool", "as_tool", "tool"]
+OnFailure = Literal["observe", "fail"]
+"""What a tool's own failure leads to: a sentence for the model, or a `ToolFailure` that ends the trajectory."""
+
+__all__ = ["DEFAULT_MAX_OUTPUT_CHARS", "DEFAULT_TIMEOUT", "Injected", "OnFailure", "Tool", "as_tool", "tool"]
+
+
+class CheckedArguments(Protocol):
+    """What a tool needs of its arguments: their JSON schema, and a check of a call's."""
+
+    @property
+    def schema(self) -> dict[str, Any]: ...
+    @property
+    def injected(self) -> tuple[str, ...]: ...
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class Tool:
@@ -36,6 +51,10 @@ class Tool:
         schema: the OpenAI form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
         timeout: deadline of one call in seconds. A sync function that overruns it is left behind in its thread.
         max_output_chars: longer results are cut, with a note of how much is missing.
+        max_concurrency: calls in flight at once in this process; the others wait, outside their deadline.
+        on_failure: "observe" shows the model that the tool raised, hung or returned nonsense; "fail" raises a
+            `ToolFailure` instead, and the run's failure policy decides. The model's own mistakes, and a `ToolError`
+            that the tool raises to answer them, are always shown.
     """
 
     def __init__(
@@ -46,7 +65,18 @@ class Tool:
         description: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
+        max_concurrency: int | None = None,
+        on_failure: OnFailure = "observe",
+        arguments: CheckedArguments | None = None,
     ) -> None:
+        """
+        Args:
+            function: sync or async; sync ones run in a thread of their own.
+            arguments: the parameters, where they do not come from the function's type hints.
+
+        Raises:
+            PluginError: the function cannot become a tool; names the tool and the parameter.
+        """
         self.name = name or getattr(function, "__name__", "") or type(function).__name__
         if not _NAME.fullmatch(self.name):
             raise PluginError(
@@ -58,10 +88,17 @@ class Tool:
             raise PluginError(f"tool {self.name!r}: expected a positive `timeout` in seconds, got {timeout!r}")
         if max_output_chars < 1:
             raise PluginError(f"tool {self.name!r}: expected a positive `max_output_chars`, got {max_output_chars!r}")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise PluginError(f"tool {self.name!r}: expected a positive `max_concurrency`, got {max_concurrency!r}")
+        if on_failure not in ("observe", "fail"):
+            raise PluginError(f"tool {self.name!r}: `on_failure` must be 'observe' or 'fail', got {on_failure!r}")
         self.timeout = timeout
         self.max_output_chars = max_output_chars
+        self.max_concurrency = max_concurrency
+        self.on_failure = on_failure
+        self._limiter = anyio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
         self._function = function
-        self._arguments: Arguments = read_arguments(function, self.name, argument_descriptions)
+        self._arguments = arguments or read_arguments(function, self.name, argument_descriptions)
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
         )
@@ -99,18 +136,25 @@ class Tool:
         """
         keywords = self._arguments.validate(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
-        if self._is_async:
-            return await self._finish(self._function(**keywords))
-        # Waiting for a free thread is not the tool's fault, so it is outside the deadline.
-        async with anyio.to_thread.current_default_thread_limiter():
-            return await self._finish(run_in_daemon_thread(functools.partial(self._function, **keywords)))
+        # Waiting for a free place or thread is not the tool's fault, so it is outside the deadline.
+        async with self._limiter:
+            if self._is_async:
+                return await self._finish(self._function(**keywords))
+            async with anyio.to_thread.current_default_thread_limiter():
+                return await self._finish(run_in_daemon_thread(functools.partial(self._function, **keywords)))
 
     async def run(self, arguments: Mapping[str, Any], *, state: object = None) -> ToolOutcome:
-        """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `."""
+        """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `.
+
+        Raises:
+            ToolFailure: with `on_failure="fail"`, what was the tool's own fault; its kind is `tool_<outcome kind>`.
+        """
         start = time.perf_counter()
         try:
             text, kind = await self.call(arguments, state=state), OutcomeKind.OK
         except ToolError as error:
+            if self.on_failure == "fail" and error.kind in _TOOLS_FAULT:
+                raise ToolFailure(f"tool `{self.name}`: {error}", kind=f"tool_{error.kind}") from error
             text, kind = f"Error: {error}", error.kind
         return ToolOutcome(text, kind, time.perf_counter() - start)
 
@@ -124,9 +168,11 @@ class Tool:
                     result = await result
             except ToolError as error:
                 raise ToolError(self._cut(str(error)), kind=error.kind) from error
+            except Failure:  # the tool itself says that the trajectory cannot go on
+                raise
             except Exception as error:  # a tool is user code: whatever it raises is an observation for the model
                 text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                raise ToolError(self._cut(text)) from error
+                raise ToolError(self._cut(text), kind=OutcomeKind.RAISED) from error
         if scope.cancelled_caught:
             raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
         return self._cut(self._text(result))
@@ -168,7 +214,13 @@ def as_tool(function: Callable[..., Any] | Tool) -> Tool:
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, timeout: float = ..., max_output_chars: int = ...
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float = ...,
+    max_output_chars: int = ...,
+    max_concurrency: int | None = ...,
+    on_failure: OnFailure = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -178,6 +230,8 @@ def tool(
     description: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
+    max_concurrency: int | None = None,
+    on_failure: OnFailure = "observe",
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a `Tool`: `@tool`, or with options `@tool(timeout=5)`.
 
@@ -185,7 +239,12 @@ def tool(
         PluginError: the function cannot become a tool; names the tool and the parameter.
     """
     options: dict[str, Any] = dict(
-        name=name, description=description, timeout=timeout, max_output_chars=max_output_chars
+        name=name,
+        description=description,
+        timeout=timeout,
+        max_output_chars=max_output_chars,
+        max_concurrency=max_concurrency,
+        on_failure=on_failure,
     )
     if function is not None:
         return Tool(function, **options)

@@ -15,8 +15,10 @@ class OutcomeKind(StrEnum):
     """The arguments are not a JSON object, or do not fit the tool's schema."""
     UNKNOWN_TOOL = "unknown_tool"
     """There is no tool of that name."""
+    REFUSED = "refused"
+    """The tool raised a `ToolError`: it answers with an error that it words for the model."""
     RAISED = "raised"
-    """The tool raised an exception."""
+    """The tool raised any other exception."""
     TIMEOUT = "timeout"
     """The tool did not finish before its deadline."""
     BAD_RESULT = "bad_result"
@@ -26,7 +28,7 @@ class OutcomeKind(StrEnum):
 class ToolError(AgentRLError):
     """A failed call. The message is written for the model; a tool may raise it to word its own errors."""
 
-    def __init__(self, message: str, *, kind: OutcomeKind = OutcomeKind.RAISED) -> None:
+    def __init__(self, message: str, *, kind: OutcomeKind = OutcomeKind.REFUSED) -> None:
         super().__init__(message)
         self.kind = kind
 

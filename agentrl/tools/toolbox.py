@@ -38,12 +38,15 @@ class Toolbox:
         return [entry.schema for entry in self]
 
     async def run(self, name: str, arguments: Mapping[str, Any] | str, *, state: object = None) -> ToolOutcome:
-        """Run one call of the model; never raises for what the model or the tool did.
+        """Run one call of the model; never raises for what the model did.
 
         Args:
             name: the tool that the model asked for.
             arguments: its arguments, parsed or as JSON text.
             state: handed to parameters annotated `Annotated[..., Injected]`.
+
+        Raises:
+            ToolFailure: the tool failed, and its `on_failure` is "fail".
         """
         start = time.perf_counter()
         try:

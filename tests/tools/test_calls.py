@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.tools import OutcomeKind, Tool, Toolbox, ToolError, tool
+from agentrl.errors import PluginError, ToolFailure
+from agentrl.tools import OutcomeKind, Tool, Toolbox, ToolError, ToolOutcome, tool
 
 
 @tool
@@ -116,7 +117,8 @@ async def test_exceptions_become_text_without_traceback(asynchronous: bool) -> N
 
     box = Toolbox([tool(name="fail")(later if asynchronous else sync)])
     texts = {kind: await box.run("fail", {"kind": kind}) for kind in ("key", "bare", "own", "late")}
-    assert {outcome.kind for outcome in texts.values()} == {OutcomeKind.RAISED}
+    assert {texts[name].kind for name in ("key", "bare", "late")} == {OutcomeKind.RAISED}
+    assert texts["own"].kind is OutcomeKind.REFUSED
     assert texts["key"].text == "Error: KeyError: 'k'"
     assert texts["bare"].text == "Error: ValueError"
     assert texts["own"].text == "Error: no such page"
@@ -277,3 +279,75 @@ async def test_context_variables_reach_a_sync_tool() -> None:
 
     VARIABLE.set("seen")
     assert await read.call({}) == "seen"
+
+
+async def test_at_most_so_many_calls_run_at_once() -> None:
+    running, most = 0, 0
+
+    @tool(max_concurrency=2)
+    async def narrow(number: int) -> int:
+        """Count who is here."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        running -= 1
+        return number
+
+    outcomes: list[ToolOutcome] = []
+
+    async def one(number: int) -> None:
+        outcomes.append(await narrow.run({"number": number}))
+
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(one, number)
+    assert most == 2
+    assert {outcome.kind for outcome in outcomes} == {OutcomeKind.OK}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("raise", "tool_raised"), ("hang", "tool_timeout"), ("nonsense", "tool_bad_result")],
+)
+async def test_a_tools_own_failure_can_end_the_trajectory(fault: str, kind: str) -> None:
+    @tool(on_failure="fail", timeout=0.05)
+    async def shaky(number: int) -> object:
+        """Fail as told."""
+        if fault == "raise":
+            raise OSError("down")
+        if fault == "hang":
+            await anyio.sleep_forever()
+        return b"bytes"
+
+    with pytest.raises(ToolFailure, match="tool `shaky`") as caught:
+        await Toolbox([shaky]).run("shaky", {"number": 1})
+    assert caught.value.kind == kind
+    assert (await Toolbox([shaky]).run("shaky", {"number": "x"})).kind is OutcomeKind.BAD_ARGUMENTS
+
+
+async def test_what_a_tool_tells_the_model_or_the_run_is_passed_on() -> None:
+    @tool(on_failure="fail")
+    async def wordy(fatal: bool) -> str:
+        """Refuse, or give up."""
+        if fatal:
+            raise ToolFailure("the index is gone", kind="tool_index")
+        raise ToolError("use another word")
+
+    refused = await wordy.run({"fatal": False})
+    assert (refused.kind, refused.text) == (OutcomeKind.REFUSED, "Error: use another word")
+    with pytest.raises(ToolFailure, match="the index is gone"):
+        await wordy.run({"fatal": True})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"max_concurrency": 0}, "positive `max_concurrency`"), ({"on_failure": "ignore"}, "'observe' or 'fail'")],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    def named() -> str:
+        return "x"
+
+    with pytest.raises(PluginError, match=message):
+        tool(**options)(named)

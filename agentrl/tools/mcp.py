@@ -1,0 +1,318 @@
+"""Tools of an MCP server (Model Context Protocol), by the official SDK.
+
+1. `MCPTools.stdio("uvx", "some-server")` starts a server and talks over its pipes; `MCPTools.http(url)` talks to a
+   running one by streamable HTTP. Either is an entry of `Environment.tools`; the server is opened once a process.
+2. Arguments are checked against the server's own schemas before a call leaves, with a message that the model can act on.
+3. A call is made once: if the connection is lost the call fails, and the next call opens it anew.
+4. A server that was started here ends with this process, however that ends.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from agentrl import guard
+from agentrl.errors import PluginError
+from agentrl.tools.base import DEFAULT_MAX_OUTPUT_CHARS, DEFAULT_TIMEOUT, OnFailure, Tool
+from agentrl.tools.outcome import OutcomeKind, ToolError
+from agentrl.tools.schema_arguments import SchemaArguments
+from agentrl.tools.source import ToolSource
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as ServerTool
+
+_CLOSE_SECONDS = 10.0
+_MOST_PAGES = 100
+
+
+class MCPTools(ToolSource):
+    """The tools of one MCP server; a `ToolSource`."""
+
+    def __init__(
+        self,
+        connect: Callable[[], "Client"],
+        what: str,
+        *,
+        include: Collection[str] | None = None,
+        prefix: str = "",
+        start_timeout: float = 30.0,
+        timeout: float = DEFAULT_TIMEOUT,
+        max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
+        max_concurrency: int | None = None,
+        on_failure: OnFailure = "observe",
+    ) -> None:
+        """Use `stdio` or `http`.
+
+        Args:
+            connect: makes an unopened SDK client.
+            what: the server in messages.
+            include: names of the server's tools to take; all if None.
+            prefix: put before each tool's name, to keep the tools of several servers apart.
+            start_timeout: seconds that connecting may take.
+            timeout: seconds that one call may take.
+            max_output_chars: longer results are cut.
+            max_concurrency: calls in flight at once, for each tool; no limit if None.
+            on_failure: see `Tool`.
+        """
+        self._connect, self._what = connect, what
+        self._include, self._prefix, self._start_timeout = include, prefix, start_timeout
+        self._options: dict[str, Any] = {
+            "timeout": timeout,
+            "max_output_chars": max_output_chars,
+            "max_concurrency": max_concurrency,
+            "on_failure": on_failure,
+        }
+        self._tools: tuple[Tool, ...] | None = None
+        self._connection: _Connection | None = None
+        self._lock = anyio.Lock()
+
+    @classmethod
+    def stdio(
+        cls,
+        command: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        **options: Any,
+    ) -> Self:
+        """A server to start: a command that speaks MCP over its standard input and output.
+
+        Args:
+            command: the program; it gets a minimal environment and `env`.
+            arguments: of the program.
+            env: environment variables besides.
+            cwd: its working directory.
+            options: as of `MCPTools`.
+        """
+
+        what = f"MCP server `{' '.join((command, *arguments))}`"
+
+        def connect() -> "Client":
+            from mcp import Client, StdioServerParameters
+
+            if shutil.which(command) is None:
+                raise PluginError(f"{what}: there is no program {command!r}; install it, or give its path")
+
+            guarded = ["-I", "-S", str(Path(guard.__file__)), str(os.getpid()), command, *arguments]
+            return Client(StdioServerParameters(command=sys.executable, args=guarded, env=dict(env or {}), cwd=cwd))
+
+        return cls(connect, what, **options)
+
+    @classmethod
+    def http(cls, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> Self:
+        """A running server's streamable HTTP endpoint (usually `http://host:port/mcp`).
+
+        Args:
+            url: the endpoint.
+            headers: sent with every request, for example an authorisation.
+            options: as of `MCPTools`.
+        """
+
+        def connect() -> "Client":
+            import httpx2
+            from mcp import Client
+            from mcp.client.streamable_http import streamable_http_client
+
+            seconds = options.get("timeout", DEFAULT_TIMEOUT)
+            client = httpx2.AsyncClient(headers=dict(headers or {}), timeout=httpx2.Timeout(seconds))
+            return Client(streamable_http_client(url, http_client=client))
+
+        return cls(connect, f"MCP server {url}", **options)
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The server's tools.
+
+        Raises:
+            PluginError: it is not open.
+        """
+        if self._tools is None:
+            raise PluginError(f"{self._what} is not open; use `async with` or put it into `Environment.tools`")
+        return self._tools
+
+    async def open(self) -> None:
+        """Connect and list the tools.
+
+        Raises:
+            PluginError: the SDK is not installed, the server cannot be reached in time, its tools cannot be used, or
+                `include` names one that it lacks.
+        """
+        listed = await self._opened()
+        known = {entry.name for entry in listed.listed}
+        if missing := sorted(set(self._include or ()) - known):
+            await self.close()
+            raise PluginError(f"{self._what} has no tool {', '.join(missing)}; it has {', '.join(sorted(known))}")
+        self._tools = tuple(self._tool(t) for t in listed.listed if self._include is None or t.name in self._include)
+
+    async def close(self) -> None:
+        """Disconnect, and end a server that was started here."""
+        connection, self._connection, self._tools = self._connection, None, None
+        if connection is not None:
+            await connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    def _tool(self, entry: "ServerTool") -> Tool:
+        async def call(**arguments: Any) -> str:
+            return await self._call(entry.name, arguments)
+
+        name = self._prefix + entry.name
+        return Tool(
+            call,
+            name=name,
+            description=entry.description or entry.title or entry.name,
+            arguments=SchemaArguments.of(name, _without_titles(entry.input_schema)),
+            **self._options,
+        )
+
+    async def _opened(self) -> "_Connection":
+        async with self._lock:
+            if self._connection is None or self._connection.lost:
+                if self._connection is not None:
+                    await self._connection.close()
+                self._connection = await _Connection.start(self._connect, self._what, self._start_timeout)
+            return self._connection
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        from mcp.shared.exceptions import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        try:
+            connection = await self._opened()
+        except PluginError as error:
+            raise ToolError(str(error), kind=OutcomeKind.RAISED) from error
+        try:
+            result = await connection.client.call_tool(name, arguments)
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise connection.gone(error) from error
+            raise ToolError(error.error.message) from error
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError) as error:
+            raise connection.gone(error) from error
+        if result.is_error:
+            raise ToolError(_text(result) or f"`{name}` failed")
+        return _text(result)
+
+
+class _Connection:
+    """One open client. A task of its own enters and leaves it, as the SDK's cancel scopes demand."""
+
+    def __init__(self) -> None:
+        self.client: Client
+        self.listed: list[ServerTool] = []
+        self.lost = False
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, connect: Callable[[], "Client"], what: str, timeout: float) -> "_Connection":
+        connection = cls()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = connection._task = asyncio.create_task(connection._own(connect, ready))
+        try:
+            with anyio.fail_after(timeout):
+                await asyncio.shield(ready)
+        except BaseException as error:
+            task.cancel()
+            await connection.close()
+            if isinstance(error, PluginError):
+                raise
+            if isinstance(error, ModuleNotFoundError):
+                raise PluginError(f"{what}: the MCP SDK is not installed; pip install 'agentrl[mcp]'") from error
+            if isinstance(error, TimeoutError):
+                raise PluginError(f"{what} did not answer within {timeout:g} s; is it an MCP server?") from error
+            if isinstance(error, Exception):
+                raise PluginError(f"{what} cannot be opened: {_first(error)}; does it run and speak MCP?") from error
+            raise
+        return connection
+
+    async def _own(self, connect: Callable[[], "Client"], ready: "asyncio.Future[None]") -> None:
+        try:
+            async with connect() as client:
+                self.client = client
+                self.listed = await _list_tools(client)
+                if not ready.done():
+                    ready.set_result(None)
+                await self._stop.wait()
+        except Exception as error:  # noqa: BLE001 - whoever waits in `start` gets it; later it is a lost connection
+            if not ready.done():
+                ready.set_exception(error)
+        finally:
+            self.lost = True
+
+    def gone(self, error: Exception) -> ToolError:
+        """Mark the connection as lost; the error for the call that met it."""
+        self.lost = True
+        text = f"the connection to the tool's server was lost ({_first(error)})"
+        return ToolError(text, kind=OutcomeKind.RAISED)
+
+    async def close(self) -> None:
+        self._stop.set()
+        task = self._task
+        if task is None:
+            return
+        with anyio.CancelScope(shield=True):
+            done, _ = await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
+            if not done:
+                task.cancel()
+                await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
+
+
+async def _list_tools(client: "Client") -> list["ServerTool"]:
+    found: list[ServerTool] = []
+    cursor: str | None = None
+    for _ in range(_MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        found += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+    raise PluginError(f"the MCP server's list of tools has more than {_MOST_PAGES} pages")
+
+
+def _without_titles(schema: Any) -> Any:
+    """Titles repeat the names and only cost prompt tokens; a property that is itself called `title` stays."""
+    if isinstance(schema, list):
+        return [_without_titles(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _without_titles(entry) for name, entry in value.items()}
+        if key in ("properties", "$defs") and isinstance(value, dict)
+        else _without_titles(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str))
+    }
+
+
+def _text(result: "CallToolResult") -> str:
+    """What the model sees: the texts; other content is named, and structured content is JSON if there is no text."""
+    parts = []
+    for block in result.content:
+        text = getattr(block, "text", None)
+        if text is None and block.type == "resource":
+            text = getattr(block.resource, "text", None)
+        parts.append(text if text is not None else f"[{block.type}: {getattr(block, 'mime_type', None) or 'no text'}]")
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _first(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
