@@ -1,42 +1,126 @@
-"""Short-answer graders with SQuAD's normalisation (Rajpurkar et al. 2016, arXiv:1606.05250)."""
+"""Short-answer graders with SQuAD's metrics (Rajpurkar et al. 2016, arXiv:1606.05250, evaluation v1.1).
+
+1. `exact_match` and `f1` grade the whole answer after its reasoning, not a part of it: "The answer is Paris." is not
+   "Paris". For answers in a box there is `boxed_exact_match`, for answers in `<answer>` tags inside a longer text
+   `search_r1`; only an answer that is one `<answer>` block and nothing else is unwrapped.
+2. Normalisation is SQuAD's (lower case, no punctuation, no English articles, white space collapsed), and departs from
+   it in three things: punctuation of all scripts goes, not ASCII's alone; a decimal point between digits and a minus
+   sign before a number stay ("3.5" is not "35"); an answer of which nothing would be left ("The", "!!!") is compared
+   as it is.
+3. Of several accepted answers the best one counts.
+"""
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.reading import after_reasoning, answer_blocks, clip, compose, flag, golds, number
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_KEPT = re.compile(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)|(?<!\S)[-−–]+(?=[$€£]?\.?\d)")
+_POINT, _MINUS = "\ue000", "\ue001"
+"""Private characters that stand for a decimal point and a minus sign while punctuation goes."""
+_RESTORED = str.maketrans({_POINT: ".", _MINUS: "-"})
+_VERDICTS = ("yes", "no", "noanswer")
+
+
+class _Punctuation(dict[int, int | None]):
+    """A translation table that drops punctuation and invisible characters of every script."""
+
+    def __missing__(self, code: int) -> int | None:
+        character = chr(code)
+        drop = character in string.punctuation or unicodedata.category(character)[0] == "P"
+        drop = drop or unicodedata.category(character) == "Cf" or character == "\u2044"
+        self[code] = None if drop else code
+        return self[code]
+
+
+_PUNCTUATION = _Punctuation()
 
 
 def normalise(text: str) -> str:
-    """Lower-case, without punctuation and articles, white space collapsed."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """Lower case, without punctuation and articles, white space collapsed; see the module's second point."""
+    text = compose(text).lower()
+    bare = _KEPT.sub(_keep, text).translate(_PUNCTUATION).translate(_RESTORED)
+    return " ".join(_ARTICLES.sub(" ", bare).split()) or " ".join(bare.split()) or " ".join(text.split())
+
+
+def exact(answer: str, accepted: list[str]) -> bool:
+    """Whether the normalised answer is one of the normalised accepted answers."""
+    got = normalise(answer)
+    return any(got == normalise(gold) for gold in accepted)
+
+
+def contains(text: str, accepted: list[str]) -> bool:
+    """Whether one of the normalised accepted answers stands in the normalised text, as whole words."""
+    padded = f" {normalise(text)} "
+    return any(f" {normalise(gold)} " in padded for gold in accepted)
 
 
 def grade_exact_match(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Right if the normalised answer equals one of the normalised labels."""
-    got = normalise(response)
-    right = any(got == normalise(gold) for gold in _golds(label))
-    return Grade(float(right), right, response.strip(), "equal" if right else "equals none of the labels")
+    """Right if the normalised answer equals one of the normalised labels.
+
+    Args:
+        response: the answer; see the module's first point.
+        label: the accepted answer, or several (`reading.golds`).
+        metadata: not read.
+
+    Raises:
+        GraderFailure: of kind "grader_bad_label".
+    """
+    accepted = golds(label, "exact_match")
+    answer = _answer(response)
+    if not answer:
+        return Grade(0.0, False, None, "the answer is empty")
+    right = exact(answer, accepted)
+    return Grade(float(right), right, clip(answer), "equal" if right else "equals none of the accepted answers")
 
 
 def grade_f1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Score is the best token F1 over the labels, in [0, 1]; right at 1."""
-    tokens = normalise(response).split()
-    score = max((_f1(tokens, normalise(gold).split()) for gold in _golds(label)), default=0.0)
-    return Grade(score, score == 1.0, response.strip(), f"best token F1 {score:.3f}")
+    """Score is the best token F1 over the labels, in [0, 1].
+
+    Args:
+        response: the answer; see the module's first point.
+        label: the accepted answer, or several (`reading.golds`).
+        metadata: `f1_threshold` (default 1): from which score on the answer counts as correct. `f1_yes_no` (default
+            false): HotpotQA's rule (Yang et al. 2018, arXiv:1809.09600) that "yes", "no" and "noanswer" match nothing
+            but themselves.
+
+    Raises:
+        GraderFailure: of kind "grader_bad_label" or "grader_bad_metadata".
+    """
+    accepted = golds(label, "f1")
+    threshold, verdicts = number(metadata, "f1_threshold", 1.0, "f1"), flag(metadata, "f1_yes_no", "f1")
+    answer = _answer(response)
+    if not answer:
+        return Grade(0.0, False, None, "the answer is empty")
+    got = normalise(answer)
+    scores = [_f1(got, normalise(gold), verdicts) for gold in accepted]
+    best = max(range(len(scores)), key=scores.__getitem__)
+    score = scores[best]
+    return Grade(score, score >= threshold, clip(answer), f"token F1 {score:.3f} with {clip(accepted[best])!r}")
 
 
-def _f1(got: list[str], want: list[str]) -> float:
-    if not got or not want:
-        return float(got == want)
-    common = sum((Counter(got) & Counter(want)).values())
-    return 2 * common / (len(got) + len(want))
+def _answer(response: str) -> str:
+    answer = after_reasoning(response)
+    wrapped = answer.lower().startswith("<answer>") and answer.lower().endswith("</answer>")
+    blocks = answer_blocks(answer) if wrapped else []
+    return blocks[0][1] if len(blocks) == 1 else answer
 
 
-def _golds(label: Any) -> list[str]:
-    return [str(gold) for gold in label] if isinstance(label, (list, tuple)) else [str(label)]
+def _f1(got: str, want: str, verdicts: bool) -> float:
+    if verdicts and got != want and (got in _VERDICTS or want in _VERDICTS):
+        return 0.0
+    got_tokens, want_tokens = got.split(), want.split()
+    common = sum((Counter(got_tokens) & Counter(want_tokens)).values())
+    total = len(got_tokens) + len(want_tokens)
+    return 2 * common / total if total else 0.0
+
+
+def _keep(match: re.Match[str]) -> str:
+    whole, fraction = match.groups()
+    return f"{whole}{_POINT}{fraction}" if whole is not None else _MINUS
