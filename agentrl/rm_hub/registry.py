@@ -65,6 +65,7 @@ GRADERS: Mapping[str, GraderSpec] = {
     "gpqa": GraderSpec(f"{_HUB}.gpqa:grade_gpqa"),
     "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", boxable=False),
     "random": GraderSpec(f"{_HUB}.random:grade_random", needs_label=False, boxable=False),
+    "llm_judge": GraderSpec(f"{_HUB}.llm_judge:grade_llm_judge", runs="async", needs_label=False, boxable=False),
     "remote_rm": GraderSpec(
         f"{_HUB}.remote_rm:grade_remote_rm", runs="async", reads="response", needs_label=False, boxable=False
     ),

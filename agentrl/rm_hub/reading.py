@@ -1,0 +1,166 @@
+"""What the graders of short answers share: reading a response and reading a label.
+
+1. Reasoning between tags is no part of the answer; reasoning that never ends leaves no answer.
+2. A label may be one accepted answer or several; a label that holds none is an error of the data, never a zero.
+3. Everything takes time linear in the text.
+"""
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentrl.errors import GraderFailure
+
+_REASONING = ("think", "thinking", "thought", "reasoning")
+_OPENED = re.compile(rf"<(?:{'|'.join(_REASONING)})>|\[THINK\]", re.IGNORECASE)
+_CLOSED = re.compile(rf"</(?:{'|'.join(_REASONING)})>|\[/THINK\]", re.IGNORECASE)
+_FINAL_CHANNEL = "<|channel|>final<|message|>"
+_CONTROL = re.compile(r"<\|[a-z_]{1,32}\|>|</?s>|<(?:eos|end_of_turn)>")
+_ANSWER_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_LABEL_FIELDS = ("target", "ground_truth", "golden_answers", "answers", "answer", "text", "label")
+_MAX_NFKC = 10_000
+"""Composing characters can take quadratic time on runs of combining marks; a short answer is never this long."""
+_MAX_EXTRACTED = 500
+
+
+class _Digits(dict[int, int]):
+    """Translates every decimal digit of Unicode to its ASCII digit."""
+
+    def __missing__(self, code: int) -> int:
+        character = chr(code)
+        value = unicodedata.decimal(character, None) if code > 127 else None
+        self[code] = code if value is None else ord("0") + int(value)
+        return self[code]
+
+
+_DIGITS = _Digits()
+
+
+def after_reasoning(response: str) -> str:
+    """The answer proper: what follows the reasoning, or precedes it where nothing follows; control tokens removed."""
+    _, channel, final = response.rpartition(_FINAL_CHANNEL)
+    if channel:
+        response = final
+    end = 0
+    for closed in _CLOSED.finditer(response):
+        end = closed.end()
+    rest = response[end:]
+    opened = _OPENED.search(rest)
+    rest = _CONTROL.sub("", rest[: opened.start()] if opened else rest).strip()
+    if rest or not end:
+        return rest
+    first = _OPENED.search(response)
+    return _CONTROL.sub("", response[: first.start()]).strip() if first else ""
+
+
+def answer_blocks(text: str) -> list[tuple[int, str]]:
+    """Position and content of every closed `<answer>...</answer>`; a tag that opens again restarts the block."""
+    blocks: list[tuple[int, str]] = []
+    start: int | None = None
+    for tag in _ANSWER_TAG.finditer(text):
+        if not tag.group(1):
+            start = tag.end()
+        elif start is not None:
+            blocks.append((start, text[start : tag.start()].strip()))
+            start = None
+    return blocks
+
+
+def compose(text: str) -> str:
+    """Compatibility forms as plain ones (full-width letters, ligatures, no-break spaces), all digits as ASCII."""
+    return (unicodedata.normalize("NFKC", text) if len(text) <= _MAX_NFKC else text).translate(_DIGITS)
+
+
+def clip(text: str) -> str:
+    """The text, shortened for a report."""
+    return text if len(text) <= _MAX_EXTRACTED else text[:_MAX_EXTRACTED] + "..."
+
+
+def golds(label: Any, grader: str) -> list[str]:
+    """The accepted answers of a label, at least one, none empty.
+
+    Accepted are a text or a number, a list of them, a JSON list as text, an array, and a mapping with one of the fields
+    target (Search-R1), ground_truth, golden_answers, answers, answer, text (SQuAD), label. A truth value accepts "yes"
+    and "true", or "no" and "false".
+
+    Raises:
+        GraderFailure: of kind "grader_bad_label", if there is no usable answer in it.
+    """
+    found = [text for text in _texts(label, label, grader, depth=0) if text.strip()]
+    if not found:
+        raise bad_label(grader, "at least one accepted answer that is not empty", label)
+    return found
+
+
+def bad_label(grader: str, expected: str, label: Any) -> GraderFailure:
+    """The error of a label that cannot be used."""
+    shown = repr(label)
+    return GraderFailure(
+        f"{grader}: the label must be {expected}, got {type(label).__name__} {shown[:200]}; check --label-key",
+        kind="grader_bad_label",
+    )
+
+
+def bad_metadata(grader: str, field: str, expected: str, value: Any) -> GraderFailure:
+    """The error of a field of the metadata that cannot be used."""
+    return GraderFailure(
+        f"{grader}: metadata {field} must be {expected}, got {type(value).__name__} {repr(value)[:200]}",
+        kind="grader_bad_metadata",
+    )
+
+
+def flag(metadata: Mapping[str, Any], field: str, grader: str) -> bool:
+    """A truth value of the metadata, false where it is missing."""
+    value = metadata.get(field, False)
+    if not isinstance(value, bool):
+        raise bad_metadata(grader, field, "true or false", value)
+    return value
+
+
+def number(metadata: Mapping[str, Any], field: str, default: float, grader: str) -> float:
+    """A finite number of the metadata."""
+    value = metadata.get(field, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise bad_metadata(grader, field, "a finite number", value)
+    return float(value)
+
+
+def _texts(part: Any, label: Any, grader: str, depth: int) -> Iterable[str]:
+    expected = "a text, a number, a list of them, or a mapping with the field target"
+    if isinstance(part, str):
+        inner = _json_list(part) if depth < 3 else None
+        return [part] if inner is None else _each(inner, label, grader, depth)
+    if isinstance(part, bool):
+        return ("yes", "true") if part else ("no", "false")
+    if isinstance(part, (int, float)) and math.isfinite(part):
+        return [str(part)]
+    if depth >= 3:
+        raise bad_label(grader, expected, label)
+    if isinstance(part, Mapping):
+        inner = next((part[field] for field in _LABEL_FIELDS if field in part), None)
+        if inner is None:
+            raise bad_label(grader, expected, label)
+        return _texts(inner, label, grader, depth + 1)
+    if hasattr(part, "tolist"):
+        return _texts(part.tolist(), label, grader, depth + 1)
+    if isinstance(part, (list, tuple, set, frozenset)):
+        return _each(part, label, grader, depth)
+    raise bad_label(grader, expected, label)
+
+
+def _each(parts: Iterable[Any], label: Any, grader: str, depth: int) -> list[str]:
+    return [text for part in parts for text in _texts(part, label, grader, depth + 1)]
+
+
+def _json_list(text: str) -> list[str] | None:
+    body = text.strip()
+    if not (body.startswith('["') and body.endswith('"]')):
+        return None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) and value and all(isinstance(item, str) for item in value) else None

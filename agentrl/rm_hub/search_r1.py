@@ -1,0 +1,167 @@
+"""Search-R1's reward (Jin et al. 2025, arXiv:2503.09516; format scores: arXiv:2505.15117).
+
+1. The answer is the content of the response's last closed `<answer>` block. Only what the model wrote can hold it:
+   retrieved text (`<information>`, `<tool_response>`, messages of role tool) is never taken for an answer.
+2. The reward is exact match (SQuAD normalisation) with any accepted answer, or with `sub_em` whether the answer
+   contains one as whole words. By default there are no format scores, as in the first paper.
+3. A trajectory has the right structure if it is think, (search, information, think)*, answer with nothing outside the
+   tags. Where `metadata["messages"]` has a conversation with tool calls: every turn of the model but the last calls
+   tools, each call is answered, and the last turn has one answer and calls none.
+4. With format scores (s, f, r) = structure, final, retrieval: right answer 1, or 1 - s without structure; wrong or
+   missing answer with structure s, or s + r if an accepted answer stood in the retrieved text; wrong answer without
+   structure f; no answer without structure 0.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.rm_hub.boxed import last_box
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.reading import answer_blocks, bad_metadata, clip, flag, golds, number
+from agentrl.rm_hub.text import contains, exact, normalise
+
+_NAMES = {"tool_call": "search", "tool_response": "information"}
+_TAG = re.compile(r"<(/?)(think|search|information|answer|tool_call|tool_response)>")
+_TURN_MARKS = re.compile(r"<\|im_start\|>[a-z]{0,20}|<\|[a-z_]{1,32}\|>|</?s>|<(?:eos|end_of_turn)>")
+_NEXT: Mapping[str, frozenset[str]] = {
+    "": frozenset({"think"}),
+    "think": frozenset({"search", "answer"}),
+    "search": frozenset({"information"}),
+    "information": frozenset({"think"}),
+    "answer": frozenset(),
+}
+"""Which block may follow which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What is graded of a trajectory: its answer, what was retrieved, and whether its structure is right."""
+
+    answer: str | None
+    retrieved: str
+    structured: bool
+    reason: str
+
+
+def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """The reward of a search trajectory; parts are em, format and retrieval, each 0 or 1.
+
+    Args:
+        response: everything after the prompt, retrieved text included.
+        label: the accepted answers (`reading.golds`), as Search-R1's `{"target": [...]}`.
+        metadata: `structure_format_score`, `final_format_score`, `retrieval_score` (default 0 each; the second paper
+            uses 0.2, 0.1 and 0), `sub_em` (default false), `messages` (default none, see the module's third point).
+
+    Raises:
+        GraderFailure: of kind "grader_bad_label" or "grader_bad_metadata".
+    """
+    accepted = golds(label, "search_r1")
+    structure = number(metadata, "structure_format_score", 0.0, "search_r1")
+    final = number(metadata, "final_format_score", 0.0, "search_r1")
+    retrieval = number(metadata, "retrieval_score", 0.0, "search_r1")
+    match = contains if flag(metadata, "sub_em", "search_r1") else exact
+    seen = _read(response, metadata)
+    right = seen.answer is not None and any(match(text, accepted) for text in _readings(seen.answer))
+    found = bool(seen.retrieved) and contains(seen.retrieved, accepted)
+    if right:
+        score = 1.0 if seen.structured else 1.0 - structure
+    elif seen.structured:
+        score = structure + (retrieval if found else 0.0)
+    else:
+        score = final if seen.answer is not None else 0.0
+    parts = {"em": float(right), "format": float(seen.structured), "retrieval": float(found)}
+    verdict = "no closed <answer> block" if seen.answer is None else "right answer" if right else "wrong answer"
+    return Grade(score, right, None if seen.answer is None else clip(seen.answer), f"{verdict}; {seen.reason}", parts)
+
+
+def _readings(answer: str) -> list[str]:
+    box = last_box(answer)
+    return [answer] if box is None else [answer, box]
+
+
+def _read(response: str, metadata: Mapping[str, Any]) -> Trajectory:
+    messages = metadata.get("messages", ())
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise bad_metadata("search_r1", "messages", "a list of messages", messages)
+    if not all(isinstance(message, Mapping) for message in messages):
+        raise bad_metadata("search_r1", "messages", "a list of messages", messages)
+    native = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
+    return _from_messages(messages) if native else _from_text(response)
+
+
+def _from_text(response: str) -> Trajectory:
+    """One pass over the tags: outside retrieved text for the answer, in order for the structure."""
+    inside, last, state, fault = "", 0, "", ""
+    said: list[str] = []
+    retrieved: list[str] = []
+    for tag in _TAG.finditer(response):
+        closing, name = bool(tag.group(1)), _NAMES.get(tag.group(2), tag.group(2))
+        between = response[last : tag.start()]
+        if inside == "information" and not (closing and name == "information"):
+            continue  # tags in retrieved text are text
+        last = tag.end()
+        (retrieved if inside == "information" else said).append(between)
+        if name == "answer":
+            said.append(tag.group())
+        if not inside and not fault and _outside(between):
+            fault = "text outside the tags"
+        if closing and inside == name:
+            inside, state = "", name
+        elif not closing and not inside:
+            if not fault and name not in _NEXT[state]:
+                fault = f"<{name}> after {f'<{state}>' if state else 'the prompt'}"
+            inside = name
+        else:
+            fault = fault or (f"<{tag.group(1)}{name}> inside <{inside}>" if inside else f"</{name}> without an opening")
+            if not closing:
+                inside = name
+    (retrieved if inside == "information" else said).append(response[last:])
+    fault = fault or _end_fault(inside, state, response[last:])
+    blocks = answer_blocks("".join(said))
+    answer = next((content for _, content in reversed(blocks) if normalise(content)), None)
+    return Trajectory(answer, "\n".join(retrieved), not fault, fault or "structure as expected")
+
+
+def _end_fault(inside: str, state: str, rest: str) -> str:
+    if inside:
+        return f"<{inside}> is never closed"
+    if state != "answer":
+        return f"ends after {f'<{state}>' if state else 'no tag at all'}"
+    return "text after the answer" if _outside(rest) else ""
+
+
+def _outside(text: str) -> bool:
+    return bool(_TURN_MARKS.sub("", text).strip()) if text else False
+
+
+def _from_messages(messages: Sequence[Mapping[str, Any]]) -> Trajectory:
+    retrieved = [_text(message) for message in messages if message.get("role") == "tool"]
+    turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not turns:
+        return Trajectory(None, "\n".join(retrieved), False, "no turn of the model")
+    blocks = [block for index in turns for _, block in answer_blocks(_text(messages[index])) if normalise(block)]
+    fault = ""
+    for number_, index in enumerate(turns):
+        calls, last = messages[index].get("tool_calls") or (), number_ == len(turns) - 1
+        until = len(messages) if last else turns[number_ + 1]
+        answered = sum(message.get("role") == "tool" for message in messages[index + 1 : until])
+        if not last and not calls:
+            fault = fault or "a turn before the last calls no tool"
+        elif answered < len(calls):
+            fault = fault or "a call without a result"
+        elif last and calls:
+            fault = fault or "the last turn calls a tool"
+    in_last = [block for _, block in answer_blocks(_text(messages[turns[-1]])) if normalise(block)]
+    if len(in_last) != 1 or len(blocks) != 1:
+        fault = fault or f"{len(blocks)} answers, of which {len(in_last)} in the last turn"
+    return Trajectory(blocks[-1] if blocks else None, "\n".join(retrieved), not fault, fault or "structure as expected")
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else ()
+    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
