@@ -1,29 +1,56 @@
 """Graders: pure functions from an answer and a label to a grade, usable without the trainer.
 
-`grade(rm_type, response, label)` looks a grader up by name; `async_rm(args, sample)` is what the rollout loop calls.
+1. `grade(rm_type, response, label)` grades one answer here and now; `grade_many` a list of them on all cores.
+2. In async code `GraderRunner` and `GraderPool` never block the event loop, and every answer has a deadline.
+3. `async_rm(args, sample)` and `batched_async_rm(args, samples)` are what a rollout calls.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade, GraderFunction
-from agentrl.rm_hub.registry import apply, check_rm_type, graders
-from agentrl.rm_hub.sample import async_rm, final_answer
+from agentrl.rm_hub.many import grade_many
+from agentrl.rm_hub.pool import GraderPool
+from agentrl.rm_hub.registry import GRADERS, GraderSpec, apply, check_rm_type, graders
+from agentrl.rm_hub.runner import GraderRunner
+from agentrl.rm_hub.sample import async_rm, batched_async_rm, final_answer
+from agentrl.rm_hub.settings import RmHubSettings
 
-__all__ = ["Grade", "GraderFunction", "async_rm", "check_rm_type", "final_answer", "grade", "graders"]
+__all__ = [
+    "GRADERS",
+    "Grade",
+    "GraderFunction",
+    "GraderPool",
+    "GraderRunner",
+    "GraderSpec",
+    "RmHubSettings",
+    "async_rm",
+    "batched_async_rm",
+    "check_rm_type",
+    "final_answer",
+    "grade",
+    "grade_many",
+    "graders",
+    "math_verify_reward",
+]
 
 
 def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None) -> Grade:
     """Grade one answer, in this process and without a deadline.
 
     Args:
-        rm_type: a name of `graders()`, or `boxed_` and such a name.
+        rm_type: a name of `graders()`, `boxed_` and such a name, or `path/to/file.py:function`.
         response: the model's answer.
         label: the accepted answer, or a list of them.
         metadata: what some graders need besides.
 
     Raises:
-        SettingsError: no such grader (with the nearest name).
-        GraderFailure: the label or a field of the metadata is missing or of the wrong type.
+        SettingsError: no such grader (with the nearest name), or one that has to be awaited.
+        GraderFailure: the label or a field of the metadata is missing or of the wrong type, or the grader raised.
     """
     return apply(rm_type, response, label, metadata or {})
+
+
+def math_verify_reward(response: str, label: Any) -> float:
+    """1.0 if the answer is mathematically equal to the label, else 0.0: the score of `grade("math", ...)`."""
+    return grade("math", response, label).score

@@ -38,6 +38,8 @@ class GraderSpec:
         needs_label: whether a label is required.
         needs: fields of the metadata that must be there.
         boxable: whether `boxed_NAME` exists.
+        service: `module:class` of an "async" grader that keeps something open: an async context manager made from
+            `RmHubSettings`, with a `grade` method of the same form.
     """
 
     path: str
@@ -46,6 +48,7 @@ class GraderSpec:
     needs_label: bool = True
     needs: tuple[str, ...] = ()
     boxable: bool = True
+    service: str | None = None
 
     def load(self) -> Any:
         """Import the function."""
@@ -58,6 +61,9 @@ class GraderSpec:
 _HUB = "agentrl.rm_hub"
 
 GRADERS: Mapping[str, GraderSpec] = {
+    "math": GraderSpec(f"{_HUB}.math:grade_math"),
+    "dapo": GraderSpec(f"{_HUB}.dapo:grade_dapo", boxable=False),
+    "deepscaler": GraderSpec(f"{_HUB}.deepscaler:grade_deepscaler", reads="response", boxable=False),
     "exact_match": GraderSpec(f"{_HUB}.text:grade_exact_match"),
     "f1": GraderSpec(f"{_HUB}.text:grade_f1"),
     "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False),

@@ -8,7 +8,21 @@ from agentrl.settings import Settings
 
 
 class RmHubSettings(Settings):
-    """Where graders that are not plain functions find what they need."""
+    """How graders run, and where those that are not plain functions find what they need."""
+
+    grader_processes: PositiveInt | None = Field(
+        None, description="Worker processes that grade; default: one a core, at most 8."
+    )
+    grader_timeout: PositiveFloat = Field(
+        10.0, description="Seconds a grader may run on one answer before it is killed."
+    )
+    grader_memory_mb: int = Field(
+        1024, ge=64, description="Memory that grading one answer may take, besides the graders' libraries."
+    )
+    grader_recycle: PositiveInt = Field(1000, description="Answers after which a grading process is replaced.")
+    grader_total_timeout: PositiveFloat = Field(
+        600.0, description="Seconds one grade may take in all, the wait for a free process or a server included."
+    )
 
     rm_url: str | None = Field(None, description="Address of the reward server that --rm-type remote_rm asks.")
     rm_timeout: PositiveFloat = Field(30.0, description="Seconds the reward server may take for one answer.")

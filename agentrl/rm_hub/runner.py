@@ -1,0 +1,154 @@
+"""`GraderRunner`: any grader by name, each where it runs best, with what they need opened once.
+
+1. Graders that compute run in the runner's `GraderPool`; those that wait (for a server, for the sandbox) are awaited,
+   and what they keep open (connections, caches, sandboxes) is opened at their first use and closed with the runner.
+2. `runner_for(args)` finds the runner to use: the one that the rollout opened around the calling code (`entered`), else
+   one that belongs to the running event loop, made from the `args`' settings at its first use. The latter's processes end with the
+   event loop or, at the latest, with this process.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any, Self
+
+import anyio
+from anyio.lowlevel import RunVar
+from pydantic import ValidationError
+
+from agentrl.errors import AgentRLError, GraderFailure, SettingsError
+from agentrl.plugins import load_object
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.pool import GraderPool
+from agentrl.rm_hub.registry import BOXED, GraderSpec, check_inputs, checked, find, unbox
+from agentrl.rm_hub.settings import RmHubSettings
+
+
+class GraderRunner:
+    """An async context manager; `grade` inside it.
+
+    Args:
+        settings: of the pool and of the servers; default: the defaults.
+        preload: graders to load at the start.
+    """
+
+    def __init__(self, settings: RmHubSettings | None = None, *, preload: Sequence[str] = ()) -> None:
+        self.settings = s = settings or RmHubSettings()
+        preload = [name for name in preload if find(name).runs == "process"]
+        self.pool = GraderPool(
+            processes=s.grader_processes,
+            timeout=s.grader_timeout,
+            memory_mb=s.grader_memory_mb,
+            recycle=s.grader_recycle,
+            queue_timeout=s.grader_total_timeout,
+            preload=preload,
+        )
+        self._stack = AsyncExitStack()
+        self._services: dict[str, Any] = {}
+        self._opening = anyio.Lock()
+
+    async def __aenter__(self) -> Self:
+        await self.pool.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.pool.close()
+        await self._stack.aclose()
+
+    async def grade(
+        self, rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None
+    ) -> Grade:
+        """Grade one answer.
+
+        Raises:
+            SettingsError: no such grader, or a setting that it needs is missing.
+            GraderFailure: as of `GraderPool.grade`, and those of the grader itself.
+        """
+        spec = find(rm_type)
+        if spec.runs == "process":
+            return await self.pool.grade(rm_type, response, label, metadata)
+        return await self._wait_for(rm_type, spec, response, label, metadata or {})
+
+    async def _wait_for(
+        self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any]
+    ) -> Grade:
+        check_inputs(rm_type, spec, response, label, metadata)
+        if rm_type.startswith(BOXED):
+            boxed = unbox(response)
+            if boxed is None:
+                return Grade(0.0, False, None, "no box found")
+            response = boxed
+        timeout = self.settings.grader_total_timeout
+        try:
+            with anyio.fail_after(timeout) as scope:
+                function = spec.load() if spec.service is None else (await self._service(spec.service)).grade
+                return checked(rm_type, await function(response, label, metadata))
+        except TimeoutError as error:
+            if not scope.cancelled_caught:
+                raise GraderFailure(
+                    f"--rm-type {rm_type} raised TimeoutError: {error}", kind="grader_raised"
+                ) from error
+            raise GraderFailure(
+                f"--rm-type {rm_type}: no grade within {timeout:g} s (--grader-total-timeout)", kind="grader_timeout"
+            ) from error
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise GraderFailure(
+                f"--rm-type {rm_type} raised {type(error).__name__}: {error!s:.500}", kind="grader_raised"
+            ) from error
+
+    async def _service(self, path: str) -> Any:
+        """What a waiting grader keeps open; opened by the first that asks."""
+        if path not in self._services:
+            async with self._opening:
+                if path not in self._services:
+                    made = load_object(path, what="--rm-type")(self.settings)
+                    self._services[path] = await self._stack.enter_async_context(made)
+        return self._services[path]
+
+
+_ENTERED: ContextVar[GraderRunner | None] = ContextVar("agentrl_grader_runner", default=None)
+_OF_LOOP: RunVar[dict[RmHubSettings, GraderRunner]] = RunVar("agentrl_grader_runners")
+
+
+@contextmanager
+def entered(runner: GraderRunner | None) -> Iterator[None]:
+    """Make `runner` the one that `async_rm` uses in the code inside and the tasks it starts; None changes nothing."""
+    if runner is None:
+        yield
+        return
+    token = _ENTERED.set(runner)
+    try:
+        yield
+    finally:
+        _ENTERED.reset(token)
+
+
+def runner_for(args: Any) -> GraderRunner:
+    """The runner that code with these `args` grades with; see the module's text."""
+    runner = _ENTERED.get()
+    if runner is not None:
+        return runner
+    runners = _OF_LOOP.get({})
+    _OF_LOOP.set(runners)
+    settings = settings_of(args)
+    if settings not in runners:
+        runners[settings] = GraderRunner(settings)
+    return runners[settings]
+
+
+def settings_of(args: Any) -> RmHubSettings:
+    """The graders' settings among the attributes of `args`; what it does not have has its default.
+
+    Raises:
+        SettingsError: one has a value that cannot be.
+    """
+    names = RmHubSettings.model_fields
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    try:
+        return RmHubSettings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = "--" + str(first["loc"][0]).replace("_", "-")
+        raise SettingsError(f"{flag} {first['input']!r:.100}: {first['msg']}") from error
