@@ -1,0 +1,350 @@
+r"""Whether an answer says the same as a label: numbers exactly, words as words, structures part by part, the rest by algebra.
+
+1. The cheap paths come first: equal spelling, equal numbers, equal words. Grade-school answers never load sympy.
+2. Order matters in tuples and intervals, not in sets and lists; brackets matter where the label is an interval.
+3. An answer that names several different values is not equal to a label with one.
+"""
+
+import re
+from dataclasses import dataclass
+
+from agentrl.rm_hub import numbers, symbolic
+from agentrl.rm_hub.latex import clean, squeeze
+from agentrl.rm_hub.shapes import Shape, is_name, is_symbol, shape
+from agentrl.rm_hub.words import choice, same_words, strip_units, wordy
+
+_BASED = re.compile(r"^([0-9A-Fa-f]+)\s*_\s*\{?\s*(\w+)\s*\}?$")
+_LETTERED = re.compile(r"^(?:\([A-H]\)|[A-H][.):])\s*(?=[\w\\\[({+-])")
+_CLOCK = re.compile(r"\d\s*[ap]\.?\s?m\b", re.IGNORECASE)
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
+_MOST_ALGEBRA = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Equal or not, and why."""
+
+    equal: bool
+    reason: str
+
+
+class _Budget:
+    """Comparisons by algebra that one grade may still make."""
+
+    def __init__(self) -> None:
+        self.left = _MOST_ALGEBRA
+
+
+def compare(label: str, answer: str) -> Verdict:
+    """Compare two answers as written (LaTeX, text, or both)."""
+    gold, got = clean(label), clean(answer)
+    if not got:
+        return Verdict(False, "the answer is empty")
+    if squeeze(gold) == squeeze(got):
+        return Verdict(True, "the same text")
+    budget = _Budget()
+    return _compare(gold, got, budget)
+
+
+def _compare(gold: str, got: str, budget: _Budget) -> Verdict:
+    number = numbers.read(gold)
+    if not choice(gold) and (lettered := _LETTERED.match(got)) is not None:
+        got = got[lettered.end() :]
+    if number is not None:
+        # 3,14 is a number only beside a label that is one and no list.
+        found = numbers.read(got)
+        if found is None and re.fullmatch(r"[+-]?[\d. ]+,\d+\D*", got):
+            found = numbers.read(got, comma_is_point=True)
+        if found is not None:
+            same = numbers.same(number, found)
+            return Verdict(same, "equal numbers" if same else "different numbers")
+    return _shapes(shape(gold), shape(got), budget)
+
+
+def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+    if gold.kind == "one" and not _is_plain(gold) and not gold.name and got.name:
+        return _equations(gold, got, budget)
+    named = _names(gold, got)
+    if named is not None:
+        if named == "equation":
+            return _equations(gold, got, budget)
+        return Verdict(False, named)
+    kinds = (gold.kind, got.kind)
+    if kinds == ("one", "one"):
+        return _one(gold.text, got.text, budget)
+    if gold.kind == "one":
+        return _single(gold, got, budget)
+    if gold.kind in {"list", "set"}:
+        return _collection(gold, got, budget)
+    if gold.kind == "brackets":
+        return _brackets(gold, got, budget)
+    if gold.kind == "union":
+        return _union(gold, got, budget)
+    return _matrices(gold, got, budget)
+
+
+def _is_plain(part: Shape) -> bool:
+    return "=" not in part.text
+
+
+def _names(gold: Shape, got: Shape) -> str | None:
+    """Why the names before the equals signs forbid a comparison of the values; None if they allow it."""
+    if gold.name and not is_name(gold.name):
+        return "equation"
+    if gold.name and got.name and is_symbol(gold.name) and is_symbol(got.name):
+        first, second = squeeze(gold.name), squeeze(got.name)
+        functions = "(" in first or "(" in second
+        if first != second and not functions:
+            return f"the answer is about {got.name}, the label about {gold.name}"
+    if got.name and not is_name(got.name) and gold.name:
+        return "equation"
+    return None
+
+
+def _equations(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+    """Labels that are equations, as 2x + y = 3: the answer must be an equation with the same solutions."""
+    if not got.name:
+        return Verdict(False, "the label is an equation, the answer is none")
+    left, right = (f"{part.name} = {part.text}" if part.name else part.text for part in (gold, got))
+    return _algebra(left, right, budget)
+
+
+def _single(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+    """One value against several: all of them must be it (1/2 or 0.5); a range or a vector may be said in another way."""
+    if got.kind in {"list", "set"} and got.items:
+        if _ratio(gold.text) and got.kind == "list":
+            return Verdict(False, "the answer is a list, the label is not")
+        verdicts = [_shapes(gold, item, budget) for item in got.items]
+        if all(verdict.equal for verdict in verdicts):
+            return Verdict(True, "every value given equals the label")
+        if any(verdict.equal for verdict in verdicts):
+            return Verdict(False, "the answer gives several different values")
+        return Verdict(False, "the answer gives several values, none of them the label's")
+    if got.kind in {"brackets", "union"}:
+        spelled = _interval_of(gold.text)
+        if spelled is not None:
+            return _shapes(shape(spelled), got, budget)
+    if wordy(gold.text) or choice(gold.text):
+        same = same_words(gold.text, got.text)
+        return Verdict(same, "the same words" if same else "different words")
+    if got.kind == "set" and not got.items:
+        same = same_words(gold.text, r"\emptyset")
+        return Verdict(same, "both empty" if same else "the answer is the empty set")
+    return _algebra(gold.text, got.text, budget)
+
+
+def _collection(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+    if got.kind == "brackets" and gold.kind == "list" and len(gold.items) == len(got.items):
+        # (1, 2) for "1, 2": the order is that of the label.
+        return _in_order(gold, got, budget)
+    if got.kind == "one" and wordy(got.text):
+        same = same_words(gold.text, got.text)
+        return Verdict(same, "the same words" if same else "the answer is not a list")
+    items = got.items if got.kind in {"list", "set"} else (got,)
+    if gold.kind == "set" and not gold.items:
+        return Verdict(same_words(r"\emptyset", got.text), "the label is the empty set")
+    names = [item.name for item in gold.items]
+    if all(names) and len(set(names)) == len(names) and all(is_name(name) for name in names):
+        return _assignments(gold, got, items, budget)
+    return _matching(_distinct(gold.items), _distinct(items), budget)
+
+
+def _assignments(gold: Shape, got: Shape, items: tuple[Shape, ...], budget: _Budget) -> Verdict:
+    """x = 3, y = 4: by name where the answer names them, else in order."""
+    if len(items) != len(gold.items):
+        return Verdict(False, f"{len(items)} values for {len(gold.items)}")
+    by_name = {squeeze(item.name): item for item in items if item.name}
+    if len(by_name) == len(items) and set(by_name) == {squeeze(item.name) for item in gold.items}:
+        items = tuple(by_name[squeeze(item.name)] for item in gold.items)
+    for left, right in zip(gold.items, items, strict=True):
+        verdict = _shapes(left, right, budget)
+        if not verdict.equal:
+            return verdict
+    return Verdict(True, "every named value is equal")
+
+
+def _distinct(items: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    seen: dict[str, Shape] = {}
+    for item in items:
+        seen.setdefault(squeeze(item.text), item)
+    return tuple(seen.values())
+
+
+def _matching(gold: tuple[Shape, ...], got: tuple[Shape, ...], budget: _Budget) -> Verdict:
+    """The same values in any order."""
+    if len(gold) != len(got):
+        return Verdict(False, f"{len(got)} values for {len(gold)}")
+    left = list(got)
+    for item in gold:
+        match = next((other for other in left if _shapes(item, other, budget).equal), None)
+        if match is None:
+            return Verdict(False, f"{item.text!r} of the label is not in the answer")
+        left.remove(match)
+    return Verdict(True, "the same values")
+
+
+def _in_order(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+    if len(gold.items) != len(got.items):
+        return Verdict(False, f"{len(got.items)} parts for {len(gold.items)}")
+    for left, right in zip(gold.items, got.items, strict=True):
+        verdict = _shapes(left, right, budget)
+        if not verdict.equal:
+            return Verdict(False, f"{left.text!r} is not {right.text!r}")
+    return Verdict(True, "equal part by part")
+
+
+def _brackets(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+    if got.kind == "one":
+        spelled = _interval_of(got.text) or _interval_of(f"{got.name} = {got.text}")
+        if spelled is None:
+            return Verdict(False, "the answer is not a tuple or an interval")
+        got = shape(spelled)
+    if got.kind == "brackets":
+        if gold.fence != got.fence and not _vectors(gold.fence, got.fence, len(gold.items)):
+            return Verdict(False, f"brackets {got.fence} for {gold.fence}")
+        return _in_order(gold, got, budget)
+    if got.kind == "matrix" and got.columns in {1, len(got.items)} and gold.fence in {"()", r"\langle\rangle"}:
+        return _in_order(gold, got, budget)
+    if got.kind == "list" and gold.fence in {"()", r"\langle\rangle"}:
+        return _in_order(gold, got, budget)
+    return Verdict(False, "the answer is not a tuple or an interval")
+
+
+def _vectors(gold: str, got: str, length: int) -> bool:
+    pointed = {r"\langle\rangle", "<>", "()"}
+    return (gold in pointed and got in pointed) or (length > 2 and {gold, got} <= {"()", "[]", *pointed})
+
+
+def _union(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+    if got.kind == "union":
+        return _matching(gold.items, got.items, budget)
+    if got.kind == "list":
+        spelled = [_interval_of(item.text) for item in got.items]
+        items = tuple(shape(text) if text else item for text, item in zip(spelled, got.items, strict=True))
+        return _matching(gold.items, items, budget)
+    return _algebra(gold.text, got.text, budget)
+
+
+def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+    if got.kind == "matrix":
+        if got.columns != gold.columns or gold.fence != got.fence:
+            return Verdict(False, "matrices of different shapes")
+        return _in_order(gold, got, budget)
+    if got.kind == "brackets" and got.items and all(item.kind == "brackets" for item in got.items):
+        cells = tuple(cell for row in got.items for cell in row.items)
+        rows = len(got.items)
+        if len(gold.items) == len(cells) == rows * gold.columns:
+            return _in_order(gold, Shape("matrix", got.text, cells, "", "", gold.columns), budget)
+    if got.kind == "brackets" and 1 in {gold.columns, len(gold.items) // gold.columns}:
+        return _in_order(gold, got, budget)
+    return Verdict(False, "the answer is not a matrix of that shape")
+
+
+def _one(gold: str, got: str, budget: _Budget) -> Verdict:
+    if squeeze(gold) == squeeze(got):
+        return Verdict(True, "the same text")
+    letter = choice(gold)
+    if letter:
+        same = choice(got) == letter
+        return Verdict(same, "the same choice" if same else "another choice")
+    number, found = numbers.read(gold), numbers.read(got)
+    if number is not None and found is not None:
+        same = numbers.same(number, found)
+        return Verdict(same, "equal numbers" if same else "different numbers")
+    based = _bases(gold, got)
+    if based is not None:
+        return based
+    ratio, other = _ratio(gold), _ratio(got)
+    if ratio and (other or found is not None):
+        same = ratio == other if other else False
+        if found is not None and not other and len(ratio) == 2:
+            same = ratio[1] != 0 and found.value * ratio[1] == ratio[0]
+        return Verdict(same, "equal ratios" if same else "different ratios")
+    bare = (strip_units(gold), strip_units(got))
+    if _CLOCK.search(gold) or (wordy(bare[0]) or wordy(bare[1])):
+        same = same_words(gold, got)
+        return Verdict(same, "the same words" if same else "different words")
+    gold, got = bare
+    if squeeze(gold) == squeeze(got):
+        return Verdict(True, "the same text up to units")
+    verdict = _algebra(gold, got, budget)
+    return verdict if verdict.equal else _rounded(gold, got, number, found) or verdict
+
+
+def _rounded(gold: str, got: str, number: numbers.Quantity | None, found: numbers.Quantity | None) -> Verdict | None:
+    r"""A label that is a rounded decimal and an answer that is exact (3.14, \pi), or an answer with very many decimals."""
+    if number is not None and number.decimals is not None and number.decimals >= 2:
+        if symbolic.refusal(got) is None and symbolic.rounds_to(got, number.value, number.decimals):
+            return Verdict(True, "equal to the label's decimals")
+    elif (
+        found is not None
+        and found.decimals is not None
+        and found.decimals >= 6
+        and symbolic.refusal(gold) is None
+        and symbolic.rounds_to(gold, found.value, found.decimals)
+    ):
+        return Verdict(True, f"equal to {found.decimals} decimals")
+    return None
+
+
+def _bases(gold: str, got: str) -> Verdict | None:
+    """101_2: the digits and the base; a base that one of them leaves out is taken as meant."""
+    left, right = _BASED.match(gold), _BASED.match(got)
+    if left is None and right is None:
+        return None
+    digits = (left.group(1) if left else gold, right.group(1) if right else got)
+    same = digits[0].lower() == digits[1].lower()
+    if left and right:
+        same = same and _BASES.get(left.group(2), left.group(2)) == _BASES.get(right.group(2), right.group(2))
+    return Verdict(same, "the same digits and base" if same else "different digits or base")
+
+
+def _ratio(text: str) -> tuple[int, ...] | None:
+    """3:4 as (3, 4)."""
+    if re.fullmatch(r"\d{1,9}(?:\s*:\s*\d{1,9}){1,4}", text):
+        return tuple(int(part) for part in text.split(":"))
+    return None
+
+
+_CHAIN = re.compile(r"(\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>)")
+
+
+def _interval_of(text: str) -> str | None:
+    r"""The interval that inequalities about one variable describe: 1 < x \le 2, x > 3."""
+    parts = [part.strip() for part in _CHAIN.split(text)]
+    if len(parts) == 3:
+        left, relation, right = parts
+        if is_symbol(right) and not is_symbol(left):
+            left, right = right, left
+            relation = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}[relation]
+        if not is_symbol(left):
+            return None
+        closed = relation in {r"\le", r"\ge"}
+        if relation in {"<", r"\le"}:
+            return rf"(-\infty,{right}{']' if closed else ')'}"
+        return rf"{'[' if closed else '('}{right},\infty)"
+    if len(parts) == 5 and is_symbol(parts[2]):
+        low, first, _, second, high = parts
+        if {first, second} <= {">", r"\ge"}:
+            low, first, second, high = high, second, first, low
+            first, second = (
+                first.replace(">", "<").replace(r"\ge", r"\le"),
+                second.replace(">", "<").replace(r"\ge", r"\le"),
+            )
+        if {first, second} <= {"<", r"\le"}:
+            return f"{'[' if first != '<' else '('}{low},{high}{']' if second != '<' else ')'}"
+    return None
+
+
+def _algebra(gold: str, got: str, budget: _Budget) -> Verdict:
+    for what, text in (("answer", got), ("label", gold)):
+        reason = symbolic.refusal(text)
+        if reason is not None:
+            return Verdict(False, f"the {what} is not computed: {reason}")
+    if budget.left <= 0:
+        return Verdict(False, "too many parts to compare")
+    budget.left -= 1
+    left, right = _interval_of(gold), _interval_of(got)
+    if left is not None and right is not None:
+        return _shapes(shape(left), shape(right), budget)
+    return Verdict(*symbolic.equal(gold, got))

@@ -1,0 +1,166 @@
+r"""One spelling for mathematics that was written in LaTeX, plain text, Unicode or a mixture.
+
+1. `clean(text)` rewrites spelling only: `\dfrac12`, `½` and `\frac{1}{2}` come out alike, and so do `−`, `×`, full-width
+   digits, `\left(`, `\text{cm}` and dollar signs. It never evaluates anything.
+2. Every step is linear in the text's length, or works on a text already cut to `LONGEST` characters.
+"""
+
+import re
+import unicodedata
+
+LONGEST = 2000
+"""Characters of an answer that are looked at; a longer one is no final answer."""
+
+_CHARACTERS = {
+    **dict.fromkeys("−–—‒﹣－", "-"),
+    **dict.fromkeys("×✕✖⨯", r"\times "),
+    **dict.fromkeys("·⋅∙•", r"\cdot "),
+    **dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003\u3000", " "),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u2061\u2062", ""),
+    **dict.fromkeys("’‘´ʹ", "'"),
+    **dict.fromkeys("“”„«»", '"'),
+    "÷": "/", "∕": "/", "⁄": "/", "／": "/", "∶": ":", "：": ":", "，": ",", "、": ",", "；": ";", "（": "(", "）": ")",
+    "【": "", "】": "", "［": "[", "］": "]", "｛": r"\{", "｝": r"\}", "。": ". ", "．": ".", "％": "%", "＝": "=", "＋": "+",
+    "π": r"\pi ", "𝜋": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
+    "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ", "±": r"\pm ", "∓": r"\mp ", "≈": r"\approx ",
+    "≅": r"\approx ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "°": r"^\circ ", "º": r"^\circ ", "℃": r"^\circ C", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "⟨": r"\langle ", "⟩": r"\rangle ",
+    "≡": r"\equiv ", "∧": r"\land ", "∨": r"\lor ", "…": r"\ldots ", "⋯": r"\ldots ", "➔": r"\to ", "→": r"\to ",
+    "€": "", "£": "", "¥": "", "￥": "", "₹": "", "₩": "", "₽": "", "₫": "",
+}  # fmt: skip
+_UNICODE = str.maketrans(_CHARACTERS)
+_VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
+_RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+
+_WRAPPER = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?|boldsymbol|bm|emph"
+    r"|underline|boxed|fbox|ensuremath)\s*\{([^{}]*)\}"
+)
+_BOX_OF_GROUPS = re.compile(r"^\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*\{(.*)\}\s*$", re.DOTALL)
+_SIZES = re.compile(
+    r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it|nobreak|phantom\{\})(?![a-zA-Z])\s*\.?(?=\s*\D|$)"
+)
+_GROUPING = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!;: ]|\\ |,\\!)\s*(?=\d{3}(?!\d))")
+_SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\(?:q?quad|thinspace|enspace|hspace\{[^{}]*\}|space|newline)(?![a-zA-Z])|~")
+_DELIMITERS = re.compile(r"\\[()\[\]]|\\?\$")
+_SYNONYMS = (
+    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:leq|leqslant|lt\s*=)(?![a-zA-Z])|<=|=<"), r"\\le "),
+    (re.compile(r"\\(?:geq|geqslant)(?![a-zA-Z])|>="), r"\\ge "),
+    (re.compile(r"\\(?:neq)(?![a-zA-Z])|!="), r"\\ne "),
+    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
+    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
+    (re.compile(r"\\(?:varnothing|empty)(?![a-zA-Z])"), r"\\emptyset "),
+    (re.compile(r"\\(?:lbrace)(?![a-zA-Z])"), r"\\{"),
+    (re.compile(r"\\(?:rbrace)(?![a-zA-Z])"), r"\\}"),
+    (re.compile(r"\\(?:lbrack)(?![a-zA-Z])"), "["),
+    (re.compile(r"\\(?:rbrack)(?![a-zA-Z])"), "]"),
+    (re.compile(r"\\(?:dots|cdots|dotsc)(?![a-zA-Z])|\.\.\."), r"\\ldots "),
+    (re.compile(r"\\ast(?![a-zA-Z])|\*(?!\*)"), "*"),
+    (re.compile(r"\\(?:land|wedge|lor|vee)(?![a-zA-Z])"), " and "),
+    (re.compile(r"\\(?:simeq|thickapprox|doteq)(?![a-zA-Z])|~="), r"\\approx "),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"\\&"), " and "),
+    (re.compile(r"\\#"), "#"),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
+    (re.compile(r"\\(?:arc|a)(sin|cos|tan)\s*h?(?![a-zA-Z])|(?<![a-zA-Z\\])arc(sin|cos|tan)(?![a-zA-Z])"), None),
+    (re.compile(r"(?<![a-zA-Z\\])(?:infinity|inf)(?![a-zA-Z])"), r"\\infty "),
+    (re.compile(r"(?<![a-zA-Z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|sqrt)(?![a-zA-Z])"), r"\\\1 "),
+    (re.compile(r"(?<=\d)(pi|sqrt)(?![a-zA-Z])"), r"\\\1 "),
+)
+_POWER = re.compile(r"\*\*")
+_FRAC = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+|[a-zA-Z])")
+_ROOT_PAREN = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+_POWER_PAREN = re.compile(r"\^\s*\(([^()]*)\)")
+_MATRIX = re.compile(r"\\begin\{")
+_QUOTES = " \t\n\"'`*_"
+
+
+def clean(text: str) -> str:
+    """The same mathematics in one spelling; at most `LONGEST` characters of it."""
+    text = text[:LONGEST]
+    text = "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))
+    text = _VULGAR.sub(_vulgar, text)
+    text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text)
+    text = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", text)
+    text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
+    return _latex(text)
+
+
+def squeeze(text: str) -> str:
+    """A cleaned text without white space and redundant braces, to compare spellings."""
+    text = re.sub(r"\s+", "", text).replace(r"\cdot", "*").replace(r"\times", "*").replace(r"\ast", "*")
+    text = re.sub(r"(?<=[_^])\{(\w)\}", r"\1", text)
+    return text.rstrip(".")
+
+
+def _latex(text: str) -> str:
+    if r"\\begin{" in text:
+        text = text.replace(r"\\", "\\")
+    matrix = _MATRIX.search(text) is not None
+    if not matrix:
+        # A doubled backslash before a letter is one that was escaped once too often.
+        text = re.sub(r"\\\\(?=[a-zA-Z({\[$%,!])", r"\\", text)
+    text = _GROUPING.sub(",", text)
+    text = _SIZES.sub(" ", text)
+    for _ in range(8):
+        unwrapped = _WRAPPER.sub(r" \1 ", text)
+        if unwrapped == text:
+            whole = _BOX_OF_GROUPS.match(text)
+            if whole is None or not _balanced(whole.group(1)):
+                break
+            unwrapped = whole.group(1)
+        text = unwrapped
+    text = _DELIMITERS.sub(" ", text) if not matrix else re.sub(r"\\?\$", " ", text)
+    text = _SPACES.sub(" ", text)
+    for pattern, spelling in _SYNONYMS:
+        text = pattern.sub(spelling if spelling is not None else _inverse, text)
+    text = _POWER.sub("^", text)
+    for _ in range(4):
+        text = _ROOT_PAREN.sub(r"\\sqrt{\1}", text)
+        text = _POWER_PAREN.sub(r"^{\1}", text)
+    text = _ROOT.sub(lambda root: rf"\sqrt{root.group(1) or ''}{{{root.group(2)}}}", text)
+    text = _FRAC.sub(_fraction, text)
+    text = " ".join(text.split())
+    return _trim(text)
+
+
+def _trim(text: str) -> str:
+    """Without quotation marks, markdown marks and the full stop around it."""
+    before = None
+    while text != before:
+        before = text
+        text = text.strip(_QUOTES)
+        text = text.rstrip(".,;:!?").lstrip(",;:") if not text.endswith(("...", "!")) else text.lstrip(",;:")
+        if text.endswith("\\") and not text.endswith("\\\\"):
+            text = text[:-1]
+    return text
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for c in text:
+        depth += (c == "{") - (c == "}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _vulgar(match: re.Match[str]) -> str:
+    above, _, below = unicodedata.normalize("NFKC", match.group()).partition("⁄")
+    return rf"\frac{{{above}}}{{{below}}}"
+
+
+def _fraction(match: re.Match[str]) -> str:
+    above = match.group(1) if match.group(1) is not None else match.group(2)
+    below = match.group(3) if match.group(3) is not None else match.group(4)
+    return rf"\frac{{{above.strip()}}}{{{below.strip()}}}"
+
+
+def _inverse(match: re.Match[str]) -> str:
+    return rf"\arc{match.group(1) or match.group(2)} "

@@ -1,0 +1,87 @@
+r"""`math`: the final answer of a worked solution against a label, by equality of mathematics and not of text.
+
+1. The answer is what the response commits to at its end (`answers.find_answer`): the last box, tag or announced value.
+2. Equal numbers, expressions, sets, tuples, intervals, matrices and equations are right however they are written
+   (`equality.compare`); the last resort is math-verify. Score 1 or 0.
+3. A label may be a number, text, LaTeX, a boxed or `####` solution, or a list of accepted answers.
+4. Pure and without a deadline of its own: a pool that can kill its workers gives it one.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub.answers import boxes, find_answer
+from agentrl.rm_hub.equality import Verdict, compare
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.latex import LONGEST, clean
+from agentrl.rm_hub.words import wordy
+
+_HASHES = re.compile(r"####\s*(.+?)\s*$")
+
+
+def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """Right if the response's final answer equals one of the accepted ones.
+
+    Raises:
+        GraderFailure: the label is empty or of a type that is no answer.
+    """
+    golds = read_labels("math", label)
+    words = all(wordy(clean(gold)) for gold in golds)
+    found = find_answer(response, words)
+    if found is None:
+        return Grade(0.0, False, None, "no final answer found")
+    verdict = best(golds, found.text)
+    return Grade(float(verdict.equal), verdict.equal, found.text, f"{found.how}: {verdict.reason}")
+
+
+def best(golds: list[str], answer: str) -> Verdict:
+    """The verdict of the first label that the answer equals, else that of the last label."""
+    if len(answer) > LONGEST:
+        return Verdict(False, f"an answer of more than {LONGEST} characters")
+    verdict = Verdict(False, "no label")
+    for gold in golds:
+        verdict = compare(gold, answer)
+        if verdict.equal:
+            return verdict
+    return verdict
+
+
+def read_labels(grader: str, label: Any) -> list[str]:
+    """The accepted answers as text.
+
+    Raises:
+        GraderFailure: the label is empty or of a type that is no answer.
+    """
+    if isinstance(label, (list, tuple)):
+        golds = [_label(grader, one) for one in label]
+        if not golds:
+            raise GraderFailure(f"{grader}: the list of accepted answers is empty", kind="grader_bad_label")
+        return golds
+    return [_label(grader, label)]
+
+
+def _label(grader: str, label: Any) -> str:
+    if isinstance(label, bool):
+        return str(label)
+    if isinstance(label, (int, Fraction)):
+        return str(label)
+    if isinstance(label, float) and math.isfinite(label):
+        return str(int(label)) if label.is_integer() and abs(label) < 1e15 else repr(label)
+    if not isinstance(label, str):
+        raise GraderFailure(
+            f"{grader}: a label must be text, a finite number or a list of those, got {type(label).__name__} "
+            f"{str(label)[:40]!r}",
+            kind="grader_bad_label",
+        )
+    text = label.strip()
+    if (solution := _HASHES.search(text)) is not None:
+        text = solution.group(1)
+    elif (boxed := boxes(text)) and (len(text) > boxed[-1][1] - boxed[0][0] + 20 or len(boxed) == 1):
+        text = boxed[-1][2]
+    if not clean(text):
+        raise GraderFailure(f"{grader}: the label {label[:40]!r} has no answer in it", kind="grader_bad_label")
+    return text

@@ -1,0 +1,253 @@
+r"""Numbers as people and models write them, read exactly and without a computer-algebra system.
+
+1. `read(text)` takes a cleaned text (`latex.clean`) that is one number with, perhaps, a unit; None if it is anything else.
+2. `same(label, answer)` says whether two such numbers are the same answer. Equal values are; a rounded decimal is the
+   same as an exact value only where the LABEL is the rounded one.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from agentrl.rm_hub.units import Unit, find_unit
+
+_PLAIN = (
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?: \d{3})+(?!\d)|\d{1,3}(?:'\d{3})+(?!\d)"
+    r"|\d{1,3}(?:_\d{3})+(?!\d)|\d+)(?:\.\d+|\.(?!\d))?|\.\d+"
+)
+_SIGNED = rf"[+-]?\s*(?:{_PLAIN})"
+_FORMS = re.compile(
+    rf"""\s*(?P<sign>[+-]?)\s*(?:
+      (?P<repeat>\d*\.\d*)\\(?:overline|bar|dot)\s*\{{?(?P<period>\d+)\}}?
+    | (?:(?P<whole>\d+)(?:\s*(?:and|\+|&)\s*|\s*))?\\frac\{{\s*(?P<above>{_SIGNED})\s*\}}\{{\s*(?P<below>{_SIGNED})\s*\}}
+    | (?P<whole2>\d+)(?:\s+and\s+|\s+|-)(?P<above2>\d+)\s*/\s*(?P<below2>\d+)
+    | \(?(?P<above3>{_PLAIN})\)?\s*/\s*\(?(?P<below3>[+-]?(?:{_PLAIN}))\)?
+    | (?P<mantissa>{_PLAIN})\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*\^\s*(?:\{{\s*(?P<tens>[+-]?\d{{1,3}})\s*\}}|(?P<tens2>[+-]?\d{{1,3}}))
+    | (?P<mantissa2>{_PLAIN})[eE](?P<tens3>[+-]?\d{{1,3}})(?![\d.])
+    | (?P<base>\d{{1,6}})\s*\^\s*(?:\{{\s*(?P<power>-?\d{{1,4}})\s*\}}|(?P<power2>\d))(?!\d)
+    | (?P<plain>{_PLAIN})(?P<on>\s*\\ldots)?
+    )""",
+    re.VERBOSE,
+)
+_COMMA = re.compile(r"\s*([+-]?)\s*(\d{1,3}(?:[. ]\d{3})+|\d+),(\d+)(?!\d)")
+_SCALES = {
+    "hundred": 100,
+    "thousand": 1000,
+    "k": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+_SCALE = re.compile(r"\s*(hundred|thousand|million|billion|trillion|dozen|k(?![a-z]))\b", re.IGNORECASE)
+_MOST_BITS = 4000
+_EXACT_PLACES = 6
+"""Decimals from which on a decimal stands for an exact value that it rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number as written: its value, digits after the point (None for exact forms), percent sign, scale word and unit."""
+
+    value: Fraction
+    decimals: int | None = None
+    percent: bool = False
+    scale: int = 1
+    unit: Unit | None = None
+
+    @property
+    def last_digit(self) -> int:
+        """The last digit after the point."""
+        return int(abs(self.value) * 10 ** (self.decimals or 0)) % 10
+
+
+def read(text: str, comma_is_point: bool = False) -> Quantity | None:
+    """The one number that `text` is; None if it is something else.
+
+    Args:
+        text: cleaned text.
+        comma_is_point: read `3,14` as 3.14 and `1.234,5` as 1234.5.
+    """
+    text = _unwrap(text.strip())
+    if len(text) > 300:
+        return None
+    found = _with_comma(text) if comma_is_point else _leading(text)
+    if found is None:
+        return _spelled(text)
+    value, decimals, end = found
+    return _finish(value, decimals, text[end:])
+
+
+def same(label: Quantity, answer: Quantity) -> bool:
+    """Whether `answer` is the number that `label` means; not symmetric where one of them is rounded."""
+    if label.unit and answer.unit and label.unit.kind and answer.unit.kind and label.unit.name != answer.unit.name:
+        if label.unit.kind != answer.unit.kind or label.unit.kind in {"square", "cubic"}:
+            return False
+        return label.value * label.scale * label.unit.factor == answer.value * answer.scale * answer.unit.factor
+    if label.percent != answer.percent and _percent(label, answer):
+        return True
+    if label.percent != answer.percent and answer.percent and abs(label.value) < 1 and label.value:
+        return False
+    if label.scale != answer.scale:
+        return label.value * label.scale == answer.value * answer.scale or label.value == answer.value
+    return close(label, answer)
+
+
+def close(label: Quantity, answer: Quantity) -> bool:
+    """Equal, or one is the other rounded in a way that a reader takes for the same answer."""
+    if label.value == answer.value:
+        return True
+    if label.decimals is not None and label.decimals >= 2:
+        if answer.decimals is not None and answer.decimals <= label.decimals:
+            return False
+        # A label such as 3.75 is most likely exact, one such as 2.33 most likely rounded.
+        if answer.decimals is not None and label.last_digit in (0, 5) and answer.decimals < label.decimals + 4:
+            return False
+        return rounds_to(answer.value, label)
+    if answer.decimals is not None and answer.decimals >= _EXACT_PLACES:
+        enough = _EXACT_PLACES if label.value.denominator != 1 else 9
+        return answer.decimals >= enough and abs(answer.value - label.value) < Fraction(
+            6, 10 ** (answer.decimals + 1)
+        ) + Fraction(1, 10**12)
+    return False
+
+
+def rounds_to(value: Fraction, label: Quantity) -> bool:
+    """Whether `value`, rounded to the label's decimals, is the label."""
+    return abs(value - label.value) <= Fraction(1, 2 * 10 ** (label.decimals or 0))
+
+
+def _percent(label: Quantity, answer: Quantity) -> bool:
+    """Of one value with a percent sign and one without: whether the sign's meaning (1/100) makes them equal."""
+    if label.percent:
+        return label.value / 100 == answer.value
+    return answer.value / 100 == label.value and (label.value.denominator != 1 or abs(label.value) <= 2)
+
+
+def _unwrap(text: str) -> str:
+    while len(text) > 2 and (text[0], text[-1]) in {("(", ")"), ("{", "}")} and not re.search(r"[(){},]", text[1:-1]):
+        text = text[1:-1].strip()
+    return re.sub(r"^([+-]?)\s*\{\s*([\d.,]+)\s*\}$", r"\1\2", text)
+
+
+def _leading(text: str) -> tuple[Fraction, int | None, int] | None:
+    match = _FORMS.match(text)
+    if match is None:
+        return None
+    part = match.groupdict()
+    sign = -1 if part["sign"] == "-" else 1
+    decimals: int | None = None
+    if part["period"]:
+        value = _repeating(part["repeat"], part["period"])
+    elif part["above"]:
+        above, below = _plain(part["above"])[0], _plain(part["below"])[0]
+        if below == 0:
+            return None
+        if part["whole"] and (above < 0 or below < 0):
+            return None
+        value = Fraction(part["whole"] or 0) + above / below
+    elif part["above2"]:
+        if int(part["below2"]) == 0:
+            return None
+        value = int(part["whole2"]) + Fraction(int(part["above2"]), int(part["below2"]))
+    elif part["above3"]:
+        below = _plain(part["below3"])[0]
+        if below == 0:
+            return None
+        value = _plain(part["above3"])[0] / below
+    elif part["mantissa"] or part["mantissa2"]:
+        tens = int(part["tens"] or part["tens2"] or part["tens3"])
+        mantissa, places = _plain(part["mantissa"] or part["mantissa2"])
+        value = mantissa * Fraction(10) ** tens
+        decimals = max(places - tens, 0) if places else None
+    elif part["base"]:
+        base, power = int(part["base"]), int(part["power"] or part["power2"])
+        if base.bit_length() * abs(power) > _MOST_BITS or (base == 0 and power < 0):
+            return None
+        value = Fraction(base) ** power
+        if sign < 0 and "(" in match.group():
+            return None
+    else:
+        value, places = _plain(part["plain"])
+        decimals = places or None
+        if part["on"] and places >= 3 and len(set(part["plain"][-3:])) == 1:
+            value, decimals = _repeating(part["plain"][:-1], part["plain"][-1]), None
+    return sign * value, decimals, match.end()
+
+
+def _plain(text: str) -> tuple[Fraction, int]:
+    """Value and digits after the point of a plain decimal, with or without separators."""
+    text = re.sub(r"[\s,'_]", "", text)
+    if text.endswith("."):
+        text = text[:-1]
+    return Fraction(text if text[-1:].isdigit() else text + "0"), len(text.partition(".")[2])
+
+
+def _repeating(head: str, period: str) -> Fraction:
+    whole, _, places = head.partition(".")
+    ten = 10 ** len(places)
+    return Fraction(int(whole or "0") * ten + int(places or "0"), ten) + Fraction(
+        int(period), ten * (10 ** len(period) - 1)
+    )
+
+
+def _with_comma(text: str) -> tuple[Fraction, int | None, int] | None:
+    match = _COMMA.match(text)
+    if match is None:
+        return None
+    whole = re.sub(r"[. ]", "", match.group(2))
+    value = Fraction(f"{whole}.{match.group(3)}")
+    return (-value if match.group(1) == "-" else value), len(match.group(3)), match.end()
+
+
+def _finish(value: Fraction, decimals: int | None, rest: str) -> Quantity | None:
+    scale = 1
+    if (word := _SCALE.match(rest)) is not None:
+        scale, rest = _SCALES[word.group(1).lower()], rest[word.end() :]
+    percent = False
+    if (
+        sign := re.match(r"\s*(?:%|percent(?:age)?(?:\s+points?)?\b|per cent\b|pct\b)", rest, re.IGNORECASE)
+    ) is not None:
+        percent, rest = True, rest[sign.end() :]
+    unit = find_unit(rest)
+    if unit is None:
+        return None
+    return Quantity(value, decimals, percent, scale, unit if unit.name else None)
+
+
+_ONES = re.findall(
+    r"\w+",
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen",
+)
+_TENS = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
+_WORDS = {word: n for n, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
+_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+
+
+def _spelled(text: str) -> Quantity | None:
+    """A number in English words at the start ("twenty-one apples", "three quarters")."""
+    tokens = re.findall(r"[a-z]+", text.lower()[:80])
+    if not tokens or re.search(r"\d", text):
+        return None
+    negative = tokens[0] in {"minus", "negative"}
+    total, current, used = 0, 0, 0
+    start = int(negative)
+    for used, token in enumerate([*tokens[start:], ""]):
+        if token in _WORDS:
+            current += _WORDS[token]
+        elif token == "hundred" and current:
+            current *= 100
+        elif token in {"thousand", "million"} and current:
+            total, current = total + current * _SCALES[token], 0
+        elif not (token == "and" and used and tokens[start + used - 1 : start + used] in (["hundred"], ["thousand"])):
+            break
+    if used == 0:
+        return None
+    value = Fraction(total + current)
+    rest = tokens[start + used :]
+    if rest and rest[0].removesuffix("s") in _PARTS | {"halve": 2}:
+        value /= (_PARTS | {"halve": 2})[rest.pop(0).removesuffix("s")]
+    if rest[:1] == ["and"] or any(word in _WORDS for word in rest):
+        return None
+    return _finish(-value if negative else value, None, (" " + " ".join(rest)) if rest else "")

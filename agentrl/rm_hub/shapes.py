@@ -1,0 +1,194 @@
+r"""The outer form of an answer: one thing, a list, a set, a tuple, an interval, a union, a matrix, each with its name.
+
+1. `shape(text)` looks only at brackets, separators and equals signs at the top level of a cleaned text.
+2. `\pm` becomes two items. `a = b = c` is named `a` and worth `c`. A matrix keeps its rows.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["one", "list", "set", "brackets", "union", "matrix"]
+
+_OPEN = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\langle": r"\rangle", "<": ">"}
+_TOKEN = re.compile(
+    r"\\[a-zA-Z]+|\\.|[()\[\]{}]|,|;|=|\band\b|\bor\b|\boder\b|\bou\b|\bили\b|\bи\b|或|和", re.IGNORECASE
+)
+_MATRIX = re.compile(r"^\\begin\{([bpBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}$", re.DOTALL)
+_BARE = re.compile(r"^[(\[]\s*(\\begin\{(matrix|smallmatrix|array)\}.*\\end\{\2\})\s*[)\]]$", re.DOTALL)
+_RELATION = re.compile(r"\\(?:le|ge|ne|equiv|sim|leq|geq)(?![a-zA-Z])|[<>]")
+_NAME = re.compile(r"^[^0-9+*/^=<>|\\]{1,40}$")
+_SYMBOL = re.compile(r"^\\?[A-Za-z]+'*(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*\([^()]*\))?'*$")
+MOST_ITEMS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An answer taken apart.
+
+    Attributes:
+        kind: what it is; "brackets" is a tuple, an interval or a vector, told apart by `fence`.
+        text: the cleaned text without its name.
+        items: the parts; empty for "one".
+        fence: the brackets of "brackets" ("(]") and the environment of a matrix.
+        name: what the answer was said to be the value of ("x", "f(x)"); "" if nothing.
+        columns: the width of a matrix, whose items go row by row.
+    """
+
+    kind: Kind
+    text: str
+    items: tuple["Shape", ...] = ()
+    fence: str = ""
+    name: str = ""
+    columns: int = 0
+
+
+def shape(text: str, depth: int = 0) -> Shape:
+    """Take a cleaned text apart."""
+    text = text.strip()
+    if depth > 4:
+        return Shape("one", text)
+    matrix = _matrix(text, depth)
+    if matrix is not None:
+        return matrix
+    # x = 3, y = 4: the separators come before the equals signs; (x, y) = (3, 4): the brackets hold their commas.
+    parts = _split(text, {",", ";", "and", "or", "oder", "ou", "или", "и", "或", "和"})
+    if len(parts) > 1 and len(parts) <= MOST_ITEMS and (items := _items(parts, depth)):
+        return Shape("list", text, items)
+    name, value = _named(text)
+    if name:
+        inner = shape(value, depth + 1)
+        return Shape(inner.kind, inner.text, inner.items, inner.fence, name, inner.columns)
+    parts = _split(text, {r"\cup"})
+    if len(parts) > 1:
+        return Shape("union", text, tuple(shape(part, depth + 1) for part in parts))
+    fenced = _fenced(text)
+    if fenced is not None:
+        opening, inside, closing = fenced
+        parts = [part for part in _split(inside, {",", ";"}) if part.strip()]
+        if opening == r"\{":
+            return Shape("set", text, tuple(shape(part, depth + 1) for part in parts))
+        if opening == "{" and closing == "}" and parts:
+            # Braces that group one thing; in plain text, those of a set.
+            items = tuple(shape(part, depth + 1) for part in parts)
+            return items[0] if len(items) == 1 else Shape("set", text, items)
+        if 2 <= len(parts) <= MOST_ITEMS:
+            return Shape("brackets", text, tuple(shape(part, depth + 1) for part in parts), opening + closing)
+        if opening == "(" and closing == ")" and len(parts) == 1:
+            return shape(parts[0], depth + 1)
+    if text.count(r"\pm") == 1 and r"\mp" not in text:
+        return Shape(
+            "list", text, tuple(Shape("one", text.replace(r"\pm", sign).strip().lstrip("+").strip()) for sign in "+-")
+        )
+    return Shape("one", text)
+
+
+def _items(parts: list[str], depth: int) -> tuple[Shape, ...]:
+    """The items of a list; empty if an item is none (an empty one between two words is dropped)."""
+    kept = [part for part in parts if part.strip()]
+    shapes: list[Shape] = []
+    for part in kept:
+        item = shape(part, depth + 1)
+        shapes.extend(item.items if item.kind == "list" and r"\pm" in item.text else (item,))
+    return tuple(shapes) if len(shapes) > 1 else ()
+
+
+def _matrix(text: str, depth: int) -> Shape | None:
+    text = bare.group(1) if (bare := _BARE.match(text)) else text
+    match = _MATRIX.match(text)
+    if match is None or r"\begin" in match.group(2):
+        return None
+    rows = [row.split("&") for row in match.group(2).split(r"\\") if row.strip()]
+    if not rows or len({len(row) for row in rows}) != 1 or len(rows) * len(rows[0]) > 100:
+        return None
+    fence = "det" if match.group(1) in {"vmatrix", "Vmatrix"} else ""
+    return Shape(
+        "matrix", text, tuple(Shape("one", cell.strip()) for row in rows for cell in row), fence, "", len(rows[0])
+    )
+
+
+def _named(text: str) -> tuple[str, str]:
+    r"""(name, value) of `x = 5`, `x \in A`, `A = B = 5`, `2 + 3 = 5`; ("", text) where there is no such split."""
+    if _RELATION.search(text):
+        return "", text
+    parts = _split(text, {"=", r"\in", r"\approx"})
+    if len(parts) < 2:
+        return "", text
+    first, last = parts[0].strip(), parts[-1].strip()
+    if r"\approx" in text:
+        # The exact value is said first, unless nothing stands there but a name.
+        exact = _split(text, {r"\approx"})
+        head = exact[0].strip()
+        if re.search(r"\d", head) and not is_symbol(head):
+            inner = _named(head)
+            return (inner[0] or "value", inner[1])
+    if not last:
+        return ("", text)
+    return (first or "value", last)
+
+
+def is_symbol(name: str) -> bool:
+    """Whether a name is a variable or a function of variables, and not words or an expression."""
+    return _SYMBOL.match(name.strip()) is not None
+
+
+def is_name(name: str) -> bool:
+    """Whether the left side of an equals sign only says what the value is of."""
+    name = name.strip()
+    return (
+        _NAME.match(name) is not None
+        or is_symbol(name)
+        or not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", name))
+        or re.match(r"^\\?[({\[].*[)}\]]$", name) is not None
+    )
+
+
+def _fenced(text: str) -> tuple[str, str, str] | None:
+    """(opening, inside, closing) if one pair of brackets holds the whole text."""
+    for opening in (r"\{", r"\langle", "(", "[", "{", "<"):
+        if not text.startswith(opening):
+            continue
+        for closing in (r"\}", r"\rangle", ")", "]", "}", ">"):
+            if text.endswith(closing) and (closing == _OPEN[opening] or {opening, closing} <= set("()[]")):
+                inside = text[len(opening) : len(text) - len(closing)]
+                return (opening, inside, closing) if _closed(inside) else None
+        return None
+    return None
+
+
+def _closed(text: str) -> bool:
+    """Whether no bracket in the text closes one from outside."""
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        depth += (token in _OPEN) - (token in {")", "]", "}", r"\}", r"\rangle"})
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _split(text: str, separators: set[str]) -> list[str]:
+    """The text at the separators that stand outside all brackets."""
+    parts: list[str] = []
+    depth = start = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group().lower() if match.group().isalpha() else match.group()
+        if token in _OPEN:
+            depth += 1
+        elif token in {")", "]", "}", r"\}", r"\rangle"}:
+            depth -= 1
+        elif depth == 0 and token in separators and not _inside_number(text, match.start(), token):
+            parts.append(text[start : match.start()])
+            start = match.end()
+    return [*parts, text[start:]] if depth == 0 else [text]
+
+
+def _inside_number(text: str, at: int, token: str) -> bool:
+    """Whether a comma groups the digits of a number: 1,234 and not 1, 234 or 0,234."""
+    if token == "=":
+        return at > 0 and text[at - 1] in "<>!"
+    return (
+        token == ","
+        and re.match(r",\d{3}(?!\d)", text[at : at + 5]) is not None
+        and re.search(r"(?<![\d.])[1-9]\d{0,2}(?:,\d{3})*$", text[max(0, at - 24) : at]) is not None
+    )

@@ -1,0 +1,146 @@
+r"""Equality of two expressions by computer algebra: math-verify on latex2sympy's trees, behind a guard.
+
+1. Nothing reaches the parser before `refusal` has passed it: length, depth, size of exponents, towers, factorials,
+   operations without a bound (sums, integrals, limits).
+2. math-verify's own timeouts use signals; they are off here. Who needs a deadline grades in a worker that can be killed.
+3. Its extraction is not used either: it gets one LaTeX expression at a time. No text goes through sympify or parse_expr.
+"""
+
+import logging
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+_LONGEST = 400
+_DEEPEST = 12
+_MOST_DIGITS = 40
+_HIGHEST_POWER = 40
+_MOST_FACTORIAL = 60
+_UNBOUNDED = re.compile(
+    r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|frac\s*\{\s*d\s*\}|partial|nabla|bigcup|bigcap|coprod|gcd|lcm)(?![a-zA-Z])"
+)
+_EXPONENT = re.compile(r"\^\s*(\{|\\?\w+|[-+]?\d+)")
+_FACTORIAL = re.compile(r"([\w)}\]]*)\s*!")
+_BINOMIAL = re.compile(r"\\[dt]?binom")
+_WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}|[^\x00-\x7f]|__|@|\\(?:input|write|def|catcode|require|href|include)")
+
+
+def refusal(text: str) -> str | None:
+    """Why a text must not reach the parser; None if it may."""
+    if len(text) > _LONGEST:
+        return f"longer than {_LONGEST} characters"
+    depth = deepest = 0
+    for c in text:
+        depth += (c in "{([") - (c in "})]")
+        deepest = max(deepest, depth)
+    if deepest > _DEEPEST:
+        return f"nested deeper than {_DEEPEST}"
+    if depth != 0:
+        return "unbalanced brackets"
+    if re.search(rf"\d{{{_MOST_DIGITS + 1}}}", text):
+        return f"a number of more than {_MOST_DIGITS} digits"
+    if _UNBOUNDED.search(text):
+        return "an operation without a bound"
+    if _WORDS.search(text):
+        return "words"
+    return _powers(text) or _factorials(text)
+
+
+def _powers(text: str) -> str | None:
+    budget = 0
+    for match in _EXPONENT.finditer(text):
+        exponent = _group(text, match.end() - 1) if match.group(1) == "{" else match.group(1)
+        if ("^" in exponent or re.match(r"\s*\^", text[match.start() + len(match.group()) :])) and (
+            re.search(r"\d{2}|[2-9]\s*\^", exponent + text[match.end() : match.end() + 12]) or exponent.count("^") > 1
+        ):
+            return "a tower of powers"
+        for digits in re.findall(r"\d+", exponent):
+            base_is_number = re.search(r"[\d.]\s*\)?\s*$", text[: match.start()]) is not None
+            if int(digits) > (1000 if base_is_number else _HIGHEST_POWER) and "/" not in exponent:
+                return f"an exponent above {_HIGHEST_POWER}"
+            budget += int(digits)
+        if "!" in exponent:
+            return "a factorial in an exponent"
+    return "exponents too large together" if budget > 2000 else None
+
+
+def _factorials(text: str) -> str | None:
+    for match in _FACTORIAL.finditer(text):
+        inside = match.group(1).strip("(){}[]")
+        if not inside.isdigit() and re.search(r"[\d!^]", inside or "!"):
+            return "a factorial of something that is not small"
+        if inside.isdigit() and int(inside) > _MOST_FACTORIAL:
+            return f"a factorial above {_MOST_FACTORIAL}"
+    if _BINOMIAL.search(text) and any(int(n) > 200 for n in re.findall(r"\d+", text)):
+        return "a binomial coefficient above 200"
+    return None
+
+
+def _group(text: str, start: int) -> str:
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] == "{") - (text[index] == "}")
+        if depth == 0:
+            return text[start + 1 : index]
+    return text[start + 1 :]
+
+
+def equal(label: str, answer: str) -> tuple[bool, str]:
+    """Whether math-verify takes two expressions for equal, and a sentence about it. Both have passed `refusal`."""
+    gold, got = parse(label), parse(answer)
+    if not gold:
+        return False, "the label is not an expression that could be parsed"
+    if not got:
+        return False, "the answer is not an expression that could be parsed"
+    try:
+        verdict = bool(_math_verify().verify(list(gold), list(got), timeout_seconds=None, raise_on_error=True))
+    except Exception as error:  # noqa: BLE001  (sympy raises anything; what cannot be compared is not shown equal)
+        return False, f"could not be compared ({type(error).__name__})"
+    return verdict, "equal by math-verify" if verdict else "different by math-verify"
+
+
+def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
+    """Whether an exact expression without variables, rounded to `decimals` places, is `value`."""
+    trees = parse(answer)
+    if not trees or getattr(trees[0], "free_symbols", True):
+        return False
+    try:
+        number = complex(trees[0].evalf(30))
+    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
+        return False
+    return abs(number.imag) < 1e-12 and abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9
+
+
+def magnitude(text: str) -> complex | None:
+    """A float for an expression without variables; None for others."""
+    trees = parse(text)
+    if not trees or getattr(trees[0], "free_symbols", True):
+        return None
+    try:
+        return complex(trees[0].evalf(20))
+    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
+        return None
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> tuple[Any, ...]:
+    """latex2sympy's trees of one LaTeX expression; empty if it is none."""
+    library = _math_verify()
+    found = library.parse(
+        f"$${text}$$",
+        extraction_config=[library.LatexExtractionConfig(boxed_match_priority=-1)],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _math_verify() -> Any:
+    import math_verify
+
+    # It warns once that its timeouts are off, which is so on purpose.
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return math_verify
