@@ -1,0 +1,92 @@
+"""Verdicts that were already given, in an SQLite file that several processes may share.
+
+1. A verdict is found by a digest of everything that went into it: model, rubric and texts.
+2. The file is read and written in a thread: waiting for another process's lock does not stop the event loop.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Self, TypeVar
+
+import anyio
+
+from agentrl.errors import GraderFailure, SettingsError
+from agentrl.rm_hub.verdict import Verdict
+from agentrl.tools.threads import run_in_daemon_thread
+
+T = TypeVar("T")
+
+_WAIT = 30.0
+"""Seconds to wait for another process's write."""
+
+
+class JudgeCache:
+    """An async context manager around the file; it is made if it is not there.
+
+    Raises:
+        SettingsError: the file cannot be opened, or is something else.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).expanduser()
+
+    async def __aenter__(self) -> Self:
+        self._one_at_a_time = anyio.CapacityLimiter(1)
+        try:
+            self._db = await run_in_daemon_thread(self._open)
+        except (sqlite3.Error, OSError) as error:
+            raise SettingsError(
+                f"--judge-cache-path {self.path}: cannot be used as a cache: {error}; name a file of its own in a "
+                "folder that you may write to"
+            ) from error
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_WAIT):
+            await self._run(self._db.close)
+
+    async def get(self, key: str) -> Verdict | None:
+        """The verdict kept under `key`, or None."""
+        row = await self._run(partial(self._read, key))
+        return None if row is None else Verdict(bool(row[0]), float(row[1]), str(row[2]))
+
+    async def put(self, key: str, verdict: Verdict) -> None:
+        """Keep a verdict; an older one under the same key stays."""
+        await self._run(partial(self._write, key, verdict))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        async with self._one_at_a_time:
+            try:
+                with anyio.fail_after(2 * _WAIT):
+                    result: T = await run_in_daemon_thread(work)
+                    return result
+            except (sqlite3.Error, TimeoutError) as error:
+                raise GraderFailure(
+                    f"the judge's cache {self.path} failed: {error or 'it is locked'}; free space, or name another "
+                    "--judge-cache-path",
+                    kind="judge_cache",
+                ) from error
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self.path, timeout=_WAIT, check_same_thread=False, isolation_level=None)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, correct INT, score REAL, reason TEXT)")
+        return db
+
+    def _read(self, key: str) -> tuple[int, float, str] | None:
+        row: tuple[int, float, str] | None = self._db.execute(
+            "SELECT correct, score, reason FROM verdicts WHERE key=?", (key,)
+        ).fetchone()
+        return row
+
+    def _write(self, key: str, verdict: Verdict) -> None:
+        reason = verdict.reason.encode(errors="replace").decode()  # SQLite takes no lone surrogates
+        self._db.execute(
+            "INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", (key, verdict.correct, verdict.score, reason)
+        )

@@ -1,0 +1,45 @@
+"""Graders that wait for something else (a server, the sandbox), open for many answers.
+
+`GraderSpec.path` of such a grader names a coroutine function for one answer; this is the form that keeps connections,
+caches and sandboxes between answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from agentrl.errors import SettingsError
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.settings import RmHubSettings
+
+SERVICES: Mapping[str, str] = {
+    "remote_rm": "agentrl.rm_hub.remote_rm:RemoteRM",
+    "llm_judge": "agentrl.rm_hub.llm_judge:LLMJudge",
+    "code": "agentrl.rm_hub.code:CodeGrader",
+}
+
+
+class Service(Protocol):
+    """An async context manager that grades; it has no tasks of its own and may be closed by another task."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade: ...
+
+
+def service(rm_type: str, settings: RmHubSettings) -> Service:
+    """The grader of that name, not yet entered.
+
+    Raises:
+        SettingsError: it is none of `SERVICES`, or its settings are missing.
+    """
+    if rm_type not in SERVICES:
+        raise SettingsError(f"--rm-type {rm_type!r} is no service; these are {', '.join(SERVICES)}")
+    module, _, name = SERVICES[rm_type].partition(":")
+    found: Service = getattr(importlib.import_module(module), name)(settings)
+    return found
