@@ -20,6 +20,7 @@ _FRACTION = re.compile(
 _VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
 _GROUPED = re.compile(r"(?<=\d)(?:[\u00a0\u2007\u2009\u202f'’_]|\\[,!]|\{,\}|\\,)(?=\d{3}(?!\d))")
 _SPACED = re.compile(r"(?<![\d.,])(\d{1,3}(?: \d{3})+)(?![\d])")
+_SPACED_MONEY = re.compile(r"(?<=[$€£])\d{1,3}(?: \d{3})+(?!\d)")
 _POWER_OF_TEN = re.compile(r"\s?(?:×|x|\*|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?\{?\s?([-+−]?\d{1,2})\s?\}?")
 _EXPONENT = re.compile(r"(?<=[A-Za-z}°)])\s?\^\s?(?:\{\s?-?\d{1,3}\s?\}|-?\d{1,3})")
 _COMMANDS = (
@@ -40,6 +41,8 @@ _SUFFIX = re.compile(
     r"|\s(?P<above>\d{1,6})[/⁄](?P<under>[1-9]\d{0,5})(?![\d/])"
     r"|\s?(?P<percent>%|percent\b|per cent\b)"
     r"|(?P<k>k)(?![a-z])"
+    r"|(?=\s?(?P<cents>¢|cents?\b))"
+    r"|\s?\^\s{0,2}(?P<raised>\d{1,2})(?!\d)"
     r"|\s(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b",
     re.IGNORECASE,
 )
@@ -68,6 +71,7 @@ class Quantity:
 def flatten(text: str) -> str:
     """The text with LaTeX and markup reduced to plain characters; positions change."""
     text = _GROUPED.sub(",", _VULGAR.sub(" ", text))
+    text = _SPACED_MONEY.sub(lambda match: match[0].replace(" ", ""), text)
     text = compose(text).replace("\u2044", "/").replace("−", "-")
     text = _FRACTION.sub(lambda match: f" {match[1] or match[3]}/{match[2] or match[4]} ", text)
     text = _POWER_OF_TEN.sub(lambda match: "e" + match[1].replace("−", "-"), text)
@@ -135,7 +139,11 @@ def _with_suffix(value: Fraction, values: Values, suffix: re.Match[str]) -> Valu
     if suffix["percent"]:
         return (value, value / 100)
     if suffix["k"]:
-        return (value * 1000, value)
+        return (value * 1000,)
+    if suffix["cents"]:
+        return (value, value / 100)
+    if suffix["raised"]:
+        return (value ** int(suffix["raised"]),) if value < 10**6 else None
     scale = suffix["scale"].lower()
     return (value * 12, value) if scale == "dozen" else tuple(item * _SCALES[scale] for item in values)
 
@@ -154,7 +162,7 @@ def _is_negative(text: str, start: int) -> bool:
     if not before.endswith(("-", "–")):
         return bool(_NEGATIVE_WORD.search(before))
     ahead = before[:-1].rstrip()
-    if gap and text[max(0, start - 1)] == " " and not text[max(0, start - 2) : start - 1] in tuple(_MONEY):
+    if gap and text[max(0, start - 1)] == " " and text[max(0, start - 2) : start - 1] not in tuple(_MONEY):
         return ahead.endswith("=")
     if ahead != before[:-1] or not ahead:
         return not ahead or not (ahead[-1].isdigit() or ahead[-1] in ")%")

@@ -1,0 +1,352 @@
+"""Reading one number out of a sentence that claims or concludes it.
+
+1. `read_claim` reads the text that follows (or precedes) words such as "the answer is".
+2. `read_conclusion` reads the last sentence that has a number, where nothing is claimed in so many words.
+3. More than one number where one is asked for is `Unclear`: a hedge is not an answer.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from agentrl.rm_hub.number_words import parse_number_words
+from agentrl.rm_hub.quantity import Quantity, Values, find_quantities, flatten, join_spaced_groups
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A number that was claimed, with its possible readings."""
+
+    values: Values
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """A claim that names no single number."""
+
+    text: str
+    why: str
+
+
+_MAX_CLAIM = 400
+_MAX_BACK = 120
+_MAX_SENTENCE = 2000
+_SKIPPED = " \t\r\n*_`:：\"'“”>=$\\[](){}#是为為は"
+_LEADING = re.compile(r"(?:[\s*_`:：\"'“”>=()\[\]{}#|]|\\[\[(]|\$\$|\\begin\{[a-z]+\*?\})*")
+_END = re.compile(r"\n|(?<![A-Z])[.;](?=\s|$)|[!?。！？](?=\s|$|[^\d])|<|\\\]")
+_SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])\s+|(?<=[。！？])")
+_NOT = re.compile(
+    r"^\s*(?:definitely |certainly )?(?:not|n't|neither)\b(?P<rest>.*?)(?:\bbut(?: rather)?\b(?P<but>.*))?$",
+    re.IGNORECASE,
+)
+_OPERATOR = re.compile(
+    r"\s*(?:[+×*÷=≈→]|[-–](?!\w*\s[A-Za-z])|/)\s*[$€£]?\(?\s?[\d(]|\s*[a-z]{0,20}\s*[+×÷=≈]\s*[$€£]?\d", re.IGNORECASE
+)
+_ALTERNATIVE = re.compile(
+    r"(?:\s[^\W\d]+){0,2}\s*(?:,?\s*(?:or|oder|ou|and|to|till)\s+(?:maybe |perhaps |possibly )?|[-–—](?=[$\d])|,\s|/)[$€£]?$",
+    re.IGNORECASE,
+)
+_RESULT = re.compile(r"(?:[=≈→]|=>|->|\b(?:equals|gives|is equal to))\s*[^\d=≈]{0,12}$")
+_ADJUNCT = frozenset(
+    [
+        "from",
+        "by",
+        "at",
+        "per",
+        "after",
+        "for",
+        "in",
+        "over",
+        "within",
+        "with",
+        "than",
+        "using",
+        "since",
+        "because",
+        "when",
+        "if",
+        "given",
+        "on",
+        "out",
+        "every",
+        "each",
+        "during",
+        "among",
+        "between",
+        "into",
+        "before",
+        "until",
+        "until's",
+        "minus",
+        "plus",
+        "times",
+        "selling",
+        "having",
+    ]
+)
+_VERB = frozenset(
+    [
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "makes",
+        "make",
+        "made",
+        "earns",
+        "earn",
+        "earned",
+        "has",
+        "have",
+        "had",
+        "costs",
+        "cost",
+        "gets",
+        "get",
+        "got",
+        "needs",
+        "need",
+        "takes",
+        "take",
+        "took",
+        "spends",
+        "spent",
+        "spend",
+        "pays",
+        "paid",
+        "pay",
+        "leaves",
+        "left",
+        "equals",
+        "total",
+        "altogether",
+        "=",
+        "≈",
+        "will",
+        "would",
+        "can",
+        "sold",
+        "sells",
+        "ate",
+        "eats",
+        "weighs",
+        "saves",
+        "saved",
+        "receives",
+        "received",
+        "owes",
+        "walks",
+        "walked",
+        "drives",
+        "drove",
+        "reads",
+        "read",
+    ]
+)
+_DETERMINERS = frozenset(["a", "an", "the", "about", "around", "roughly", "approximately", "only", "just", "exactly"])
+_WORDS = re.compile(r"[^\W\d_]+|[=≈]")
+_JOINED = re.compile(r"[,;:=+×÷*/^(-]\s*[$€£]?\(?$")
+_REASON = re.compile(r"\b(?:because|since|if|given that|assuming|as long as)\b", re.IGNORECASE)
+_CONDITION = re.compile(r"\s*(?:since|if|because|given|when|as)\b[^,]{0,200},", re.IGNORECASE)
+_DENIED_BEFORE = re.compile(r"(?:\bnot|n['’]t)(?: be| equal)?\s*[$€£]?$", re.IGNORECASE)
+_DENIED_AFTER = re.compile(
+    r"[^.,;\d]{0,20}\b(?:is|are|was)(?: not|n['’]t)\b[^.]{0,12}\b(?:answer|right|correct)", re.IGNORECASE
+)
+_CONCLUDES = re.compile(r"(?:^|\W)(?:so|therefore|thus|hence|in total|altogether)\b", re.IGNORECASE)
+_GOES_ON = re.compile(
+    r"(?:[,;]|\band\b)\s*(?:and |so |thus |then |therefore |which |meaning |hence ).*\d", re.IGNORECASE
+)
+_BRACKETS = re.compile(r"\([^()]{0,300}\)|\[[^\[\]]{0,300}\]")
+_POSTSCRIPT = re.compile(
+    r"^[\s#*_>-]{0,8}(?:check|checking|verification|verify|verifying|to verify|let(?:'s|’s| me| us) (?:verify|check|double)|double[- ]check|sanity check"
+    r"|note|p\.?\s?s\.?|explanation|reasoning|because|working|let me know|feel free|i hope|hope this|if you (?:have|need|want|would))\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+_BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*|__([^_\n]{1,120})__")
+_ENUMERATOR = re.compile(
+    r"^\s*(?:[-*•]\s+)?(?:\*\*)?(?:step\s+)?\d{1,2}(?:[.):](?!\d)\s|\.\s)", re.IGNORECASE | re.MULTILINE
+)
+_COMPOUND = {
+    ("hour", "minute"): 60,
+    ("hr", "min"): 60,
+    ("minute", "second"): 60,
+    ("min", "sec"): 60,
+    ("foot", "inch"): 12,
+    ("feet", "inch"): 12,
+    ("dollar", "cent"): 100,
+    ("euro", "cent"): 100,
+    ("year", "month"): 12,
+    ("week", "day"): 7,
+    ("day", "hour"): 24,
+    ("pound", "ounce"): 16,
+    ("meter", "centimeter"): 100,
+    ("kilometer", "meter"): 1000,
+}
+
+
+def read_claim(text: str, position: int, *, backward: bool, dotted_thousands: bool) -> Claim | Unclear | None:
+    """The number that is claimed at `position`; None if there is none, or it is denied."""
+    if backward:
+        before = text[max(0, position - _MAX_BACK) : position]
+        sentence = flatten(_SENTENCES.split(before)[-1])
+        found = find_quantities(sentence, dotted_thousands=dotted_thousands)
+        if found and not re.search(r"\b(?:not|nor)\b|n['’]t\b", sentence[found[-1].end :]):
+            return Claim(found[-1].values, sentence.strip())
+        return None
+    raw = text[position : position + _MAX_CLAIM]
+    raw = raw[_LEADING.match(raw).end() :] if _LEADING.match(raw) else raw  # type: ignore[union-attr]
+    if text[:position].endswith(("-", "−")):
+        raw = "-" + raw
+    end = _end_of_claim(raw)
+    sentence = join_spaced_groups(flatten(raw[:end])).strip()
+    return _read_sentence(sentence, dotted_thousands)
+
+
+def _end_of_claim(raw: str) -> int:
+    depth = 0
+    for index, character in enumerate(raw):
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return index
+    for match in _END.finditer(raw):
+        if re.search(r"\w", raw[: match.start()]):
+            return match.start()
+    return len(raw)
+
+
+def _read_sentence(sentence: str, dotted_thousands: bool) -> Claim | Unclear | None:
+    if denied := _NOT.match(sentence):
+        return _read_sentence(denied["but"].strip(), dotted_thousands) if denied["but"] else None
+    found = find_quantities(sentence, dotted_thousands=dotted_thousands)
+    if not found:
+        value = parse_number_words(sentence)
+        return None if value is None else Claim((Fraction(value),), sentence)
+    first = found[0]
+    words = len(re.findall(r"[^\W\d_]+", sentence[: first.start]))
+    if words > 3 or _OPERATOR.match(sentence, first.end):
+        return _conclude(sentence, found)
+    if len(found) > 1:
+        second = found[1]
+        between = sentence[first.end : second.start]
+        whole = _compound(sentence, first, second)
+        if whole is not None:
+            return Claim(whole, sentence)
+        if _ALTERNATIVE.fullmatch(between) and not set(first.values) & set(second.values):
+            return Unclear(sentence, "several numbers")
+    return Claim(first.values, sentence)
+
+
+def _compound(sentence: str, first: Quantity, second: Quantity) -> Values | None:
+    between = re.fullmatch(r"\s*([A-Za-z]+)\s*,?\s*(?:and\s+)?", sentence[first.end : second.start])
+    unit = re.match(r"\s*([A-Za-z]+)", sentence[second.end :])
+    if between is None or unit is None:
+        return None
+    big, small = _singular(between[1]), _singular(unit[1])
+    factor = _COMPOUND.get((big, small))
+    if factor is None:
+        return None
+    return (first.values[0] + second.values[0] / factor, first.values[0] * factor + second.values[0])
+
+
+def _singular(unit: str) -> str:
+    unit = unit.lower()
+    return {"inches": "inch", "feet": "foot"}.get(unit, unit.rstrip("s"))
+
+
+def read_conclusion(text: str, *, dotted_thousands: bool) -> Claim | Unclear | None:
+    """The number of the last sentence that has one; None if the text has no number."""
+    head = text
+    if (postscript := _POSTSCRIPT.search(text)) and re.search(r"\d", _ENUMERATOR.sub("", text[: postscript.start()])):
+        head = text[: postscript.start()]
+    if said := _concluded_in_words(head):
+        return said
+    asked: Claim | None = None
+    if len(text) < _MAX_BACK:
+        head = join_spaced_groups(head)
+    for raw in reversed(_SENTENCES.split(_ENUMERATOR.sub(" ", head))):
+        sentence = flatten(_BOLD.sub(r"\1\2", raw[-_MAX_SENTENCE:])).strip()
+        found = find_quantities(sentence, dotted_thousands=dotted_thousands)
+        if not found:
+            continue
+        if bold := _bold_numbers(raw, dotted_thousands):
+            return bold
+        if not sentence.endswith("?"):
+            return _conclude(sentence, found)
+        asked = asked or _conclude(sentence, found)
+    if asked is not None:
+        return asked
+    value = parse_number_words(text) if len(text) < _MAX_BACK else None
+    return None if value is None else Claim((Fraction(value),), text.strip())
+
+
+def _concluded_in_words(text: str) -> Claim | None:
+    """The number of a last sentence such as "So it took three days."; "one" is more often a pronoun."""
+    sentence = _SENTENCES.split(text[-_MAX_SENTENCE:].rstrip())[-1]
+    concludes = _CONCLUDES.search(sentence)
+    if concludes is None or re.search(r"\d", sentence):
+        return None
+    value = parse_number_words(sentence[concludes.end() :])
+    return None if value in (None, 1) else Claim((Fraction(value or 0),), sentence)
+
+
+def _bold_numbers(raw: str, dotted_thousands: bool) -> Claim | None:
+    """The last bold number of a sentence, if the bold text is that number with at most a few words."""
+    for match in reversed(list(_BOLD.finditer(raw))):
+        bold = flatten(match[1] or match[2])
+        found = find_quantities(bold, dotted_thousands=dotted_thousands)
+        if len(found) == 1 and len(re.findall(r"[^\W\d_]+", bold)) <= 4:
+            return Claim(found[0].values, bold.strip())
+    return None
+
+
+def _conclude(sentence: str, found: list[Quantity]) -> Claim | None:
+    """The number that a sentence comes to: what its last equation gives, or its last number not said in passing."""
+    brackets = [match.span() for match in _BRACKETS.finditer(sentence)]
+    outside = [item for item in found if not any(start < item.start < end for start, end in brackets)] or found
+    outside = [item for item in outside if not _is_denied(sentence, item)]
+    if not outside:
+        return None
+    if len(outside) > 1 and (whole := _compound(sentence, outside[-2], outside[-1])):
+        return Claim(whole, sentence)
+    if (ahead := _CONDITION.match(sentence)) and outside[-1].start > ahead.end():
+        outside = [quantity for quantity in outside if quantity.start > ahead.end()]
+    reason = _REASON.search(sentence, outside[0].end)
+    if reason and not (reason.group().lower() == "if" and "," in sentence[reason.end() :]):
+        outside = [quantity for quantity in outside if quantity.start < reason.start()]
+    for index in range(len(outside) - 1, 0, -1):
+        if _RESULT.search(sentence[outside[index - 1].end : outside[index].start]):
+            rest = sentence[outside[index].end :]
+            if not _GOES_ON.search(rest):
+                return Claim(outside[index].values, sentence)
+            break
+    for index in range(len(outside) - 1, 0, -1):
+        quantity = outside[index]
+        if not _in_passing(sentence, outside[index - 1].end, quantity.start):
+            return Claim(quantity.values, sentence)
+    return Claim(outside[0].values, sentence)
+
+
+def _is_denied(sentence: str, quantity: Quantity) -> bool:
+    """Whether a sentence says that it is not this number."""
+    before, after = sentence[max(0, quantity.start - 30) : quantity.start], sentence[quantity.end : quantity.end + 40]
+    return bool(_DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after))
+
+
+def _in_passing(sentence: str, since: int, start: int) -> bool:
+    """Whether a number is a side remark: "from 9 eggs", "at $2 each", "to make 16 muffins", "horse #12"."""
+    between = sentence[since:start]
+    if between.endswith("#"):
+        return True
+    if _RESULT.search(between) or _JOINED.search(between):
+        return False
+    words = _WORDS.findall(between.lower())[-5:]
+    for index in range(len(words) - 1, -1, -1):
+        if index and words[index - 1] == "to" and words[index] not in _DETERMINERS:
+            return True
+        if words[index] in _VERB:
+            return False
+        if words[index] in _ADJUNCT:
+            return True
+    return False
