@@ -1,0 +1,24 @@
+"""A sandbox for Python that a model wrote.
+
+1. `Sandbox.run` runs a program in a process of its own; `Sandbox.session` keeps variables from run to run. Neither
+   blocks the event loop; cancellation ends the process tree.
+2. Whatever the code does comes back as a `RunResult`. `SandboxUnavailable`, `SandboxBusy` and `SandboxFailure` are
+   about the machine.
+3. Backends: `bubblewrap` (namespaces, its own file view), `landlock` (where namespaces are blocked), and, only when
+   asked for by its name, `unsafe_subprocess`. `choose_backend` says which one this machine gets and why.
+"""
+
+from agentrl.tools.sandbox.box import Sandbox, Session
+from agentrl.tools.sandbox.errors import SandboxBusy, SandboxFailure, SandboxUnavailable
+from agentrl.tools.sandbox.limits import Outcome, RunResult, SandboxLimits
+
+__all__ = [
+    "Outcome",
+    "RunResult",
+    "Sandbox",
+    "SandboxBusy",
+    "SandboxFailure",
+    "SandboxLimits",
+    "SandboxUnavailable",
+    "Session",
+]

@@ -1,0 +1,118 @@
+"""The few system calls that the standard library does not wrap, by ctypes. A failure is an `OSError` naming the call."""
+
+import ctypes
+import os
+import stat
+import struct
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
+_SECCOMP_MODE_FILTER = 2
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+_CAPABILITY_VERSION_3 = 0x20080522
+
+LANDLOCK_WRITE_FILE, LANDLOCK_READ_FILE, LANDLOCK_READ_DIR = 1 << 1, 1 << 2, 1 << 3
+
+
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces."""
+    _checked("unshare", _LIBC.unshare(ctypes.c_int(flags)))
+
+
+def mount_tmpfs(target: str, options: str, flags: int) -> None:
+    """Put an empty file system over a folder."""
+    _checked(f"mount {target}", _LIBC.mount(b"tmpfs", target.encode(), b"tmpfs", flags, options.encode()))
+
+
+def die_with_parent(signum: int) -> None:
+    """Get a signal when the parent process ends. Set it after any change of user: the kernel clears it then."""
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signum)
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children."""
+    _prctl("PR_SET_CHILD_SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
+
+
+def forbid_new_privileges() -> None:
+    """Setuid programs give nothing any more; needed before a filter."""
+    _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
+
+
+def forbid_dumps() -> None:
+    """No core dump, whatever the machine's core pattern is, and no access by others of the same user."""
+    _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 0)
+
+
+def drop_capabilities(machine: str) -> None:
+    """Give up all capabilities, also those that an exec could bring back."""
+    for capability in range(64):
+        if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # past the last one, or there is no right to drop any, and then none is held
+    _LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
+    data = ctypes.create_string_buffer(struct.pack("=6I", 0, 0, 0, 0, 0, 0))
+    _checked("capset", _LIBC.syscall(ctypes.c_long(_SYS_CAPSET[machine]), header, data))
+
+
+def filter_calls(program: bytes) -> None:
+    """Install a seccomp filter for this process and all its children."""
+    code = ctypes.create_string_buffer(program, len(program))
+    fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+    buffer = ctypes.create_string_buffer(fprog, len(fprog))
+    _checked("seccomp", _LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, buffer, 0, 0))
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version (1 or more).
+
+    Raises:
+        OSError: the kernel has none, or it is switched off, or a filter forbids to ask.
+    """
+    return _checked("landlock", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
+
+
+def restrict_files(rules: dict[str, int]) -> int:
+    """Allow this process the file access in `rules` (path -> LANDLOCK_ bits) and none else.
+
+    Where the kernel can, TCP, signals to others and abstract sockets are forbidden too. Paths that do not exist are
+    left out. Needs `forbid_new_privileges`. Returns the Landlock version.
+    """
+    abi = landlock_abi()
+    files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
+    attributes = struct.pack("=QQQ", files, 3, 3)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    ruleset = _checked(
+        "landlock_create_ruleset",
+        _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), buffer, ctypes.c_size_t(len(attributes)), 0),
+    )
+    for path, access in rules.items():
+        try:
+            handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            access &= ~LANDLOCK_READ_DIR
+        beneath = ctypes.create_string_buffer(struct.pack("=Qi", access & files, handle), 12)
+        result = _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_ADD), ruleset, 1, beneath, 0)
+        os.close(handle)
+        _checked(f"landlock_add_rule {path}", result)
+    _checked("landlock_restrict_self", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_RESTRICT), ruleset, 0))
+    os.close(ruleset)
+    return abi
+
+
+def _prctl(name: str, option: int, value: int) -> None:
+    _checked(name, _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+
+
+def _checked(what: str, result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result

@@ -1,0 +1,67 @@
+"""What a run may use, and what came of it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.errors import SettingsError
+
+Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed"]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Limits of one run (a session's processes share `memory_mb`, `processes` and `disk_mb` over all its runs).
+
+    Attributes:
+        wall_seconds: seconds from the start of the code to its end; then the whole process tree is killed.
+        cpu_seconds: processor seconds of the code's own process, all its threads together.
+        memory_mb: address space of one process beyond what the preloaded libraries take. There is no limit on the sum
+            of all processes but `processes` times this.
+        processes: processes and threads at once. With backend `landlock` these are threads; it forks nothing.
+        file_mb: size of one file.
+        disk_mb: all files together, which live in memory and are gone with the run. With backend `landlock` nothing can
+            be written at all.
+        output_bytes: standard output and standard error together; the first byte more ends the run.
+    """
+
+    wall_seconds: float = 10.0
+    cpu_seconds: float = 10.0
+    memory_mb: int = 512
+    processes: int = 16
+    file_mb: int = 16
+    disk_mb: int = 64
+    output_bytes: int = 65536
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise SettingsError(f"sandbox limit {name}: expected a positive number, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What came of one run.
+
+    Attributes:
+        stdout: standard output, decoded as UTF-8 with replacement; in a session also the last expression's value.
+        stderr: standard error; a traceback starts at the code's own frames.
+        outcome: `ok`; `error` (an exception, or an exit status other than 0); `timeout` (wall or processor time);
+            `memory` (a MemoryError that nobody caught); `output` (too much of it; what came first is kept);
+            `killed` (ended by a signal, by the machine's lack of memory, or because it broke the sandbox's protocol).
+        returncode: the exit status, -N for signal N, None where no process ended (a session that goes on).
+        seconds: from the start of the code to its end, without waiting for a free place.
+        note: what happened to a session besides: that it started afresh, or that it is over.
+    """
+
+    stdout: str
+    stderr: str
+    outcome: Outcome
+    returncode: int | None
+    seconds: float
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the code ran to its end without an error."""
+        return self.outcome == "ok"
