@@ -162,7 +162,7 @@ def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | 
     """Refuse a run in which no trajectory can get a reward. What user code may still decide is left to it."""
     rm_type = settings.rollout.rm_type
     if rm_type is not None:
-        check_rm_type(rm_type)
+        check_rm_type(rm_type, settings.rm_hub)
     env = plugins.environment
     if plugins.reward is not None or plugins.generate is not None or env is None or first is None:
         return
@@ -174,7 +174,7 @@ def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | 
             f"nothing grades a trajectory: {env.__name__} has no reward method of its own; write one, "
             "or pass --rm-type or --custom-rm-path"
         )
-    if first.label is None:
+    if first.label is None and check_rm_type(rm_type).needs_label:
         raise SettingsError(
             f"--rm-type {rm_type} compares with a label, and the prompts have none; set --label-key to the data's field"
         )

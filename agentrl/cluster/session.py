@@ -17,6 +17,7 @@ from agentrl.config.model_info import read_model_info
 from agentrl.engine import EngineClient
 from agentrl.envs import Environment
 from agentrl.errors import EnvFailure, SettingsError
+from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import EvalResult, evaluate
 from agentrl.rollout.failures import guarded
@@ -45,7 +46,11 @@ class RolloutSession:
         self.client = await self._stack.enter_async_context(EngineClient(self.engine_urls, s.engine))
         length = rollout.rollout_max_context_len or await self._engine_context_length()
         context = RolloutContext(rollout, args, chat, self.client, length, environment)
-        self.runner = TrajectoryRunner(context, Grader(rollout, args, self._plugins.reward), self._plugins.generate)
+        graders = await self._stack.enter_async_context(
+            GraderRunner(s.rm_hub, preload=[rollout.rm_type] if rollout.rm_type else [])
+        )
+        grader = Grader(rollout, args, self._plugins.reward, graders)
+        self.runner = TrajectoryRunner(context, grader, self._plugins.generate)
         if environment is not None:
             for source in environment.tool_sources():
                 self._stack.push_async_callback(source.close)

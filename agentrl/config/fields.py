@@ -26,12 +26,14 @@ from agentrl.cluster.settings import ClusterSettings
 from agentrl.engine.settings import EngineSettings
 from agentrl.errors import SettingsError
 from agentrl.observability.settings import ObservabilitySettings
+from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.settings import Settings
 from agentrl.train.settings import TrainSettings
 
 SECTIONS: Mapping[str, type[Settings]] = {
     "rollout": RolloutSettings,
+    "rm_hub": RmHubSettings,
     "buffer": BufferSettings,
     "algorithm": AlgorithmSettings,
     "train": TrainSettings,

@@ -40,6 +40,7 @@ ESSENTIAL = (
 
 SECTION_TITLES: Mapping[str, str] = {
     "rollout": "Rollout: trajectories, grading, evaluation",
+    "rm_hub": "Graders",
     "buffer": "Data and ledger",
     "algorithm": "Algorithm",
     "train": "Trainer",

@@ -25,6 +25,7 @@ from agentrl.config.model_info import read_model_info
 from agentrl.config.problems import did_you_mean, nearest, one_error, sentences
 from agentrl.engine.settings import EngineSettings
 from agentrl.observability.settings import ObservabilitySettings
+from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.settings import Settings
 from agentrl.train.settings import TrainSettings
@@ -39,6 +40,7 @@ class RunSettings(Settings):
     """The settings of a run; each section is owned, documented and checked by the room of its name."""
 
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    rm_hub: RmHubSettings = Field(default_factory=RmHubSettings)
     buffer: BufferSettings = Field(default_factory=BufferSettings)
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
     train: TrainSettings = Field(default_factory=TrainSettings)

@@ -13,11 +13,14 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.plugins import load_object
 from agentrl.rm_hub.grade import Grade, GraderFunction
+
+if TYPE_CHECKING:
+    from agentrl.rm_hub.settings import RmHubSettings
 
 BOXED = "boxed_"
 MAX_RESPONSE = 4_000_000
@@ -38,8 +41,6 @@ class GraderSpec:
         needs_label: whether a label is required.
         needs: fields of the metadata that must be there.
         boxable: whether `boxed_NAME` exists.
-        service: `module:class` of an "async" grader that keeps something open: an async context manager made from
-            `RmHubSettings`, with a `grade` method of the same form.
     """
 
     path: str
@@ -48,7 +49,6 @@ class GraderSpec:
     needs_label: bool = True
     needs: tuple[str, ...] = ()
     boxable: bool = True
-    service: str | None = None
 
     def load(self) -> Any:
         """Import the function."""
@@ -69,8 +69,9 @@ GRADERS: Mapping[str, GraderSpec] = {
     "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False),
     "gsm8k": GraderSpec(f"{_HUB}.gsm8k:grade_gsm8k"),
     "gpqa": GraderSpec(f"{_HUB}.gpqa:grade_gpqa"),
-    "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", boxable=False),
+    "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False),
     "random": GraderSpec(f"{_HUB}.random:grade_random", needs_label=False, boxable=False),
+    "code": GraderSpec(f"{_HUB}.code:grade_code", runs="async", needs_label=False, boxable=False),
     "llm_judge": GraderSpec(f"{_HUB}.llm_judge:grade_llm_judge", runs="async", needs_label=False, boxable=False),
     "remote_rm": GraderSpec(
         f"{_HUB}.remote_rm:grade_remote_rm", runs="async", reads="response", needs_label=False, boxable=False
@@ -109,13 +110,22 @@ def _by_path(path: str) -> GraderSpec:
     return GraderSpec(path, runs=runs, needs_label=False)
 
 
-def check_rm_type(rm_type: str) -> None:
-    """Refuse a name that `grade` does not know.
+def check_rm_type(rm_type: str, settings: "RmHubSettings | None" = None) -> GraderSpec:
+    """Refuse a name that `grade` does not know; returns what is known of the grader.
+
+    Args:
+        settings: where to look for what a grader that waits for something needs (`--rm-url`, ...).
 
     Raises:
-        SettingsError: no such grader (with the nearest name).
+        SettingsError: no such grader (with the nearest name), or a setting that it needs is missing.
     """
-    find(rm_type)
+    spec = find(rm_type)
+    if settings is not None:
+        from agentrl.rm_hub.services import SERVICES, service
+
+        if rm_type in SERVICES:
+            service(rm_type, settings)
+    return spec
 
 
 def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, metadata: Any) -> None:

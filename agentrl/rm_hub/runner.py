@@ -7,7 +7,7 @@
    event loop or, at the latest, with this process.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
@@ -17,10 +17,10 @@ from anyio.lowlevel import RunVar
 from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
-from agentrl.plugins import load_object
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.pool import GraderPool
 from agentrl.rm_hub.registry import BOXED, GraderSpec, check_inputs, checked, find, unbox
+from agentrl.rm_hub.services import SERVICES, Service, service
 from agentrl.rm_hub.settings import RmHubSettings
 
 
@@ -44,7 +44,7 @@ class GraderRunner:
             preload=preload,
         )
         self._stack = AsyncExitStack()
-        self._services: dict[str, Any] = {}
+        self._services: dict[str, Service] = {}
         self._opening = anyio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -81,7 +81,7 @@ class GraderRunner:
         timeout = self.settings.grader_total_timeout
         try:
             with anyio.fail_after(timeout) as scope:
-                function = spec.load() if spec.service is None else (await self._service(spec.service)).grade
+                function = await self._function(rm_type, spec)
                 return checked(rm_type, await function(response, label, metadata))
         except TimeoutError as error:
             if not scope.cancelled_caught:
@@ -98,14 +98,17 @@ class GraderRunner:
                 f"--rm-type {rm_type} raised {type(error).__name__}: {error!s:.500}", kind="grader_raised"
             ) from error
 
-    async def _service(self, path: str) -> Any:
-        """What a waiting grader keeps open; opened by the first that asks."""
-        if path not in self._services:
+    async def _function(self, rm_type: str, spec: GraderSpec) -> Callable[..., Awaitable[Grade]]:
+        """What grades: a service, opened by the first that asks, or a function that keeps nothing open."""
+        name = rm_type.removeprefix(BOXED)
+        if name not in SERVICES:
+            function: Callable[..., Awaitable[Grade]] = spec.load()
+            return function
+        if name not in self._services:
             async with self._opening:
-                if path not in self._services:
-                    made = load_object(path, what="--rm-type")(self.settings)
-                    self._services[path] = await self._stack.enter_async_context(made)
-        return self._services[path]
+                if name not in self._services:
+                    self._services[name] = await self._stack.enter_async_context(service(name, self.settings))
+        return self._services[name].grade
 
 
 _ENTERED: ContextVar[GraderRunner | None] = ContextVar("agentrl_grader_runner", default=None)

@@ -7,6 +7,7 @@
 """
 
 import copy
+import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
@@ -192,7 +193,9 @@ class _Trajectory:
 
     async def _grade(self) -> None:
         if self.sample.reward is None:
-            timeout = self.context.settings.reward_timeout
+            # The built-in graders have deadlines of their own, which do not count the wait for a free process.
+            built_in = type(self.env).reward is Environment.reward
+            timeout = math.inf if built_in else self.context.settings.reward_timeout
             what = f"{_name(self.env)}.reward"
             reward = await guarded(self.env.reward(self.sample), what=what, timeout=timeout, failure=GraderFailure)
             self.sample.reward = reward

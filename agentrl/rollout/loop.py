@@ -19,6 +19,7 @@ from anyio import to_thread
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
+from agentrl.rm_hub.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext, entered
 from agentrl.rollout.failures import guarded, mark_failed, mask_out, ungrouped
@@ -106,7 +107,12 @@ class TrajectoryRunner:
             DropGroup: a failure's policy drops the group.
             Failure: a failure's policy stops the run.
         """
-        params = self.context.params(evaluation=evaluation)
+        with entered_runner(self.grader.runner):
+            flat = await self._group(samples, self.context.params(evaluation=evaluation), evaluation, stats)
+        stats.offered.extend(flat)
+        return flat
+
+    async def _group(self, samples: Group, params: SamplingParams, evaluation: bool, stats: RolloutStats) -> Group:
         finished: list[Group] = [[] for _ in samples]
         whole = self.generate is not None and not self.generate.per_sample
         if whole:
@@ -123,7 +129,6 @@ class TrajectoryRunner:
         flat = [member for members in finished for member in members]
         if whole or self.grader.by_group:
             flat = await self._grade_group(flat, stats)
-        stats.offered.extend(flat)
         return flat
 
     async def _trajectory(

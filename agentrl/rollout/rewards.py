@@ -1,4 +1,8 @@
-"""The reward stage: who grades, with which deadline, and what counts as a reward."""
+"""The reward stage: who grades, with which deadline, and what counts as a reward.
+
+Built-in graders have the deadlines of their own room (`grader_timeout` an answer, from when it starts): the wait for a
+free process, when a whole rollout ends at once, is not a slow grader. `reward_timeout` is for code of the user.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub import async_rm
+from agentrl.rm_hub import GraderRunner, batched_async_rm
 from agentrl.rollout.failures import guarded
 from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.settings import RolloutSettings
@@ -15,11 +19,17 @@ from agentrl.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`."""
+    """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`.
+
+    Attributes:
+        runner: runs the built-in graders, also for user code that calls `async_rm`; without one, they run in the
+            event loop's own.
+    """
 
     settings: RolloutSettings
     args: Any
     function: RewardFunction | None = None
+    runner: GraderRunner | None = None
 
     @property
     def overrides_environment(self) -> bool:
@@ -39,11 +49,14 @@ class Grader:
         """
         pending = [sample for sample in samples if sample.reward is None]
         if pending:
-            timeout = self.settings.reward_timeout
             if self.function is not None:
-                call, what = self.function(self.args, pending), self.function.name
+                call, what, timeout = (
+                    self.function(self.args, pending),
+                    self.function.name,
+                    self.settings.reward_timeout,
+                )
             else:
-                call, what = self._built_in(pending), f"--rm-type {self.settings.rm_type}"
+                call, what, timeout = self._built_in(pending), f"--rm-type {self.settings.rm_type}", math.inf
             rewards = await guarded(call, what=what, timeout=timeout, failure=GraderFailure)
             for sample, reward in zip(pending, rewards, strict=True):
                 sample.reward = reward
@@ -51,13 +64,13 @@ class Grader:
             check_reward(sample)
 
     async def _built_in(self, samples: Sequence[Sample]) -> list[Any]:
-        if self.settings.rm_type is None:
+        if self.settings.rm_type is None and not all(sample.metadata.get("rm_type") for sample in samples):
             raise GraderFailure(
                 "the sample has no reward and nothing grades it; return one from the environment or generate "
                 "function, or set --rm-type or --custom-rm-path",
                 kind="grader_missing",
             )
-        return [await async_rm(self.args, sample) for sample in samples]
+        return list(await batched_async_rm(self.args, samples))
 
 
 def check_reward(sample: Sample) -> None:
