@@ -11,8 +11,10 @@
 from agentrl.tools.sandbox.box import Sandbox, Session
 from agentrl.tools.sandbox.errors import SandboxBusy, SandboxFailure, SandboxUnavailable
 from agentrl.tools.sandbox.limits import Outcome, RunResult, SandboxLimits
+from agentrl.tools.sandbox.probe import BackendReport, choose_backend, probe_backends
 
 __all__ = [
+    "BackendReport",
     "Outcome",
     "RunResult",
     "Sandbox",
@@ -21,4 +23,6 @@ __all__ = [
     "SandboxLimits",
     "SandboxUnavailable",
     "Session",
+    "choose_backend",
+    "probe_backends",
 ]

@@ -112,11 +112,12 @@ class Sandbox:
         """
         async with self._place():
             child = await self._child(session=False)
+            ended = False
             try:
-                return await self._converse(child, code, stdin, timeout)
+                result, ended = await self._ask(child, code, stdin, timeout)
+                return result
             finally:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(_GRACE_SECONDS):
-                    await child.hang_up()
+                await self._release(child, ended)
                 self._refill()
 
     def session(self) -> "Session":
@@ -140,9 +141,13 @@ class Sandbox:
         finally:
             self._places.release_on_behalf_of(place)
 
-    async def _converse(self, child: Channel, code: str, stdin: str, timeout: float | None) -> RunResult:
-        result, _ = await self._ask(child, code, stdin, timeout)
-        return result
+    async def _release(self, child: Channel, ended: bool) -> None:
+        """Let go of a child; if it may still run, wait until it and all that it started are gone."""
+        if ended:
+            child.close()
+            return
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_GRACE_SECONDS):
+            await child.hang_up()
 
     async def _ask(self, child: Channel, code: str, stdin: str, timeout: float | None) -> tuple[RunResult, bool]:
         """One request and its answer; the second value says whether the process ended."""
@@ -157,9 +162,11 @@ class Sandbox:
                 await child.send({"id": 1, "code": code, "stdin": stdin, "wall_seconds": wall})
                 answer = await child.receive()
         except ChannelClosed:
+            # The jailer is gone: out of memory, most likely. What it watched dies with it.
             return RunResult("", "", "killed", None, time.perf_counter() - start), True
         seconds = time.perf_counter() - start
         if answer is None:
+            await self._release(child, False)
             return RunResult("", "", "timeout", None, seconds), True
         result = RunResult(answer["stdout"], answer["stderr"], answer["outcome"], answer["returncode"], seconds)
         return result, answer["ended"]
@@ -229,11 +236,12 @@ class Sandbox:
                 return
             except (SandboxUnavailable, SandboxFailure) as error:
                 self.reasons[name] = str(error)
+                last = error
         said = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
         raise SandboxUnavailable(
             f"no sandbox for model-written code on this machine. {said}. `agentrl doctor` says more; "
             'backend="unsafe_subprocess" runs the code without protection'
-        )
+        ) from last
 
     async def _start(self, backend: Backend) -> Zygote:
         """A zygote that has passed the trial."""
@@ -252,7 +260,7 @@ class Sandbox:
         child = self._zygote.spawn(self.limits, session=False)
         try:
             await self._ready(child)
-            return await self._converse(child, code, "", None)
+            return (await self._ask(child, code, "", None))[0]
         finally:
             child.close()
 
@@ -305,11 +313,14 @@ class Session:
                 note, self._lost = self._lost, ""
                 self._child = await self._box._child(session=True)
             ended = True
+            answered = False
             try:
                 result, ended = await self._box._ask(self._child, code, "", timeout)
+                answered = True
             finally:
                 if ended:
-                    await self._end()
+                    child, self._child = self._child, None
+                    await self._box._release(child, answered)
             if ended:
                 self._lost = f"the session was restarted after: {result.outcome}; earlier variables are gone"
             return RunResult(result.stdout, result.stderr, result.outcome, result.returncode, result.seconds, note)
@@ -317,5 +328,4 @@ class Session:
     async def _end(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(_GRACE_SECONDS):
-                await child.hang_up()
+            await self._box._release(child, False)

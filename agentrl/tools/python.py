@@ -1,0 +1,176 @@
+"""The tool `python`: a model's code, run in the sandbox.
+
+1. `python_tool(box)` is a `Tool` with one argument, `code`. Stateful (the default): each trajectory has a session of its
+   own, so that variables stay from call to call and are seen by no other trajectory. A trajectory is told by what the
+   toolbox hands over as state: the environment's instance.
+2. `WithPython` gives an environment this tool, opens one sandbox for all its instances in `setup`, and ends an
+   instance's session in `close`:
+
+       class Solver(WithPython, Environment):
+           max_turns = 4
+
+3. The model sees what the code printed; of a traceback, its own lines. Errors, timeouts and floods are observations.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Annotated, Any, ClassVar
+
+import anyio
+
+from agentrl.tools.arguments import Injected
+from agentrl.tools.base import Tool
+from agentrl.tools.outcome import OutcomeKind, ToolError
+from agentrl.tools.sandbox import RunResult, Sandbox, SandboxBusy, SandboxFailure, SandboxUnavailable, Session
+
+_STATEFUL = (
+    "Run Python code and see what it prints, and the value of its last expression. "
+    "Variables and imports stay for the next call."
+)
+_STATELESS = "Run a Python program and see what it prints. Nothing is kept for the next call."
+_QUEUE_SECONDS = 90.0
+_HEADLINES = {
+    "error": "the code failed",
+    "timeout": "the code ran out of time and was stopped",
+    "memory": "the code ran out of memory",
+    "output": "the code printed too much and was stopped",
+    "killed": "the code's process was killed",
+}
+
+
+class PythonTool(Tool):
+    """See `python_tool`."""
+
+    def __init__(self, box: Sandbox | None, *, stateful: bool, timeout: float, max_output_chars: int) -> None:
+        async def python(code: str, state: Annotated[Any, Injected]) -> str:
+            return await self._run(code, state)
+
+        description = _STATEFUL if stateful else _STATELESS
+        # The deadline of the call is beyond the code's own: a call may wait for its turn.
+        outer = timeout + _QUEUE_SECONDS
+        super().__init__(python, description=description, timeout=outer, max_output_chars=max_output_chars)
+        self.stateful = stateful
+        self._box = box
+        self._code_timeout = timeout
+        self._sessions: weakref.WeakKeyDictionary[object, Session] = weakref.WeakKeyDictionary()
+
+    async def end(self, state: object) -> None:
+        """End the session of a trajectory; without one, nothing happens."""
+        session = self._sessions.pop(state, None) if state is not None else None
+        if session is not None:
+            await session.__aexit__(None, None, None)
+
+    async def _run(self, code: str, state: object) -> str:
+        try:
+            box = self._find_box(state)
+            if self.stateful:
+                session = await self._session(box, state)
+                result = await session.run(code, timeout=self._code_timeout)
+            else:
+                result = await box.run(code, timeout=self._code_timeout)
+        except SandboxBusy as error:
+            raise ToolError("the interpreter is busy; try again", kind=OutcomeKind.TIMEOUT) from error
+        except SandboxFailure as error:
+            raise ToolError(f"the interpreter failed: {error}") from error
+        return _observation(result, self.max_output_chars)
+
+    def _find_box(self, state: object) -> Sandbox:
+        box = self._box if self._box is not None else getattr(state, "sandbox", None)
+        if box is None:
+            raise SandboxUnavailable(
+                "the tool `python` has no sandbox: give one to python_tool(...), or let the environment inherit "
+                "from WithPython and await its `setup`"
+            )
+        assert isinstance(box, Sandbox)
+        return box
+
+    async def _session(self, box: Sandbox, state: object) -> Session:
+        if state is None:
+            raise SandboxUnavailable(
+                "a stateful `python` tool needs to know whose call it is: pass `state` to the toolbox (environments "
+                "do), or make the tool with stateful=False"
+            )
+        if state not in self._sessions:
+            self._sessions[state] = await box.session().__aenter__()
+        return self._sessions[state]
+
+
+def python_tool(
+    box: Sandbox | None = None, *, stateful: bool = True, timeout: float = 10.0, max_output_chars: int = 4096
+) -> PythonTool:
+    """The tool `python` for a model.
+
+    Args:
+        box: an open sandbox; without one the environment's attribute `sandbox` is used (`WithPython`).
+        stateful: whether variables stay within a trajectory.
+        timeout: seconds for the code of one call, at most the sandbox's `wall_seconds`.
+        max_output_chars: of longer outputs the middle is left out.
+    """
+    return PythonTool(box, stateful=stateful, timeout=timeout, max_output_chars=max_output_chars)
+
+
+class WithPython:
+    """For environments whose model may run Python; put it before `Environment` among the bases.
+
+    Attributes:
+        python: the tool; a subclass may make another one, `python = python_tool(stateful=False)`.
+        sandbox: the sandbox that all instances share, open between `setup` and `teardown`.
+    """
+
+    python: ClassVar[PythonTool] = python_tool()
+    sandbox: ClassVar[Sandbox | None] = None
+
+    @classmethod
+    def make_sandbox(cls, args: Any) -> Sandbox:
+        """The sandbox to open; a subclass may choose limits, libraries and a backend."""
+        return Sandbox()
+
+    @classmethod
+    async def setup(cls, args: Any) -> None:
+        """Open the sandbox.
+
+        Raises:
+            SandboxUnavailable: no safe backend works on this machine.
+        """
+        await super().setup(args)  # type: ignore[misc]
+        cls.sandbox = await cls.make_sandbox(args).__aenter__()
+
+    @classmethod
+    async def teardown(cls) -> None:
+        """Close the sandbox."""
+        box, cls.sandbox = cls.sandbox, None
+        if box is not None:
+            await box.__aexit__(None, None, None)
+        await super().teardown()  # type: ignore[misc]
+
+    async def close(self) -> None:
+        """End this trajectory's session."""
+        with anyio.CancelScope(shield=True):
+            await self.python.end(self)
+        await super().close()  # type: ignore[misc]
+
+
+def _observation(result: RunResult, room: int) -> str:
+    """What the model reads.
+
+    Raises:
+        ToolError: the code did not run to its end without an error.
+    """
+    output = "\n".join(part.rstrip("\n") for part in (result.note, result.stdout, result.stderr) if part.strip())
+    if result.ok:
+        return _shortened(output, room) or "[no output]"
+    headline = _HEADLINES[result.outcome]
+    kind = OutcomeKind.TIMEOUT if result.outcome == "timeout" else OutcomeKind.RAISED
+    text = f"{headline}\n{_shortened(output, max(room - len(headline) - 1, 1))}" if output else headline
+    raise ToolError(text, kind=kind)
+
+
+def _shortened(text: str, room: int) -> str:
+    """The beginning and the end: a traceback's last line says most."""
+    if len(text) <= room:
+        return text
+    mark = f"\n[{len(text) - room} characters left out]\n"
+    kept = max(room - len(mark), 0)
+    tail = kept // 2
+    return (text[: kept - tail] + mark + text[len(text) - tail :])[:room]
