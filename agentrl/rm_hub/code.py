@@ -1,0 +1,177 @@
+"""`code`: unit tests of submitted Python, in the sandbox.
+
+1. Taken is the last code block of the answer (the last that defines what is tested, where that is known).
+2. The verdict is made where the submission cannot reach it. Outputs of programs and values of calls are compared in
+   this process; the expected ones never enter the sandbox. Tests that are code run in a second sandbox against
+   stand-ins for the submission's objects: the submission sees neither tests nor verdicts, and printing, exiting or
+   redefining built-ins changes only its own process.
+3. Every test has a deadline. After one that overran, or whose process is gone, the submission is loaded afresh.
+4. The score is 1 if all tests pass, else 0, or with `code_score="fraction"` (or metadata `{"code_score": ...}`) the
+   fraction that passed. `parts` has `passed`, `tests` and `fraction`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub.code_compare import same_output, same_value
+from agentrl.rm_hub.code_extract import extract_code
+from agentrl.rm_hub.code_tests import Asserts, Calls, Cases, Programs, read_tests
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.settings import RmHubSettings
+
+if TYPE_CHECKING:
+    from agentrl.rm_hub.code_sessions import Submission
+    from agentrl.tools.sandbox import Sandbox
+
+_OUTPUT_BYTES = 1 << 20
+_MOST_OVERRUNS = 3
+"""Tests that may overrun their deadline before the rest counts as failed without a try."""
+
+
+class CodeGrader:
+    """An async context manager: a sandbox, open for many submissions.
+
+        async with CodeGrader(RmHubSettings()) as grader:
+            grade = await grader.grade(answer, {"tests": ["assert f(1) == 2"]}, {})
+
+    Args:
+        settings: the `code_*` fields are read.
+        sandbox: an open sandbox to share; default: one of its own.
+    """
+
+    def __init__(self, settings: RmHubSettings, sandbox: Sandbox | None = None) -> None:
+        self._settings, self._own = settings, sandbox is None
+        self._sandbox = sandbox
+
+    async def __aenter__(self) -> Self:
+        self._places = anyio.CapacityLimiter(self._settings.code_concurrency)
+        if self._own:
+            from agentrl.tools.sandbox import Sandbox, SandboxLimits
+
+            limits = SandboxLimits(
+                wall_seconds=self._settings.code_timeout,
+                cpu_seconds=self._settings.code_timeout,
+                output_bytes=_OUTPUT_BYTES,
+            )
+            width = 2 * self._settings.code_concurrency
+            self._sandbox = Sandbox(limits=limits, preload=("numpy",), max_concurrency=width)
+            await self._sandbox.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._own and self._sandbox is not None:
+            await self._sandbox.__aexit__(None, None, None)
+
+    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+        """Test the answer's program.
+
+        Raises:
+            GraderFailure: `grader_no_label` or `grader_bad_label` if the tests are missing or broken;
+                `grader_sandbox` if the sandbox broke.
+            SandboxUnavailable: this machine has none.
+        """
+        cases = read_tests(label, metadata)
+        program, where = extract_code(response, _needed(cases))
+        if program is None:
+            return Grade(0.0, False, None, where)
+        from agentrl.tools.sandbox import SandboxBusy, SandboxFailure
+
+        try:
+            async with self._places:
+                results = await self._results(program, cases)
+        except (SandboxBusy, SandboxFailure) as error:
+            raise GraderFailure(f"the sandbox failed: {error}", kind="grader_sandbox") from error
+        return _grade(program, results, metadata.get("code_score", self._settings.code_score))
+
+    async def _results(self, program: str, cases: Cases) -> list[str]:
+        """For each test nothing, or why it failed."""
+        ends = time.monotonic() + self._settings.code_timeout
+        if isinstance(cases, Programs):
+            return await self._programs(program, cases, ends)
+        from agentrl.rm_hub.code_sessions import Submission, run_asserts
+
+        assert self._sandbox is not None
+        async with Submission(self._sandbox, program, self._settings.code_test_timeout, ends) as submission:
+            if isinstance(cases, Asserts):
+                return await run_asserts(self._sandbox, submission, cases)
+            return await self._calls(submission, cases)
+
+    async def _programs(self, program: str, cases: Programs, ends: float) -> list[str]:
+        assert self._sandbox is not None
+        results: list[str] = []
+        overruns = 0
+        for given, want in zip(cases.inputs, cases.outputs, strict=True):
+            seconds = min(self._settings.code_test_timeout, ends - time.monotonic())
+            if seconds <= 0 or overruns >= _MOST_OVERRUNS:
+                results.append("not run: earlier tests took all the time")
+                continue
+            run = await self._sandbox.run(program, stdin=given, timeout=seconds)
+            overruns += run.outcome == "timeout"
+            if not run.ok:
+                said = run.stderr.strip().splitlines()[-1:] or [""]
+                results.append(f"{run.outcome}: {said[0][:200]}")
+            else:
+                results.append(
+                    ""
+                    if same_output(run.stdout, want)
+                    else f"printed {run.stdout.strip()!r:.80}, expected {want.strip()!r:.80}"
+                )
+        return results
+
+    async def _calls(self, submission: Submission, cases: Calls) -> list[str]:
+        results: list[str] = []
+        for arguments, want in zip(cases.arguments, cases.values, strict=True):
+            if submission.overruns >= _MOST_OVERRUNS:
+                results.append("not run: earlier tests took all the time")
+                continue
+            value, why = await submission.call(cases.name, arguments)
+            results.append(why or ("" if _same(value, want) else f"returned {value!r:.80}, expected {want!r:.80}"))
+        return results
+
+
+async def grade_code(
+    response: str, label: Any, metadata: Mapping[str, Any], *, settings: RmHubSettings | None = None
+) -> Grade:
+    """One answer in a sandbox of its own; `CodeGrader` keeps the sandbox for many."""
+    async with CodeGrader(settings or RmHubSettings()) as grader:
+        return await grader.grade(response, label, metadata)
+
+
+def _same(value: Any, want: Any) -> bool:
+    try:
+        return same_value(value, want)
+    except (RecursionError, ValueError, TypeError, IndexError):
+        return False  # the submission's process made the value up: it is of no known form
+
+
+def _needed(cases: Cases) -> set[str]:
+    if isinstance(cases, Calls):
+        return {cases.name, "Solution"}
+    if isinstance(cases, Asserts):
+        return set(re.findall(r"[A-Za-z_]\w*", "\n".join(cases.sources))) | ({cases.entry} if cases.entry else set())
+    return set()
+
+
+def _grade(program: str, results: list[str], rule: Any) -> Grade:
+    if rule not in ("all", "fraction"):
+        raise GraderFailure(f"code_score must be all or fraction, got {rule!r:.60}", kind="grader_bad_metadata")
+    failed = [(number, why) for number, why in enumerate(results, 1) if why]
+    passed, total = len(results) - len(failed), len(results)
+    fraction = passed / total
+    reason = f"{passed} of {total} tests passed"
+    if failed:
+        reason += f"; test {failed[0][0]}: {failed[0][1]}"
+    return Grade(
+        float(not failed) if rule == "all" else fraction,
+        not failed,
+        program,
+        reason,
+        {"passed": float(passed), "tests": float(total), "fraction": fraction},
+    )

@@ -1,0 +1,156 @@
+"""The forms in which data sets give tests of code, read into one.
+
+Accepted as the label, as JSON text of it, or as fields of the metadata:
+
+    {"tests": ["assert f(1) == 2", ...]}, a list of such texts, or one text; {"test": "def check(candidate): ...",
+        "entry_point": "f"}
+    {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}: standard input and output
+    {"fn_name": "f", "inputs": [[1, 2], ...], "outputs": [3, ...]}: calls of a function, or of class Solution's method;
+        an input may also be text with one JSON value a line
+    [{"input": ..., "output": ..., "testtype": "stdin" or "functional"}, ...]
+    {"input_output": one of these}
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import GraderFailure
+
+_FIELDS = ("tests", "test", "test_list", "input_output", "inputs")
+_FORMS = 'expected {"tests": [...]}, {"inputs": [...], "outputs": [...]} or {"fn_name", "inputs", "outputs"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Runs of the whole program: standard input and what must come out."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of one function: arguments and the value that must come back (JSON types)."""
+
+    name: str
+    arguments: tuple[tuple[Any, ...], ...]
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asserts:
+    """Sources that must run without an error; `entry` is handed to a function `check` that they define."""
+
+    sources: tuple[str, ...]
+    entry: str | None = None
+
+
+Cases = Programs | Calls | Asserts
+
+
+def read_tests(label: Any, metadata: Mapping[str, Any]) -> Cases:
+    """The tests of an item.
+
+    Raises:
+        GraderFailure: `grader_no_label` if there are none, `grader_bad_label` if they have no known form.
+    """
+    if label is None or label == "":
+        found = {name: metadata[name] for name in (*_FIELDS, "outputs", "fn_name", "entry_point") if name in metadata}
+        if not any(name in found for name in _FIELDS):
+            raise GraderFailure(
+                f"--rm-type code needs tests as label or in the metadata; {_FORMS}", kind="grader_no_label"
+            )
+        label = found
+    name = next((metadata[key] for key in ("fn_name", "func_name", "entry_point") if metadata.get(key)), None)
+    cases = _read(_parsed(label), name if isinstance(name, str) else None)
+    if not _size(cases):
+        raise _bad("there is no test in it")
+    return cases
+
+
+def _read(given: Any, name: str | None) -> Cases:
+    if isinstance(given, str):
+        return Asserts((given,), name)
+    if isinstance(given, (list, tuple)):
+        return _read_list(given, name)
+    if not isinstance(given, Mapping):
+        raise _bad(f"it is {type(given).__name__}")
+    name = given.get("fn_name") or given.get("entry_point") or name
+    if name is not None and not isinstance(name, str):
+        raise _bad(f"fn_name is {name!r:.60}")
+    for key in ("input_output", "tests", "test_list", "test"):
+        if key in given:
+            return _read(_parsed(given[key]), name)
+    if "inputs" not in given or "outputs" not in given:
+        raise _bad(f"its fields are {', '.join(map(str, given)) or 'none'}")
+    inputs, outputs = _parsed(given["inputs"]), _parsed(given["outputs"])
+    if not isinstance(inputs, (list, tuple)) or not isinstance(outputs, (list, tuple)) or len(inputs) != len(outputs):
+        raise _bad("inputs and outputs must be lists of one length")
+    return _calls(name, inputs, outputs) if name else Programs(tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
+
+
+def _read_list(given: Sequence[Any], name: str | None) -> Cases:
+    if all(isinstance(item, str) for item in given):
+        return Asserts(tuple(given), name)
+    if not all(isinstance(item, Mapping) and "input" in item and "output" in item for item in given):
+        raise _bad("its items are neither texts nor objects with input and output")
+    inputs, outputs = [item["input"] for item in given], [item["output"] for item in given]
+    functional = any(item.get("testtype", item.get("type")) in ("functional", "function_call") for item in given)
+    if functional and name is None:
+        raise _bad("functional tests need fn_name in label or metadata")
+    if functional and name is not None:
+        return _calls(name, inputs, outputs)
+    return Programs(tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
+
+
+def _calls(name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> Calls:
+    arguments = [_arguments(item) for item in inputs]
+    return Calls(name, tuple(arguments), tuple(_value(item) for item in outputs))
+
+
+def _arguments(item: Any) -> tuple[Any, ...]:
+    if isinstance(item, str):
+        return tuple(_value(line) for line in item.split("\n") if line.strip())
+    if isinstance(item, (list, tuple)):
+        return tuple(item)
+    raise _bad(f"the arguments of a call are {item!r:.60}, expected a list")
+
+
+def _value(item: Any) -> Any:
+    """Text is a JSON value where it is one: data sets write both "3" and 3."""
+    if not isinstance(item, str):
+        return item
+    try:
+        return json.loads(item)
+    except (ValueError, RecursionError):
+        return item
+
+
+def _lines(item: Any) -> str:
+    if isinstance(item, (list, tuple)):
+        return "\n".join(map(str, item)) + "\n"
+    if isinstance(item, (str, int, float)):
+        return str(item)
+    raise _bad(f"an input or output is {item!r:.60}, expected text")
+
+
+def _parsed(given: Any) -> Any:
+    """JSON text that holds an object or list, as what it holds; other text as it is."""
+    if isinstance(given, str) and given.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(given)
+        except (ValueError, RecursionError):
+            return given
+    return given
+
+
+def _size(cases: Cases) -> int:
+    if isinstance(cases, Asserts):
+        return len([source for source in cases.sources if source.strip()])
+    return len(cases.outputs) if isinstance(cases, Programs) else len(cases.values)
+
+
+def _bad(what: str) -> GraderFailure:
+    return GraderFailure(f"--rm-type code cannot use the item's tests: {what}; {_FORMS}", kind="grader_bad_label")
