@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import orjson
 
-from agentrl.buffer.files import RowFile, json_type, open_rows, split_slice
+from agentrl.rowfiles import RowFile, json_type, open_rows, split_slice
 from agentrl.errors import DataError
 from agentrl.sample import Message
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from agentrl.buffer.files import json_type
+from agentrl.rowfiles import json_type
 from agentrl.buffer.source import Group, write_atomic
 from agentrl.errors import DataError, SampleError
 from agentrl.sample import Sample

@@ -32,11 +32,14 @@ COMMANDS: dict[str, Entry] = {
     "train": Entry("agentrl.cli.train", "Train a model: generate, grade, learn, repeat."),
     "eval": Entry("agentrl.cli.eval", "Evaluate a model on held-out prompts."),
     "serve": Entry("agentrl.cli.serve", "Serve a model over HTTP with the built-in engine."),
+    "retrieval": Entry("agentrl.cli.retrieval", "Serve passages over HTTP for search tools."),
     "report": Entry("agentrl.cli.report", "Write a run's report page: curves and trajectories."),
 }
 
 
 _EXTRAS = {
+    **dict.fromkeys(("bm25s",), "search"),
+    **dict.fromkeys(("faiss",), "dense"),
     **dict.fromkeys(("aiohttp", "httpx", "httpx_aiohttp", "pyarrow", "tokenizers", "transformers"), "rollout"),
     **dict.fromkeys(("httptools", "safetensors", "starlette", "torch", "uvicorn", "uvloop"), "engine"),
     **dict.fromkeys(("matplotlib", "megatron", "psutil", "ray", "tensorboard"), "train"),

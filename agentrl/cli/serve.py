@@ -19,7 +19,7 @@ from agentrl.errors import SettingsError
 @debug_option
 def command(model: str, **options: str | int | None) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""
-    _check_port(str(options["host"]), int(options["port"] or 0))
+    check_port(str(options["host"]), int(options["port"] or 0))
     from agentrl.engine.embedded.__main__ import parser
     from agentrl.engine.embedded.server import serve
     from agentrl.engine.embedded.service import Options
@@ -34,8 +34,8 @@ def command(model: str, **options: str | int | None) -> int:
     return 0
 
 
-def _check_port(host: str, port: int) -> None:
-    """Before the model is loaded: the server itself would find out after it.
+def check_port(host: str, port: int) -> int:
+    """The port, free at this moment; 0 becomes one. Before anything is loaded: the server would find out after it.
 
     Raises:
         SettingsError: the port is taken, or the address is not this machine's.
@@ -45,6 +45,7 @@ def _check_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+            return int(probe.getsockname()[1])
         except OSError as error:
             raise SettingsError(
                 f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"

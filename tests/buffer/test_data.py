@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.buffer import PromptData, PromptRow
-from agentrl.buffer.files import split_slice
+from agentrl.rowfiles import split_slice
 from agentrl.errors import DataError
 from tests.buffer.make import make_args, prompts, write_jsonl
 

@@ -1,40 +1,29 @@
-"""BM25 over a list of passages, in memory.
+"""BM25 over passages, in memory or mapped from a folder.
 
 1. Words are lower-cased, English stop words left out; a passage's title counts as part of its text.
 2. A passage that shares no word with the query is no hit, so fewer than `k` hits may come back, or none.
 3. Equal scores keep the order of the passages: the same index and query give the same hits.
+4. `save` writes a folder in one piece; `load` maps it, so that processes on one machine share its pages.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, disk_trouble
+from agentrl.tools.search.passages import Hit, Passage, StoredPassages
 
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A text that can be found."""
-
-    id: str
-    text: str
-    title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A passage that was found, with its BM25 score (above 0; comparable within one query only)."""
-
-    id: str
-    text: str
-    title: str
-    score: float
+_HEADER = "agentrl-index.json"
+_VERSION = 1
 
 
 class BM25Index:
-    """Passages with an index over their words; made by `BM25Index.build`."""
+    """Passages with an index over their words; made by `BM25Index.build` or `BM25Index.load`."""
 
     def __init__(self, passages: Sequence[Passage], retriever: Any) -> None:
         self.passages, self._retriever = passages, retriever
@@ -56,6 +45,54 @@ class BM25Index:
         retriever.index(words, show_progress=False)
         return cls(kept, retriever)
 
+    def save(self, folder: str | Path) -> None:
+        """Write the index and its passages to a folder, which appears complete or not at all.
+
+        Raises:
+            DataError: the folder exists and holds something else, or cannot be written.
+        """
+        target = Path(folder).expanduser().absolute()
+        if target.exists() and not (target / _HEADER).is_file() and any(target.iterdir()):
+            raise DataError(f"{target} holds something that is no search index; choose another folder")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as work:
+                made = Path(work) / "index"
+                made.mkdir()
+                self._retriever.save(made, show_progress=False)
+                StoredPassages.write(made, self.passages)
+                header = {"format": "bm25", "version": _VERSION, "passages": len(self.passages)}
+                (made / _HEADER).write_text(json.dumps(header), encoding="utf-8")
+                if target.exists():
+                    os.rename(target, Path(work) / "old")
+                os.rename(made, target)
+        except OSError as error:
+            raise DataError(disk_trouble(error) or f"{target} cannot be written: {error}") from error
+
+    @classmethod
+    def load(cls, folder: str | Path) -> BM25Index:
+        """Map an index that `save` wrote.
+
+        Raises:
+            DataError: there is no index, it is of another version, or a part of it is missing.
+        """
+        import bm25s
+
+        source = Path(folder).expanduser()
+        if not (source / _HEADER).is_file():
+            raise DataError(
+                f"{source}: no search index here; build one with BM25Index.build(...).save({str(folder)!r}), or with "
+                "agentrl retrieval --corpus FILE --index DIR"
+            )
+        try:
+            header = json.loads((source / _HEADER).read_text(encoding="utf-8"))
+            if header.get("version") != _VERSION:
+                raise DataError(f"{source}: index version {header.get('version')}, expected {_VERSION}; build it again")
+            retriever = bm25s.BM25.load(source, mmap=True, show_progress=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{source}: the index cannot be read: {error}; build it again") from error
+        return cls(StoredPassages(source), retriever)
+
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
         """At most `k` hits for each query, best first.
 
@@ -67,14 +104,26 @@ class BM25Index:
         return [self._best(words, k) for words in _words(list(queries), return_ids=False)]
 
     def _best(self, words: list[str], k: int) -> list[Hit]:
-        import numpy as np
-
         if not words:
             return []
-        scores = self._retriever.get_scores(words)
-        order = np.argsort(-scores, kind="stable")[:k]
-        found = [(self.passages[at], float(scores[at])) for at in order if scores[at] > 0]
-        return [Hit(passage.id, passage.text, passage.title, score) for passage, score in found]
+        found = _top(self._retriever.get_scores(words), k)
+        return [Hit(p.id, p.text, p.title, score) for p, score in ((self.passages[at], score) for at, score in found)]
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+
+def _top(scores: Any, k: int) -> list[tuple[int, float]]:
+    """Indices and scores of the `k` best above 0, best first, equal ones in order; `scores` is [passages] float."""
+    import numpy as np
+
+    if len(scores) > k:
+        least = max(np.partition(scores, len(scores) - k)[len(scores) - k], np.finfo(scores.dtype).tiny)
+        candidates = np.flatnonzero(scores >= least)
+    else:
+        candidates = np.flatnonzero(scores > 0)
+    order = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
+    return [(int(at), float(scores[at])) for at in order]
 
 
 def _words(texts: list[str], *, return_ids: bool) -> Any:

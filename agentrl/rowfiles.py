@@ -44,22 +44,22 @@ def split_slice(spec: str) -> tuple[str, slice]:
     return found["path"], slice(start, end)
 
 
-def open_rows(path: str) -> RowFile:
-    """Open a prompt file by its suffix: .jsonl or .parquet.
+def open_rows(path: str, what: str = "prompt data") -> RowFile:
+    """Open a file by its suffix: .jsonl or .parquet; `what` is its name in messages.
 
     Raises:
         DataError: missing, not a file, empty, unreadable, or of another suffix.
     """
     file = Path(path).expanduser()
     if not file.exists():
-        raise DataError(f"prompt data {file} does not exist; check the path (looked from {Path.cwd()})")
+        raise DataError(f"{what} {file} does not exist; check the path (looked from {Path.cwd()})")
     if not file.is_file():
-        raise DataError(f"prompt data {file} is not a file; name one .jsonl or .parquet file")
+        raise DataError(f"{what} {file} is not a file; name one .jsonl or .parquet file")
     if file.suffix == ".jsonl":
         return JsonlFile(file)
     if file.suffix == ".parquet":
         return ParquetFile(file)
-    raise DataError(f"prompt data {file} has suffix {file.suffix!r}; expected .jsonl or .parquet")
+    raise DataError(f"{what} {file} has suffix {file.suffix!r}; expected .jsonl or .parquet")
 
 
 class JsonlFile:

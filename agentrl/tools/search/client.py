@@ -1,0 +1,186 @@
+"""A client for retrieval servers with Search-R1's HTTP form.
+
+1. `POST url` with `{"queries": [...], "topk": k, "return_scores": true}`; the answer is `{"result": [[{"document":
+   {"id", "contents"}, "score"}, ...], ...]}`, one list a query (without scores the documents stand there bare).
+2. Queries that are asked at the same time travel in one request; answers are kept in a cache.
+3. Every question has a deadline. A refused connection is tried again, as nothing was asked yet; nothing else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from agentrl.errors import AgentRLError, PluginError
+from agentrl.tools.search.passages import Hit
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class RetrievalError(AgentRLError):
+    """The retrieval server cannot be reached, is too slow, or answers something else than passages."""
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Questions that leave in one request."""
+
+    k: int
+    queries: dict[str, None] = field(default_factory=dict)
+    task: asyncio.Task[dict[str, list[Hit]]] | None = None
+
+
+class RetrievalClient:
+    """An async context manager.
+
+    async with RetrievalClient("http://127.0.0.1:8000/retrieve") as client:
+        [hits] = await client.search(["who wrote Emma?"], k=3)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        max_batch: int = 64,
+        max_requests: int = 32,
+        cache_size: int = 10_000,
+    ) -> None:
+        """
+        Args:
+            url: the server's endpoint; a bare address gets the path `/retrieve`.
+            timeout: seconds that one question may take, waiting included.
+            max_batch: most queries in one request.
+            max_requests: most requests in flight.
+            cache_size: answers kept, the least recently used go first; 0 keeps none.
+
+        Raises:
+            PluginError: `url` is no http address.
+        """
+        scheme, _, rest = url.partition("://")
+        if scheme not in ("http", "https") or not rest:
+            raise PluginError(
+                f"retrieval server: expected an address such as http://127.0.0.1:8000/retrieve, got {url!r}"
+            )
+        self.url = url if "/" in rest.rstrip("/") else f"{url.rstrip('/')}/retrieve"
+        self.timeout, self.max_batch = timeout, max_batch
+        self._cache_size, self._cache = cache_size, OrderedDict[tuple[str, int], list[Hit]]()
+        self._slots = anyio.Semaphore(max_requests)
+        self._open: dict[int, _Batch] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._http: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        import httpx
+
+        transport = httpx.AsyncHTTPTransport(retries=2)  # of refused connections only
+        self._http = httpx.AsyncClient(transport=transport, timeout=self.timeout, trust_env=False)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+
+    async def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
+        """At most `k` hits for each query, best first.
+
+        Raises:
+            RetrievalError: the server cannot be reached, is too slow, or answers something else.
+        """
+        found: dict[str, list[Hit]] = {}
+        try:
+            with anyio.fail_after(self.timeout):
+                waiting = [batch for query in dict.fromkeys(queries) if (batch := self._ask(query, k, found))]
+                for task in {batch.task for batch in waiting if batch.task is not None}:
+                    found |= await asyncio.shield(task)
+        except TimeoutError as error:
+            raise RetrievalError(
+                f"the retrieval server {self.url} did not answer within {self.timeout:g} s; is it overloaded?"
+            ) from error
+        return [found[query] for query in queries]
+
+    def _ask(self, query: str, k: int, found: dict[str, list[Hit]]) -> _Batch | None:
+        """Answer from the cache into `found`, or put the query into the batch that leaves next."""
+        if (query, k) in self._cache:
+            self._cache.move_to_end((query, k))
+            found[query] = self._cache[query, k]
+            return None
+        batch = self._open.get(k)
+        if batch is None or len(batch.queries) >= self.max_batch:
+            batch = self._open[k] = _Batch(k)
+            batch.task = asyncio.create_task(self._send(batch))
+            self._tasks.add(batch.task)
+            batch.task.add_done_callback(self._finished)
+        batch.queries[query] = None
+        return batch
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # it was raised in those who waited; where nobody waits any longer it is of no interest
+
+    async def _send(self, batch: _Batch) -> dict[str, list[Hit]]:
+        async with self._slots:
+            if self._open.get(batch.k) is batch:
+                del self._open[batch.k]
+            queries = list(batch.queries)
+            answers = _read(await self._post(queries, batch.k), len(queries), self.url)
+        found = dict(zip(queries, answers, strict=True))
+        for query, hits in found.items():
+            self._cache[query, batch.k] = hits
+        while len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)
+        return found
+
+    async def _post(self, queries: list[str], k: int) -> Any:
+        import httpx
+
+        if self._http is None:
+            raise RetrievalError("the RetrievalClient is not open; use `async with RetrievalClient(url) as client`")
+        try:
+            answer = await self._http.post(self.url, json={"queries": queries, "topk": k, "return_scores": True})
+        except httpx.TransportError as error:
+            raise RetrievalError(
+                f"the retrieval server {self.url} cannot be reached ({type(error).__name__}: {error}); start one with "
+                "agentrl retrieval --corpus FILE"
+            ) from error
+        if answer.status_code != 200:
+            raise RetrievalError(f"the retrieval server {self.url} answered {answer.status_code}: {answer.text:.200}")
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise RetrievalError(f"the retrieval server {self.url} answered no JSON: {answer.text:.200}") from error
+
+
+def _read(answer: Any, expected: int, url: str) -> list[list[Hit]]:
+    """The answer's hits, one list a query."""
+    result = answer.get("result") if isinstance(answer, dict) else None
+    try:
+        if not isinstance(result, list) or len(result) != expected:
+            raise TypeError
+        return [[_hit(entry, rank) for rank, entry in enumerate(entries)] for entries in result]
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise RetrievalError(
+            f'the retrieval server {url} must answer {{"result": [...]}} with {expected} lists of documents, '
+            f"got {answer!s:.200}"
+        ) from error
+
+
+def _hit(entry: Any, rank: int) -> Hit:
+    document = entry.get("document", entry)
+    text = document["contents"] if "contents" in document else document["text"]
+    title = document.get("title") or ""
+    if not title and text.startswith('"'):
+        first, newline, rest = text.partition("\n")
+        if newline:
+            title, text = first.strip().strip('"'), rest
+    return Hit(str(document.get("id", "")), text, title, float(entry.get("score", -rank)))

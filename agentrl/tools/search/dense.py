@@ -1,0 +1,163 @@
+"""Dense retrieval: passages and queries as vectors of a sentence-embedding model, by exact inner product (faiss).
+
+1. `Encoder.load(folder)` is a Hugging Face encoder with mean pooling and normalised vectors (Reimers and Gurevych
+   2019), such as all-MiniLM-L6-v2; a model that wants prefixes ("query: ", "passage: ") is given them.
+2. `DenseIndex` searches by vectors; it has the same `build`, `save`, `load` and `search` as `BM25Index`.
+3. It needs the `dense` extra. torch is used through transformers only, and only once an encoder is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from agentrl.errors import DataError, disk_trouble
+from agentrl.tools.search.passages import Hit, Passage, StoredPassages
+
+_HEADER, _VECTORS = "agentrl-dense-index.json", "vectors.faiss"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Texts to vectors of length 1."""
+
+    folder: str
+    tokenizer: Any
+    model: Any
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    max_tokens: int = 256
+    batch_size: int = 64
+
+    @classmethod
+    def load(cls, folder: str | Path, *, query_prefix: str = "", passage_prefix: str = "", **options: Any) -> Self:
+        """Load a Hugging Face encoder folder.
+
+        Raises:
+            DataError: there is no encoder in the folder.
+        """
+        from transformers import AutoModel, AutoTokenizer
+
+        path = str(folder)
+        try:
+            tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: no encoder could be loaded from here: {error}") from error
+        model.eval().requires_grad_(False)
+        return cls(path, tokenizer, model, query_prefix, passage_prefix, **options)
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Vectors [texts, width] float32, each of length 1."""
+        import numpy as np
+
+        parts = [self._batch(texts[at : at + self.batch_size]) for at in range(0, len(texts), self.batch_size)]
+        return np.concatenate(parts) if parts else np.zeros((0, self.model.config.hidden_size), np.float32)
+
+    def _batch(self, texts: Sequence[str]) -> Any:
+        import numpy as np
+
+        inputs = self.tokenizer(
+            list(texts), padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
+        )
+        states = self.model(**inputs).last_hidden_state.float().numpy()
+        mask = inputs["attention_mask"].numpy()[:, :, None]
+        mean = (states * mask).sum(1) / np.maximum(mask.sum(1), 1)
+        return (mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+
+
+class DenseIndex:
+    """Passages with their vectors; made by `DenseIndex.build` or `DenseIndex.load`."""
+
+    def __init__(self, passages: Sequence[Passage], vectors: Any, encoder: Encoder) -> None:
+        self.passages, self._vectors, self.encoder = passages, vectors, encoder
+
+    @classmethod
+    def build(cls, passages: Iterable[Passage | str], encoder: Encoder) -> DenseIndex:
+        """Encode and index passages; plain strings get their position as id.
+
+        Raises:
+            DataError: there is no passage.
+        """
+        import faiss
+
+        kept = [Passage(str(at), entry) if isinstance(entry, str) else entry for at, entry in enumerate(passages)]
+        if not kept:
+            raise DataError("the search index needs at least one passage, got none")
+        texts = [
+            f"{encoder.passage_prefix}{p.title}\n{p.text}" if p.title else encoder.passage_prefix + p.text for p in kept
+        ]
+        vectors = encoder.encode(texts)
+        index = faiss.IndexFlatIP(vectors.shape[1])
+        index.add(vectors)
+        return cls(kept, index, encoder)
+
+    def save(self, folder: str | Path) -> None:
+        """Write vectors and passages to a new folder, which appears complete or not at all.
+
+        Raises:
+            DataError: the folder is not empty, or cannot be written.
+        """
+        import faiss
+
+        target = Path(folder).expanduser().absolute()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as work:
+                made = Path(work) / "index"
+                made.mkdir()
+                faiss.write_index(self._vectors, str(made / _VECTORS))
+                StoredPassages.write(made, self.passages)
+                header = {"format": "dense", "version": 1, "encoder": self.encoder.folder, "passages": len(self)}
+                (made / _HEADER).write_text(json.dumps(header), encoding="utf-8")
+                os.rename(made, target)
+        except OSError as error:
+            raise DataError(disk_trouble(error) or f"{target} cannot be written: {error}") from error
+
+    @classmethod
+    def load(cls, folder: str | Path, encoder: Encoder) -> DenseIndex:
+        """Map an index that `save` wrote; `encoder` must be the one it was built with.
+
+        Raises:
+            DataError: there is no index, or it is of vectors of another width.
+        """
+        import faiss
+
+        source = Path(folder).expanduser()
+        if not (source / _HEADER).is_file():
+            raise DataError(f"{source}: no dense index here; build one with DenseIndex.build(...).save(...)")
+        vectors = faiss.read_index(str(source / _VECTORS), faiss.IO_FLAG_MMAP)
+        if vectors.d != encoder.model.config.hidden_size:
+            raise DataError(
+                f"{source} holds vectors of width {vectors.d}, the encoder {encoder.folder} makes "
+                f"{encoder.model.config.hidden_size}; load the one that the index was built with"
+            )
+        return cls(StoredPassages(source), vectors, encoder)
+
+    def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
+        """At most `k` hits for each query, best first; the score is the cosine.
+
+        Raises:
+            ValueError: `k` is not positive.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        if not queries:
+            return []
+        asked = self.encoder.encode([self.encoder.query_prefix + query for query in queries])
+        scores, places = self._vectors.search(asked, min(k, len(self)))
+        return [
+            [self._hit(int(at), float(score)) for at, score in zip(row, row_scores, strict=True) if at >= 0]
+            for row, row_scores in zip(places, scores, strict=True)
+        ]
+
+    def _hit(self, at: int, score: float) -> Hit:
+        passage = self.passages[at]
+        return Hit(passage.id, passage.text, passage.title, score)
+
+    def __len__(self) -> int:
+        return len(self.passages)

@@ -1,0 +1,116 @@
+"""Passages: reading them from a corpus file, and keeping many on disk, mapped into memory."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import orjson
+
+from agentrl.errors import DataError
+from agentrl.rowfiles import open_rows
+
+_TEXT_FIELDS = ("text", "contents", "content", "passage")
+_ROWS, _OFFSETS = "passages.jsonl", "passages.offsets.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text that can be found."""
+
+    id: str
+    text: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage that was found, with its score (higher is better; comparable within one query only)."""
+
+    id: str
+    text: str
+    title: str
+    score: float
+
+
+def load_corpus(path: str | Path) -> Iterator[Passage]:
+    """The passages of a JSONL or Parquet file, one row each, read as they are asked for.
+
+    A row has `text` (or `contents`), and may have `id` (else its number) and `title`. In the form that Search-R1's
+    corpora have, the first line of `contents` is the title in quotation marks.
+
+    Raises:
+        DataError: the file is missing, empty or malformed, or a row has no text; names file, line and field.
+    """
+    rows = open_rows(str(path), what="corpus")
+    for index in range(len(rows)):
+        yield _passage(rows.read(index), index, rows.where(index))
+
+
+def _passage(row: Mapping[str, Any], index: int, where: str) -> Passage:
+    field = next((name for name in _TEXT_FIELDS if row.get(name) is not None), None)
+    if field is None:
+        raise DataError(f"{where}: expected a passage's text in the field 'text' or 'contents', found {sorted(row)}")
+    text, title = row[field], row.get("title") or ""
+    for name, value in ((field, text), ("title", title)):
+        if not isinstance(value, str):
+            raise DataError(f"{where}: field {name!r} must be text, got {type(value).__name__}")
+    if field == "contents" and not title and text.startswith('"'):
+        first, newline, rest = text.partition("\n")
+        if newline:
+            title, text = first.strip().strip('"'), rest
+    return Passage(str(row.get("id", index)), text, title)
+
+
+class StoredPassages(Sequence[Passage]):
+    """Passages in a folder: a JSONL file and the offsets of its lines, both mapped, parsed when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Raises:
+            DataError: the files are missing, or do not belong together.
+        """
+        import numpy as np
+
+        try:
+            self._offsets: Any = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
+            with (folder / _ROWS).open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder}: the index's passages cannot be read: {error}; build the index again") from error
+        if len(self._offsets) < 2 or int(self._offsets[-1]) != len(self._map):
+            raise DataError(f"{folder}: {_ROWS} and {_OFFSETS} do not belong together; build the index again")
+
+    @staticmethod
+    def write(folder: Path, passages: Iterable[Passage]) -> None:
+        """Write the two files."""
+        from array import array
+
+        import numpy as np
+
+        offsets = array("q", [0])
+        with (folder / _ROWS).open("wb") as file:
+            for passage in passages:
+                row = orjson.dumps({"id": passage.id, "title": passage.title, "text": passage.text})
+                file.write(row + b"\n")
+                offsets.append(offsets[-1] + len(row) + 1)
+        np.save(folder / _OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Passage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Passage]: ...
+    def __getitem__(self, index: int | slice) -> Passage | list[Passage]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        start, end = self._offsets[index % len(self)], self._offsets[index % len(self) + 1]
+        row = orjson.loads(self._map[start:end])
+        return Passage(row["id"], row["text"], row["title"])

@@ -1,0 +1,80 @@
+"""A retrieval server with Search-R1's HTTP form over an index; `agentrl retrieval` runs it.
+
+1. `POST /retrieve` with `{"queries": [...], "topk": 3, "return_scores": false}`; `GET /health` says how many passages
+   there are. A request that cannot be used gets 422 and one sentence.
+2. Searches run in threads, at most `concurrency` at once; the event loop only reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio.to_thread
+import orjson
+
+from agentrl.tools.search.passages import Hit
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+MAX_QUERIES, MAX_TOPK, MAX_QUERY_CHARS = 4_096, 1_000, 20_000
+
+
+class Index(Protocol):
+    """What is served."""
+
+    def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]: ...
+    def __len__(self) -> int: ...
+
+
+def application(index: Index, *, topk: int = 3, concurrency: int = 4) -> Starlette:
+    """The server as an ASGI application.
+
+    Args:
+        index: what is searched.
+        topk: passages a query where the request does not say.
+        concurrency: requests that are searched at once.
+    """
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    limiter = anyio.CapacityLimiter(concurrency)
+
+    async def retrieve(request: Request) -> Response:
+        try:
+            queries, k, scores = _read(orjson.loads(await request.body()), topk)
+        except ValueError as error:
+            return answer({"detail": str(error)}, 422)
+        found = await anyio.to_thread.run_sync(index.search, queries, k, limiter=limiter)
+        return answer({"result": [[_document(hit, scores) for hit in hits] for hits in found]})
+
+    async def health(request: Request) -> Response:
+        return answer({"status": "ok", "passages": len(index)})
+
+    def answer(body: dict[str, Any], status: int = 200) -> Response:
+        return Response(orjson.dumps(body), status, media_type="application/json")
+
+    return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/health", health, methods=["GET"])])
+
+
+def _read(body: Any, topk: int) -> tuple[list[str], int, bool]:
+    """The request's queries, k, and whether scores are wanted."""
+    queries = body.get("queries") if isinstance(body, dict) else None
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise ValueError('expected {"queries": [text, ...], "topk": number, "return_scores": true or false}')
+    if len(queries) > MAX_QUERIES or any(len(query) > MAX_QUERY_CHARS for query in queries):
+        raise ValueError(f"at most {MAX_QUERIES} queries of at most {MAX_QUERY_CHARS} characters a request")
+    k = topk if body.get("topk") is None else body["topk"]
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_TOPK:
+        raise ValueError(f"topk must be a whole number from 1 to {MAX_TOPK}, got {k!r:.50}")
+    return queries, k, bool(body.get("return_scores", False))
+
+
+def _document(hit: Hit, scores: bool) -> dict[str, Any]:
+    contents = f'"{hit.title}"\n{hit.text}' if hit.title else hit.text
+    document = {"id": hit.id, "contents": contents}
+    return {"document": document, "score": hit.score} if scores else document

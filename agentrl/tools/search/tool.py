@@ -1,0 +1,78 @@
+"""The tool `search` that a model calls, over any searcher."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+from agentrl.tools.base import OnFailure, Tool
+from agentrl.tools.outcome import ToolError
+from agentrl.tools.search.passages import Hit
+
+
+class Searcher(Protocol):
+    """What can be searched: `BM25Index`, `DenseIndex`, `RetrievalClient`, or your own."""
+
+    def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]] | Awaitable[list[list[Hit]]]: ...
+
+
+def search_tool(
+    searcher: Searcher,
+    *,
+    k: int = 3,
+    name: str = "search",
+    description: str = "Search for passages about a question.",
+    max_passage_chars: int = 2_000,
+    timeout: float = 30.0,
+    max_concurrency: int | None = None,
+    on_failure: OnFailure = "observe",
+) -> Tool:
+    """A tool with one argument, `query`, that shows the `k` best passages.
+
+    Args:
+        searcher: what is searched; a blocking one is searched in a thread.
+        k: passages shown.
+        name: of the tool.
+        description: what the model reads about it.
+        max_passage_chars: each passage's text is cut to this.
+        timeout: seconds that one search may take.
+        max_concurrency: searches in flight at once; no limit if None.
+        on_failure: see `Tool`; "fail" keeps a search server that is down out of what the model learns from.
+    """
+
+    def shown(hits: Sequence[Hit]) -> str:
+        return format_hits(hits, max_passage_chars) or "No results."
+
+    def checked(query: str) -> str:
+        if not query.strip():
+            raise ToolError("the query is empty; say what to look for")
+        return query
+
+    def blocking(query: str) -> str:
+        hits: Any = searcher.search([checked(query)], k)
+        return shown(hits[0])
+
+    async def waiting(query: str) -> str:
+        found: Any = searcher.search([checked(query)], k)
+        return shown((await found)[0])
+
+    return Tool(
+        waiting if inspect.iscoroutinefunction(searcher.search) else blocking,
+        name=name,
+        description=description,
+        timeout=timeout,
+        max_concurrency=max_concurrency,
+        on_failure=on_failure,
+    )
+
+
+def format_hits(hits: Sequence[Hit], max_passage_chars: int = 2_000) -> str:
+    """Passages as a model reads them: `Doc 1 (Title: ...) text`, one a line, as in Search-R1 (arXiv:2503.09516)."""
+    return "\n".join(f"Doc {rank} {_shown(hit, max_passage_chars)}" for rank, hit in enumerate(hits, 1))
+
+
+def _shown(hit: Hit, most: int) -> str:
+    text = " ".join(hit.text[: most + 1].split())
+    cut = text if len(hit.text) <= most else f"{text[:most]}..."
+    return f"(Title: {hit.title}) {cut}" if hit.title else cut
