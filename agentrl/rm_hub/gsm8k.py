@@ -140,4 +140,5 @@ def _equal(got: Fraction, want: Fraction, gold: str) -> bool:
     decimals = len(gold.strip().rpartition(".")[2].rstrip("% ")) if "." in gold else 0
     if not (2 <= decimals <= 12 and gold.strip().rpartition(".")[2].rstrip("% ").isdigit()):
         return False
-    return abs(got - want) * 2 * 10**decimals <= 1 and (got * 10**decimals).denominator > 1
+    scale = Fraction(10) ** decimals
+    return abs(got - want) * 2 * scale <= 1 and (got * scale).denominator > 1

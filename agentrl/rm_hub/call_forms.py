@@ -1,0 +1,205 @@
+"""Reading the tool calls of an answer, in whatever form a model writes them.
+
+1. Forms: `<tool_call>` with JSON (Hermes, Qwen) or XML (Qwen3-Coder, GLM), JSON alone, in a fence or after
+   `[TOOL_CALLS]` or `<|python_tag|>` (Llama, Mistral), and Python calls `[f(a=1), g(b="x")]`.
+2. Nothing is executed: Python is parsed to a tree of which only calls with literal keyword arguments are read.
+3. A call that is begun and not complete makes the answer broken; nothing is guessed.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.chat.parsers.base import read_arguments, read_json
+from agentrl.chat.parsers.glm import parse_glm
+from agentrl.chat.parsers.hermes import parse_hermes
+from agentrl.chat.parsers.qwen_xml import parse_qwen_xml
+
+_ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
+_NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
+_FENCE = re.compile(r"```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```", re.DOTALL)
+_PYTHON = re.compile(r"^\s*\[?\s*[A-Za-z_][\w.]*\(.*\)\s*\]?\s*;?\s*$", re.DOTALL)
+_MARKS = re.compile(
+    r"\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_(?:begin|end)\|>|</?tool_calls?>|</?functioncall>"
+)
+_MAX_PYTHON = 10_000
+_MAX_ATTEMPTS = 64
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: the tool's name and its arguments."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class Broken(ValueError):
+    """A call was begun but cannot be read; the text says why."""
+
+
+def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
+    """The calls of an answer, without its reasoning, in order; none if it makes none.
+
+    Args:
+        text: what the model wrote.
+        tools: the tools' schemas, which say what the values of the XML forms mean.
+
+    Raises:
+        Broken: a call was begun but cannot be read.
+    """
+    if "<tool_call>" in text or "<function=" in text:
+        return _tagged(text, tools)
+    bare = _MARKS.sub("\n", text).strip()
+    if (calls := _values(bare)) is not None:
+        return calls
+    fenced = [body.strip() for body in _FENCE.findall(bare)[:_MAX_ATTEMPTS]]
+    found = [call for body in fenced for call in (_values(body) or _python(body) or [])]
+    return found or _python(bare) or _embedded(bare) or _python_lines(bare)
+
+
+def _tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
+    parse = parse_qwen_xml if "<function=" in text else parse_glm if "<arg_key>" in text else parse_hermes
+    parsed = parse(text, tools)
+    calls = [Call(name, read_arguments(arguments) or {}) for name, arguments in parsed.calls]
+    for broken in parsed.broken:
+        body = broken.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
+        read = _values(body) or _python(body)
+        if not read:
+            raise Broken("a tool call is not complete or not well formed")
+        calls.extend(read)
+    return calls
+
+
+def call_of(value: Any) -> Call | None:
+    """A call written as a JSON object in one of the usual shapes; None if it is none.
+
+    Raises:
+        Broken: it has a tool's name, but arguments that are no object.
+    """
+    if not isinstance(value, Mapping):
+        return None
+    if isinstance(value.get("function"), Mapping):
+        value = value["function"]
+    name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
+    key = next((key for key in _ARGUMENTS if key in value), None)
+    if name is None:
+        return _by_key(value)
+    if key is None and set(value) - {*_NAMES, "id", "type"}:
+        return None
+    arguments = read_arguments(value[key]) if key is not None else {}
+    if arguments is None:
+        raise Broken(f"the arguments of {name} are not an object")
+    return Call(name, arguments) if name else None
+
+
+def _by_key(value: Mapping[Any, Any]) -> Call | None:
+    """`{"tool": {"key": value}}`."""
+    if len(value) != 1:
+        return None
+    (name, arguments), *_ = value.items()
+    usual = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.\-]*", name) and isinstance(arguments, Mapping)
+    return Call(name, arguments) if usual and name not in (*_NAMES, *_ARGUMENTS, "answer", "result") else None
+
+
+def _calls_of(value: Any) -> list[Call] | None:
+    """The calls of a JSON value: one, a list of them, or `{"tool_calls": [...]}`."""
+    if isinstance(value, Mapping) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    items = value if isinstance(value, list) else [value]
+    calls = [call_of(item) for item in items]
+    whole = [call for call in calls if call is not None]
+    return whole if whole and len(whole) == len(calls) else None
+
+
+def _values(text: str) -> list[Call] | None:
+    """The calls of a text that is JSON values and nothing else; None if it is something else."""
+    calls: list[Call] = []
+    position = 0
+    while position < len(text):
+        found = read_json(text, position)
+        some = _calls_of(found[0]) if found else None
+        if found is None or some is None:
+            return None
+        calls.extend(some)
+        position = found[1]
+        while position < len(text) and (text[position].isspace() or text[position] in ";,"):
+            position += 1
+    return calls or None
+
+
+def _embedded(text: str) -> list[Call]:
+    """The JSON calls inside prose."""
+    calls: list[Call] = []
+    position = 0
+    for _ in range(_MAX_ATTEMPTS):
+        start = min((at for at in (text.find("{", position), text.find("[{", position)) if at >= 0), default=-1)
+        if start < 0:
+            break
+        found = read_json(text, start)
+        calls.extend(_calls_of(found[0]) or [] if found else [])
+        position = found[1] if found else start + 1
+    return calls
+
+
+def _python_lines(text: str) -> list[Call]:
+    lines = [line.strip().strip("`") for line in text.splitlines()]
+    return [call for line in lines[-_MAX_ATTEMPTS:] if _PYTHON.match(line) for call in _python(line)]
+
+
+def _python(text: str) -> list[Call]:
+    """The calls of a Python expression or of one expression a line; none if it is something else."""
+    if len(text) > _MAX_PYTHON or not _PYTHON.match(text):
+        return []
+    try:
+        tree = ast.parse(text.strip(), mode="exec")
+        nodes = [statement.value for statement in tree.body if isinstance(statement, ast.Expr)]
+        items = [item for node in nodes for item in (node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node])]
+        if len(nodes) != len(tree.body) or not all(isinstance(item, ast.Call) for item in items):
+            return []
+        return [_python_call(item) for item in items if isinstance(item, ast.Call)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, Broken):
+            raise
+        return []
+
+
+def _python_call(node: ast.Call) -> Call:
+    function = node.func.value if isinstance(node.func, ast.Expr) else node.func
+    name = ast.unparse(function)
+    if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
+        raise Broken("a call of something that is not a name")
+    if name == "print" and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
+        return _python_call(node.args[0])
+    if len(node.args) == 1 and isinstance(node.args[0], ast.Dict) and not node.keywords:
+        return Call(name, _literal(node.args[0]))
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise Broken(f"{name} is called with positional arguments; arguments need their names")
+    return Call(name, {str(keyword.arg): _literal(keyword.value) for keyword in node.keywords})
+
+
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=str() | int() | float() | None):
+            return node.value
+        case ast.Name(id=name) if name.lower() in _CONSTANTS:
+            return _CONSTANTS[name.lower()]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_literal(item) for item in items]
+        case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
+            return {str(_literal(key)): _literal(value) for key, value in zip(keys, values, strict=True) if key}
+    raise Broken("an argument is not a literal")
+
+
+def json_or_text(text: str) -> Any:
+    """A text as JSON, or as it is."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

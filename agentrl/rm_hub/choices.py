@@ -1,0 +1,232 @@
+"""The choices of a multiple-choice question, and reading one of them at a place in a text.
+
+1. `Choices` knows the valid letters and, where the data gives them, the texts.
+2. `read_letter` reads what stands at a position: "(B)", "**B**", "option b.", "\\text{B}", "C) 42 nm", "42 nm".
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.rm_hub.reading import bad_label, bad_metadata, compose
+
+MANY = "several"
+"""Stands for an answer that names more than one choice."""
+
+_ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DECORATION = r"(?:[\s*_`\"'“”‘’$({\[<>:：]|\\[(\[]|\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf|boxed|bf|rm)\b\s?|option\b|choice\b|answer\b|letter\b|statement\b|opción\b|选项|選項|the\b)*"
+_LETTER = re.compile(
+    rf"(?P<before>{_DECORATION})(?P<letter>[A-Za-z])(?![A-Za-z0-9'’^]|[-–][A-Za-z0-9]|/[a-zA-Z]{{2}}|\.[A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_ANOTHER = re.compile(
+    r"[\s*_`\"'”’)\]}.:]{0,6}(?:\([^()\n]{0,80}\))?\s?(?:,?\s(?:or|and|oder|und|ou|et|y|o|или|и)\s|或|和|与|及|[/&+]|,\s?(?:and |or )?)[\s*_`\"'“$(\[{]{0,6}"
+    r"(?:option |choice |answer )?[(\[*]{0,4}(?P<letter>[A-J])(?![A-Za-z0-9'’]|[)\]*.]{0,4} (?:is|are|was|would|could|can|fails|does|has)\b)(?=[)\]}*\"'”.,;:!$]|\s|$)"
+)
+_TWO_IN_ONE = re.compile(r"[A-J]{2,4}(?![A-Za-z])")
+_CLOSES = re.compile(r"[\s*_`\"'”’)\]}>$.,;:!。．、）】|]*(?:$|\n)")
+_CONNECTS = re.compile(
+    r"\s{0,2}[)\]}*\"'”’$.,;:!?。．、，）】<\\_`|&/+(–—\-]|\s+[-–—(\[]|\n|$|[^\x00-\x7f]|\s+(?:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
+    r"considering|where|while|is|if|according|after|among|on|follows|in|corresponds|was|here|only)\b",
+    re.IGNORECASE,
+)
+_GIVES_REASON = re.compile(r"\s?[,—–-]\s?(?:because|since|as|due to|given)\b", re.IGNORECASE)
+_NOT = re.compile(
+    r"\s*(?:definitely |clearly |certainly |probably |simply |just )?(?:not|neither|n't|no longer|never)\b",
+    re.IGNORECASE,
+)
+_BUT = re.compile(r"[^.\n]{0,80}?\bbut(?: rather| instead)?\b\s*", re.IGNORECASE)
+_LABELLED = re.compile(r"^\s*[(\[]?([A-Za-z])[)\].:]\s+")
+_WRAPPERS = re.compile(r"\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf)\b|[$*_`{}\\]|[\"'“”‘’]")
+_MAX_SEGMENT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The valid letters, and the normalised text of each where known."""
+
+    letters: str
+    texts: Mapping[str, str]
+
+    def knows(self, letter: str) -> bool:
+        """Whether this is one of the choices (any text is, where the label is a text and the choices are unknown)."""
+        return letter in self.letters or not self.letters
+
+    def by_text(self, segment: str) -> str | None:
+        """The choice whose text is the segment."""
+        bare = plain(segment[:_MAX_SEGMENT])
+        if not self.letters:
+            return bare or None
+        same = [letter for letter, text in self.texts.items() if text == bare]
+        return same[0] if len(same) == 1 else None
+
+    def begins(self, segment: str) -> str | None:
+        """The choice with whose text the segment begins; MANY if another one follows after "or"."""
+        bare = plain(segment[:_MAX_SEGMENT])
+        best = ""
+        for letter, text in self.texts.items():
+            if text and _stands_at(bare, text, 0) and len(text) > len(self.texts.get(best, "")):
+                best = letter
+        if not best:
+            return None
+        rest = bare[len(self.texts[best]) :]
+        if re.match(r"\s?,?\s?(?:or|and)\s", rest) and self.within(rest) is not None:
+            return MANY
+        return best
+
+    def within(self, sentence: str) -> str | None:
+        """The only choice whose text stands in the sentence; a text inside a longer one that stands there is none."""
+        bare = plain(sentence[-_MAX_SEGMENT:])
+        covered: list[tuple[int, int]] = []
+        found: set[str] = set()
+        for letter, text in sorted(self.texts.items(), key=lambda item: -len(item[1])):
+            at = bare.find(text) if text else -1
+            while at >= 0:
+                inside = any(start <= at and at + len(text) <= end for start, end in covered)
+                if not inside and _stands_at(bare, text, at):
+                    covered.append((at, at + len(text)))
+                    found.add(letter)
+                at = bare.find(text, at + 1)
+        return None if not found else found.pop() if len(found) == 1 else MANY
+
+
+def plain(text: str) -> str:
+    """A choice's text for comparing: no mark-up, one space, small letters, no full stop at the end."""
+    return " ".join(_WRAPPERS.sub("", compose(text)).split()).strip(" .;,:!()[]").lower()
+
+
+def _stands_at(text: str, part: str, at: int) -> bool:
+    if not text.startswith(part, at):
+        return False
+    before, after = text[max(0, at - 1) : at], text[at + len(part) : at + len(part) + 2]
+    joined = bool(after) and (after[0].isalnum() or (after[0] in ".,/^" and after[1:].isdigit()) or after[0] == "^")
+    return not joined and not (before and (before.isalnum() or before in ".,-/^−"))
+
+
+def read_letter(text: str, position: int, choices: Choices, *, alone: bool = False) -> str | None:
+    """The choice that stands at `position`; None if there is none, MANY if there are several.
+
+    Args:
+        text: the answer.
+        position: where a choice is expected.
+        choices: the valid ones.
+        alone: nothing announces an answer here, so a bare letter needs the end of the text or a bracket behind it.
+    """
+    segment = text[position : position + _MAX_SEGMENT]
+    if _NOT.match(segment):
+        but = _BUT.match(segment)
+        if but is None:
+            return None
+        segment = segment[but.end() :]
+    line = next((line for line in segment.splitlines() if re.search(r"\w", line)), "")
+    if not choices.letters:
+        return plain(re.split(r"[.;!?](?:\s|$)|</|\n", line)[0]) or None
+    if not alone and (letter := _by_text(line, choices)):
+        return letter
+    match = _LETTER.match(segment)
+    if match is None:
+        doubled = re.match(_DECORATION, segment)
+        found = _TWO_IN_ONE.match(segment, doubled.end()) if doubled and not alone else None
+        return MANY if found and _CLOSES.match(segment, found.end()) else None
+    return _accept(segment, match, choices, alone)
+
+
+def _by_text(line: str, choices: Choices) -> str | None:
+    line = re.split(r"</|\\\]", line)[0].lstrip(" *_`\"'“$:")
+    if found := choices.by_text(line):
+        return found
+    letter = _LABELLED.match(line)
+    return None if letter else choices.begins(line)
+
+
+def _accept(segment: str, match: re.Match[str], choices: Choices, alone: bool) -> str | None:
+    letter, behind = match["letter"], match.end()
+    before = match["before"]
+    opened = before.rstrip()[-1:] in tuple("([{*\"'“‘`")
+    named = bool(re.search(r"(?:option|choice|answer|letter)\s*\S{0,4}$", before.rstrip(), re.IGNORECASE)) or opened
+    closes = bool(_CLOSES.match(segment, behind))
+    rest = segment[behind : behind + 3]
+    another = _ANOTHER.match(segment, behind)
+    if another and another["letter"] != letter.upper() and choices.knows(another["letter"]):
+        return MANY
+    if letter.islower() and not (
+        closes or rest[:1] in tuple(")]}*") or (rest[:1] in tuple(".,:") and (named or not alone))
+    ):
+        return None
+    if alone:
+        marked = (
+            rest[:1] in tuple(")]")
+            or (rest[:1] == "." and rest[1:2].isspace())
+            or (opened and rest[:1] in tuple("*}\"'`"))
+        )
+        colon = (rest[:1] == ":" and letter not in "Aa") or bool(_GIVES_REASON.match(segment, behind))
+        return letter.upper() if closes or marked or colon or (named and _CONNECTS.match(segment, behind)) else None
+    text_follows = choices.texts.get(letter.upper(), "")
+    if text_follows and _stands_at(plain(segment[behind:]), text_follows, 0):
+        return letter.upper()
+    if opened or _CONNECTS.match(segment, behind):
+        return letter.upper()
+    return (
+        letter if letter in "BCDEFGHJ" and not choices.texts and not re.match(r"\s+[a-z]", segment[behind:]) else None
+    )
+
+
+def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]:
+    """The choices of a question, and which one is right (a letter, or a normalised text where choices are unknown)."""
+    texts = _choice_texts(metadata.get("choices"))
+    letters = _valid_letters(metadata.get("valid_letters"), texts)
+    if isinstance(label, bool) or not isinstance(label, (str, int)) or (isinstance(label, str) and not label.strip()):
+        raise bad_label("gpqa", "a letter, a choice's text or a choice's index", label)
+    if isinstance(label, int):
+        known = letters or _ALL[:4]
+        if not 0 <= label < len(known):
+            raise bad_label("gpqa", f"an index from 0 to {len(known) - 1}", label)
+        return Choices(known, texts), known[label]
+    letter = re.fullmatch(r"[\s(\[*]*(?:option |choice )?([A-Za-z])[\s)\].:*]*", label, re.IGNORECASE)
+    by_text = [name for name, text in texts.items() if text == plain(label)]
+    if len(by_text) == 1:
+        return Choices(letters, texts), by_text[0]
+    if (
+        letter is None
+        and (labelled := _LABELLED.match(label))
+        and texts.get(labelled[1].upper()) == plain(label[labelled.end() :])
+    ):
+        letter = labelled
+    if letter is not None:
+        wanted = letter[1].upper()
+        letters = letters or (_ALL[:4] if wanted in "ABCD" else _ALL[:10] if wanted in _ALL[:10] else "")
+        if wanted not in letters:
+            raise bad_label("gpqa", f"one of the valid letters {letters or 'A to J'}", label)
+        return Choices(letters, texts), wanted
+    if texts or letters:
+        raise bad_label("gpqa", "one of the valid letters or the text of one of metadata choices", label)
+    return Choices("", {}), plain(label)
+
+
+def _choice_texts(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping) and all(isinstance(key, str) and len(key.strip()) == 1 for key in value):
+        return {key.strip().upper(): plain(str(text)) for key, text in value.items()}
+    if isinstance(value, str) or not isinstance(value, Sequence) or not 1 < len(value) <= len(_ALL):
+        raise bad_metadata("gpqa", "choices", "a list of 2 to 26 texts, or a mapping from letters to texts", value)
+    texts = [str(text) for text in value]
+    prefixes = [_LABELLED.match(text) for text in texts]
+    if all(match and match[1].upper() == letter for match, letter in zip(prefixes, _ALL, strict=False)):
+        texts = [_LABELLED.sub("", text, count=1) for text in texts]
+    return dict(zip(_ALL, map(plain, texts), strict=False))
+
+
+def _valid_letters(value: Any, texts: Mapping[str, str]) -> str:
+    if value is None:
+        return "".join(texts)
+    if isinstance(value, str) and (span := re.fullmatch(r"\s*([A-Z])\s*-\s*([A-Z])\s*", value)):
+        return _ALL[_ALL.index(span[1]) : _ALL.index(span[2]) + 1]
+    letters = [str(letter).strip().upper() for letter in value] if isinstance(value, (str, list, tuple, set)) else []
+    letters = [letter for letter in letters if letter not in ("", ",")]
+    if not letters or not all(len(letter) == 1 and letter in _ALL for letter in letters):
+        raise bad_metadata("gpqa", "valid_letters", "letters, as ['A', 'B', 'C', 'D'] or 'ABCD'", value)
+    return "".join(letters)
