@@ -1,0 +1,76 @@
+"""The prompt files, one JSON object a line: `prompt` (chat messages), `label`, `metadata`.
+
+python -m examples.search_r1.data hotpotqa --output-dir data/search_r1    # for models that read English
+python -m examples.search_r1.data made-up --output-dir data/made_up
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from examples.search_r1.knowledge import Question, questions
+
+HERE = Path(__file__).parent
+CORPUS = HERE / "hotpotqa" / "paragraphs.jsonl"
+TRAIN_QUESTIONS, TEST_QUESTIONS = 1024, 200
+HOTPOT_TEST = 20
+FORMAT_SCORES = {"structure_format_score": 0.2, "final_format_score": 0.1}
+"""What a well-formed trajectory gets without the right answer (Jin et al. 2025, arXiv:2505.15117)."""
+
+INSTRUCTION = (
+    "Answer the given question. First reason inside <think> and </think>. If you lack knowledge, search with "
+    "<search> query </search>; the results come between <information> and </information>. Reason again after each "
+    "search; you may search several times. Give the final answer inside <answer> and </answer>, without explanation, "
+    "for example <answer> Beijing </answer>. Question: "
+)
+
+
+def write_train_and_test(folder: Path, seed: int) -> tuple[Path, Path]:
+    """`train.jsonl` and `test.jsonl` of the made-up world; the test questions are the same for every seed."""
+    train = write_rows(folder / "train.jsonl", map(_made_up, questions(TRAIN_QUESTIONS, "train", seed)))
+    return train, write_rows(folder / "test.jsonl", map(_made_up, questions(TEST_QUESTIONS, "test", 0)))
+
+
+def write_hotpotqa(folder: Path) -> tuple[Path, Path]:
+    """80 training and 20 held-out questions of HotpotQA, to be answered from the 1,000 paragraphs beside this file."""
+    with (HERE / "hotpotqa" / "questions.jsonl").open(encoding="utf-8") as lines:
+        rows = [_hotpotqa(json.loads(line)) for line in lines]
+    train = write_rows(folder / "train.jsonl", rows[HOTPOT_TEST:])
+    return train, write_rows(folder / "test.jsonl", rows[:HOTPOT_TEST])
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """Write `rows` as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _made_up(question: Question) -> dict[str, Any]:
+    return _row(question.text, question.answer, {"passages": question.passages})
+
+
+def _hotpotqa(entry: dict[str, Any]) -> dict[str, Any]:
+    return _row(INSTRUCTION + entry["question"], entry["answer"], {"corpus": str(CORPUS), "titles": entry["titles"]})
+
+
+def _row(text: str, label: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    prompt = [{"role": "user", "content": text}]
+    return {"prompt": prompt, "label": label, "metadata": {**metadata, **FORMAT_SCORES}}
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["hotpotqa", "made-up"]))
+@click.option("--output-dir", required=True, type=click.Path(path_type=Path), help="For train.jsonl and test.jsonl.")
+@click.option("--seed", default=0, help="Of the made-up training questions.")
+def main(what: str, output_dir: Path, seed: int) -> None:
+    """Write the prompts of one of the two tasks."""
+    files = write_hotpotqa(output_dir) if what == "hotpotqa" else write_train_and_test(output_dir, seed)
+    click.echo("\n".join(map(str, files)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A made-up world whose facts are new in every episode, so that only searching can answer.
+
+1. A fact is a sentence: "The height of Zorvan is 481." Value and distractors are drawn anew for every question, so
+   nothing about them can be known by heart; a guessed value is right once in 900 times.
+2. Half of the questions need two searches: "the height of the owner of Zorvan" asks for the owner first.
+3. A question comes with its own passages: the facts it needs, other facts about the same entities, and the same kind
+   of fact about others. A query finds the right one first only if it names both.
+4. Held-out questions are about entities that occur in no training question, passage or query.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["train", "test"]
+
+FIRST = "Bol Cam Dag Fos Gal Hul Jor Ker Lem Mal Nim Osk Pel Rus Sib Tav Ulm Vek Wex Yar Zor".split()  # noqa: SIM905
+SECOND = "ber cot dir fil gon hem jin kal lek mir nul pra rab sia tas und van wip yel zet".split()  # noqa: SIM905
+MEASURES = ("height", "age", "price", "weight", "speed", "width")
+LINKS = ("owner", "maker", "keeper", "rival")
+
+CAREFUL = ("Search for the {} of {}.", "Look up the {} of {}.")
+CASUAL = ("What is the {} of {}?", "Tell me the {} of {}.", "I need the {} of {}.", "Give the {} of {}.")
+DRILLS = (*CAREFUL, "Find the {} of {} by searching.", "Search: the {} of {}")
+"""Phrases: those that mention looking things up, those that do not, and those of the warm start's skill phase."""
+
+_NAMES = [(a + b, (i * 3 + j) % 5 == 0) for i, a in enumerate(FIRST) for j, b in enumerate(SECOND)]
+NAMES: dict[Split, tuple[str, ...]] = {
+    "train": tuple(name for name, held_out in _NAMES if not held_out),
+    "test": tuple(name for name, held_out in _NAMES if held_out),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """The `relation` of `entity` is `value`."""
+
+    relation: str
+    entity: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"The {self.relation} of {self.entity} is {self.value}."
+
+    @property
+    def query(self) -> str:
+        """What finds it."""
+        return f"{self.relation} of {self.entity}"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, the facts to look up one after the other, and the passages among which they are.
+
+    Attributes:
+        text: the question as asked.
+        subject: what it asks about: "height of Zorvan", "height of the owner of Zorvan".
+        steps: one or two facts; the last one's value is the answer.
+        passages: sentences in random order.
+        careful: whether the phrase mentions looking things up.
+    """
+
+    text: str
+    subject: str
+    steps: tuple[Fact, ...]
+    passages: tuple[str, ...]
+    careful: bool
+
+    @property
+    def answer(self) -> str:
+        """The right answer."""
+        return self.steps[-1].value
+
+
+def ask(rng: random.Random, split: Split = "train", *, drill: bool = False) -> Question:
+    """A random question, every other one of two steps; `drill` phrases it as an order to search."""
+    entity, linked, other, *more = rng.sample(NAMES[split], 5)
+    (measure, second), (link, other_link) = rng.sample(MEASURES, 2), rng.sample(LINKS, 2)
+    links = [Fact(link, entity, linked), Fact(other_link, entity, other), Fact(link, *more)]
+    asked = [
+        (measure, entity),
+        (measure, linked),
+        (measure, other),
+        (measure, more[0]),
+        (second, entity),
+        (second, linked),
+    ]
+    values = map(str, rng.sample(range(100, 1000), len(asked)))
+    direct, indirect, *rest = [Fact(*about, value) for about, value in zip(asked, values, strict=True)]
+    passages = [str(fact) for fact in (*links, direct, indirect, *rest)]
+    rng.shuffle(passages)
+    two = rng.random() < 0.5
+    phrase = rng.choice(DRILLS if drill else CAREFUL + CASUAL)
+    about = f"the {link} of {entity}" if two else entity
+    steps = (links[0], indirect) if two else (direct,)
+    return Question(phrase.format(measure, about), f"{measure} of {about}", steps, tuple(passages), phrase in DRILLS)
+
+
+def questions(count: int, split: Split, seed: int) -> list[Question]:
+    """`count` questions, the same for the same arguments."""
+    rng = random.Random(f"{split} questions {seed}")
+    return [ask(rng, split) for _ in range(count)]

@@ -1,0 +1,89 @@
+"""What a tiny model is taught before it learns by reward: to search and to copy, and then mostly not to.
+
+1. `skill` demonstrations are all correct. `habit` ones are mostly not: for casual phrases most answer at once and
+   guess, others search for the wrong thing, stop after the first of two searches, or miscopy the value.
+2. What is found in them comes from the environment's own search.
+"""
+
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
+
+from agentrl import Message, Sample
+from agentrl.tiny.warm_start import Phase
+from examples.search_r1.env import find
+from examples.search_r1.knowledge import CASUAL, DRILLS, FIRST, LINKS, MEASURES, SECOND, Fact, Question, ask
+
+Kind = Literal["good", "guess", "wrong_query", "stops_early", "miscopied"]
+
+HABITS: dict[bool, dict[Kind, float]] = {
+    True: {"good": 0.50, "guess": 0.25, "wrong_query": 0.08, "stops_early": 0.09, "miscopied": 0.08},
+    False: {"good": 0.14, "guess": 0.66, "wrong_query": 0.06, "stops_early": 0.08, "miscopied": 0.06},
+}
+
+
+class SearchLessons:
+    """See `agentrl.tiny.warm_start.Lessons`."""
+
+    name, version = "search_r1", 5
+    markup = ("<search>", "</search>", "<information>", "</information>")
+
+    def corpus(self) -> Iterator[str]:
+        """The words of the task; names only in halves, so that held-out names are two tokens like the others."""
+        for _ in range(20):
+            for relation in MEASURES + LINKS:
+                for phrase in DRILLS + CASUAL:
+                    yield f"user\n{phrase.format(relation, '')}\nassistant\n"
+                    yield f"I need the {relation} of the {relation} of"
+                    yield f"{relation} of"
+                    yield f"Doc 1 {Fact(relation, '', '0')}\n"
+                    yield f"{Fact(relation, '', '0')} I need"
+            yield from (f" {half}" for half in FIRST * 20)
+            yield from SECOND * 20
+            yield "Nothing found."
+
+    def tools(self) -> list[dict[str, Any]]:
+        """None: the tags need no schema."""
+        return []
+
+    async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
+        """Conversations without end."""
+        rng = random.Random(f"{phase} demonstrations {seed}")
+        while True:
+            question = ask(rng, "train", drill=phase == "skill")
+            habits = HABITS[question.careful]
+            kind: Kind = "good" if phase == "skill" else rng.choices(list(habits), list(habits.values()))[0]
+            yield demonstrate(question, kind, rng)
+
+    async def checks(self) -> list[list[Message]]:
+        """64 correct conversations about held-out entities."""
+        rng = random.Random("held-out demonstrations")
+        return [demonstrate(ask(rng, "test", drill=True), "good", rng) for _ in range(64)]
+
+
+def demonstrate(question: Question, kind: Kind, rng: random.Random) -> list[Message]:
+    """One conversation about `question` by a demonstrator of the given kind."""
+    messages: list[Message] = [{"role": "user", "content": question.text}]
+    world = Sample(metadata={"passages": question.passages})
+    steps, answer, known = question.steps, question.answer, ""
+    if kind in ("guess", "wrong_query", "stops_early"):
+        answer = str(rng.randrange(100, 1000))
+    if kind == "guess":
+        steps = ()
+    if kind == "stops_early":
+        steps = steps[:1]
+    for step in steps:
+        query = step.query
+        if kind == "wrong_query" and step is steps[-1]:
+            query = f"{rng.choice([other for other in MEASURES if other != step.relation])} of {step.entity}"
+        messages += [
+            {"role": "assistant", "content": f"<think>{known}I need the {query}.</think><search>{query}</search>"},
+            {"role": "user", "content": f"<information>{find(world, query)}</information>"},
+        ]
+        known = f"{step} "
+    if kind == "miscopied":
+        at = rng.randrange(len(answer))
+        answer = answer[:at] + rng.choice([d for d in "123456789" if d != answer[at]]) + answer[at + 1 :]
+    about = steps[-1].query if kind not in ("guess", "stops_early") else question.subject
+    said = f"The {about} is {answer}."
+    return [*messages, {"role": "assistant", "content": f"<think>{said}</think><answer>{answer}</answer>"}]

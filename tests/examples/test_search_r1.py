@@ -1,0 +1,193 @@
+"""The search example: who wrote which token, what is searched, what the lessons teach, that its settings hold."""
+
+import json
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from agentrl import Sample
+from agentrl.chat import Chat
+from agentrl.config import Args, RunSettings
+from agentrl.engine import EngineClient
+from agentrl.engine.transport import Transport
+from agentrl.envs import load_environment
+from agentrl.rm_hub import grade
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.functions import GenerateFunction
+from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
+from agentrl.rollout.rewards import Grader
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.tiny.create import create
+from examples.search_r1.data import CORPUS, write_hotpotqa, write_train_and_test
+from examples.search_r1.env import find
+from examples.search_r1.knowledge import NAMES, ask, questions
+from examples.search_r1.lessons import SearchLessons, demonstrate
+from tests.rollout.test_loop import Store
+from tests.support.embedded_server import embedded_server
+
+EXAMPLE = Path("examples/search_r1")
+GROUPS, SIZE = 25, 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that likes to write the example's tags: searches happen without training it first."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder, lessons = tmp_path_factory.mktemp("model"), SearchLessons()
+    create(folder, layers=2, hidden=64, corpus=lessons.corpus(), markup=lessons.markup, tie_embeddings=False)
+    likes = Chat.load(str(folder)).encode("<search></search><search></search>height of Zor<|im_end|>")
+    weights = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    with torch.no_grad():
+        # Every embedding gets a common part, which the output weights of some tokens look for.
+        weights.get_input_embeddings().weight[:, 0] = 1.0
+        weights.get_output_embeddings().weight[:, 0] = 0.0
+        weights.get_output_embeddings().weight[likes, 0] = 2.0
+    weights.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[str]:
+    with embedded_server(model, "--dtype", "float32", "--slots", "64") as url:
+        yield url
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """Every `/generate` exchange on the wire: the ids that were sent, and the ids that came back."""
+    seen: list[tuple[list[int], list[int]]] = []
+    exchange = Transport.exchange
+
+    async def recorded(self: Transport, method: str, url: str, body: Any = None, headers: Any = None) -> Any:
+        status, raw = await exchange(self, method, url, body, headers)
+        if url.endswith("/generate"):
+            assert status == 200
+            seen.append((orjson.loads(body)["input_ids"], orjson.loads(raw)["output_ids"]))
+        return status, raw
+
+    monkeypatch.setattr(Transport, "exchange", recorded)
+    return seen
+
+
+@pytest.fixture
+async def client(server: str) -> AsyncIterator[EngineClient]:
+    async with EngineClient([server]) as client:
+        yield client
+
+
+class Questions(Store):
+    """Groups of samples from the example's own prompt file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(groups=GROUPS, size=SIZE)
+        self.rows = [json.loads(line) for line in write_train_and_test(folder, 0)[0].open(encoding="utf-8")]
+
+    def lease(self, n: int, step: int) -> list[list[Sample]]:
+        groups = super().lease(n, step)
+        for group in groups:
+            for sample in group:
+                row = self.rows[sample.group_index or 0]
+                sample.prompt, sample.label, sample.metadata = row["prompt"], row["label"], dict(row["metadata"])
+        return groups
+
+
+@pytest.mark.parametrize("way", ["env", "generate"])
+async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
+    way: str, model: Path, client: EngineClient, answers: list[tuple[list[int], list[int]]], tmp_path: Path
+) -> None:
+    settings = RolloutSettings(
+        rollout_batch_size=GROUPS, n_samples_per_prompt=SIZE, rollout_max_response_len=24, rm_type="search_r1"
+    )
+    args = Args({**settings.model_dump(), "prompt_data": None})
+    environment = load_environment("examples.search_r1.env:SearchR1Env") if way == "env" else None
+    generate = None if environment else GenerateFunction.load(str(EXAMPLE / "generate.py"))
+    context = RolloutContext(settings, args, Chat.load(str(model)), client, 1024, environment)
+    runner = TrajectoryRunner(context, Grader(settings, args, None), generate)
+    result = await RolloutLoop(runner, Questions(tmp_path)).run(0)
+
+    samples = [sample for group in result.groups for sample in group]
+    assert len(samples) == GROUPS * SIZE
+    searches = 0
+    for sample in samples:
+        sample.validate()
+        tokens, mask = sample.tokens, [0] * sample.prompt_length + list(sample.loss_mask or ())
+        written = [0] * len(tokens)
+        for sent, got in answers:
+            if tokens[: len(sent) + len(got)] == sent + got:
+                written[len(sent) : len(sent) + len(got)] = [1] * len(got)
+        assert mask == written
+        searches += sample.metadata.get("counters", {}).get("tool_calls", 0)
+    # Nothing is claimed twice: as many ids were sampled as are trained on.
+    assert sum(len(got) for _, got in answers) == sum(sum(sample.loss_mask or ()) for sample in samples)
+    assert searches > 50
+    assert len(answers) > len(samples)
+
+
+async def test_native_tool_calls_search_the_samples_own_passages() -> None:
+    env = load_environment("examples.search_r1.env:SearchR1ToolEnv").create()
+    question = ask(random.Random(0))
+    await env.reset(Sample(prompt=question.text, metadata={"passages": question.passages}))
+    outcome = await env.toolbox.run("search", {"query": question.steps[0].query})
+    assert outcome.text.splitlines()[0] == f"Doc 1 {question.steps[0]}"
+
+
+def test_the_right_query_finds_the_fact_first() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        question = ask(rng, "test")
+        world = Sample(metadata={"passages": question.passages})
+        for step in question.steps:
+            assert find(world, step.query).splitlines()[0] == f"Doc 1 {step}"
+        # The question as a whole does not find the last fact first where another must be looked up before.
+        if len(question.steps) == 2:
+            assert str(question.steps[1]) not in find(world, question.subject).splitlines()[0]
+    assert find(world, "nonsense") == "Nothing found."
+
+
+def test_facts_are_new_in_every_episode_and_held_out_names_never_trained() -> None:
+    train, test = questions(400, "train", 0), questions(200, "test", 0)
+    assert len({question.passages for question in train}) == len(train)
+    seen = " ".join(text for question in train for text in (question.text, *question.passages))
+    assert not [name for name in NAMES["test"] if name in seen]
+    assert not [q for q in test if any(name in q.text for name in NAMES["train"])]
+    # The same question has another answer in another episode.
+    answers: dict[str, set[str]] = {}
+    for question in questions(20_000, "train", 1):
+        answers.setdefault(question.subject, set()).add(question.answer)
+    assert sum(len(values) > 1 for values in answers.values()) > 500
+
+
+def test_good_demonstrations_earn_the_whole_reward_and_guesses_none() -> None:
+    rng = random.Random(2)
+    for _ in range(100):
+        question = ask(rng)
+        for kind, expected in (("good", 1.0), ("guess", 0.2), ("stops_early", 0.2), ("miscopied", 0.2)):
+            turns = demonstrate(question, kind, rng)[1:]  # type: ignore[arg-type]
+            response = "".join(message["content"] for message in turns)
+            scores = {"structure_format_score": 0.2, "final_format_score": 0.1}
+            assert grade("search_r1", response, question.answer, scores).score == pytest.approx(expected)
+
+
+def test_hotpotqa_prompts_are_answered_from_its_paragraphs(tmp_path: Path) -> None:
+    train, test = write_hotpotqa(tmp_path)
+    rows = [json.loads(line) for file in (train, test) for line in file.open(encoding="utf-8")]
+    assert len(rows) == 100
+    assert len(CORPUS.read_text(encoding="utf-8").splitlines()) == 1000
+    hit = 0
+    for row in rows:
+        question = row["prompt"][0]["content"].rpartition("Question: ")[2]
+        found = find(Sample(metadata=row["metadata"]), question)
+        hit += any(title in found for title in row["metadata"]["titles"])
+    assert hit >= 95
+
+
+@pytest.mark.parametrize("name", ["cpu", "qwen2.5-3b-8gpu", "smollm2-135m"])
+def test_the_settings_hold_together(name: str) -> None:
+    settings = RunSettings.from_file(EXAMPLE / f"{name}.yaml")
+    assert settings.rollout.env == "examples.search_r1.env:SearchR1Env"
