@@ -31,6 +31,7 @@ COMMANDS: dict[str, Entry] = {
     "rollout": Entry("agentrl.cli.rollout", "Generate and grade trajectories; train nothing."),
     "train": Entry("agentrl.cli.train", "Train a model: generate, grade, learn, repeat."),
     "eval": Entry("agentrl.cli.eval", "Evaluate a model on held-out prompts."),
+    "grade": Entry("agentrl.cli.grade", "Grade a file of answers with any of the graders."),
     "serve": Entry("agentrl.cli.serve", "Serve a model over HTTP with the built-in engine."),
     "retrieval": Entry("agentrl.cli.retrieval", "Serve passages over HTTP for search tools."),
     "report": Entry("agentrl.cli.report", "Write a run's report page: curves and trajectories."),

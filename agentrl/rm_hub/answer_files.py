@@ -1,0 +1,230 @@
+"""Files of answers to grade, read as a stream, and files of results, written whole or not at all.
+
+1. JSONL (also from standard input, `-`) is read line by line, Parquet in small batches: the size of a file does not
+   matter.
+2. Keys may name a field inside another: `choices.0.message.content`. A field of that whole name goes first.
+3. Every error is a `DataError` with file, line (Parquet: row) and key, and the nearest key that is there.
+4. Results go to a file beside the final one, which takes its name at the end: an interrupted command leaves nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.errors import DataError, SettingsError
+
+_BATCH = 256
+SUFFIXES = (".jsonl", ".parquet")
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its place in words, its number (JSONL lines from 1, Parquet rows from 0), its fields, and how far into the
+    file it ends, from 0 to 1 (None where that is unknown)."""
+
+    where: str
+    number: int
+    fields: Mapping[str, Any]
+    done: float | None = None
+
+    def get(self, key: str) -> Any:
+        """The value under a key.
+
+        Raises:
+            DataError: it is not there, with the nearest key that is.
+        """
+        value = look_up(self.fields, key)
+        if value is _MISSING:
+            names = _names(self.fields)
+            close = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"its fields are {', '.join(names) or 'none'}"
+            raise DataError(f"{self.where} has no field {key!r}; {hint}")
+        return value
+
+    def find(self, key: str) -> Any:
+        """The value under a key, or None."""
+        value = look_up(self.fields, key)
+        return None if value is _MISSING else value
+
+
+def look_up(fields: Any, key: str) -> Any:
+    """A field by its whole name, else by its parts between dots (numbers count in lists)."""
+    if isinstance(fields, Mapping) and key in fields:
+        return fields[key]
+    value = fields
+    for part in key.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, (list, tuple)) and part.lstrip("-").isdigit() and -len(value) <= int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return _MISSING
+    return value
+
+
+def read_rows(path: str) -> Iterator[Row]:
+    """The rows of a .jsonl or .parquet file; `-` is JSONL from standard input.
+
+    Raises:
+        DataError: it is missing, of another kind, or a row is malformed.
+    """
+    if path == "-":
+        yield from _lines("standard input", sys.stdin.buffer, None)
+        return
+    file = Path(path).expanduser()
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise DataError(f"{path} {what}; name one .jsonl or .parquet file")
+    if file.suffix not in SUFFIXES:
+        raise DataError(f"{path}: suffix {file.suffix!r}; expected .jsonl or .parquet")
+    if file.suffix == ".parquet":
+        yield from _parquet(file)
+        return
+    with file.open("rb") as stream:
+        yield from _lines(path, stream, file.stat().st_size)
+
+
+def _lines(name: str, stream: Any, size: int | None) -> Iterator[Row]:
+    at = 0
+    for number, line in enumerate(stream, 1):
+        at += len(line)
+        if line.isspace():
+            continue
+        where = f"{name} line {number}"
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{where}: malformed JSON ({error}); expected one complete JSON object on the line"
+            ) from error
+        if not isinstance(fields, dict):
+            raise DataError(f"{where}: expected a JSON object, got {type(fields).__name__}")
+        yield Row(where, number, fields, min(1.0, at / size) if size else None)
+
+
+def _parquet(file: Path) -> Iterator[Row]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise DataError(f"{file}: reading Parquet needs pyarrow: pip install pyarrow, or convert to .jsonl") from error
+    try:
+        with pq.ParquetFile(file) as table:
+            rows = table.metadata.num_rows
+            number = 0
+            for batch in table.iter_batches(batch_size=_BATCH):
+                for fields in batch.to_pylist():
+                    yield Row(f"{file} row {number}", number, fields, (number + 1) / rows)
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file}: not a readable Parquet file: {error}") from error
+
+
+class Writer(Protocol):
+    """Takes results one after another."""
+
+    def write(self, row: Mapping[str, Any]) -> None: ...
+
+
+@contextmanager
+def writing(path: str | None, inputs: str) -> Iterator[Writer | None]:
+    """Open a results file by its suffix; it is there when the block ends without an error, and not before.
+
+    Raises:
+        SettingsError: another suffix, the input itself, or a folder that is not there.
+    """
+    if path is None:
+        yield None
+        return
+    target = Path(path).expanduser()
+    if target.suffix not in SUFFIXES:
+        raise SettingsError(f"--out {path}: expected a name that ends in .jsonl or .parquet")
+    if inputs != "-" and target.resolve() == Path(inputs).expanduser().resolve():
+        raise SettingsError(f"--out {path} is the file that is read; name another")
+    if not target.parent.is_dir():
+        raise SettingsError(f"--out {path}: the folder {target.parent} does not exist")
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    writer: JsonlWriter | ParquetWriter = JsonlWriter(part) if target.suffix == ".jsonl" else ParquetWriter(part)
+    try:
+        yield writer
+        writer.close()
+        _sync(part)
+        part.replace(target)
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class JsonlWriter:
+    """One JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        # Escapes: the texts of models hold lone surrogates.
+        self._file.write(json.dumps(row) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ParquetWriter:
+    """Results as columns; `id` and `parts` hold JSON text, since their types differ from row to row."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise SettingsError(
+                "--out NAME.parquet needs pyarrow: pip install pyarrow, or name a .jsonl file"
+            ) from error
+        columns = {"row": pa.int64(), "score": pa.float64(), "correct": pa.bool_()}
+        names = ("id", "extracted", "reason", "parts", "failure")
+        self._schema = pa.schema([*columns.items(), *((name, pa.string()) for name in names)])
+        self._pa, self._rows = pa, list[dict[str, Any]]()
+        self._file = pq.ParquetWriter(path, self._schema)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        texts = {name: json.dumps(row[name]) for name in ("id", "parts") if row.get(name) is not None}
+        plain = {name: _utf8(row.get(name)) for name in self._schema.names}
+        self._rows.append({**plain, **texts})
+        if len(self._rows) >= _BATCH:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._file.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._file.write_table(self._pa.Table.from_pylist(self._rows, schema=self._schema))
+            self._rows.clear()
+
+
+def _utf8(value: Any) -> Any:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def _names(fields: Mapping[str, Any]) -> Sequence[str]:
+    """The fields, and those one level inside objects."""
+    inner = [f"{name}.{key}" for name, value in fields.items() if isinstance(value, Mapping) for key in value]
+    return [*map(str, fields), *inner]
