@@ -69,6 +69,7 @@ GRADERS: Mapping[str, GraderSpec] = {
     "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False),
     "gsm8k": GraderSpec(f"{_HUB}.gsm8k:grade_gsm8k"),
     "gpqa": GraderSpec(f"{_HUB}.gpqa:grade_gpqa"),
+    "ifbench": GraderSpec(f"{_HUB}.ifbench:grade_ifbench", needs_label=False),
     "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False),
     "random": GraderSpec(f"{_HUB}.random:grade_random", needs_label=False, boxable=False),
     "code": GraderSpec(f"{_HUB}.code:grade_code", runs="async", needs_label=False, boxable=False),

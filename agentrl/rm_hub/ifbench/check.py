@@ -1,0 +1,139 @@
+"""`Check`: one kind of constraint, and how its parameters are read from the data.
+
+1. A check is a pure function of a passage and its parameters. It answers None if the constraint is met, else what was
+   found instead, in a few words.
+2. Parameters come from JSON, where every number may be a float and every absent field a null. What cannot be the
+   parameter is the data's fault: a `GraderFailure`, never a refusal of the answer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub.ifbench.passage import Passage
+
+Finding = str | None
+"""None: the constraint is met. Else what was found instead, for people."""
+
+Reader = Callable[[Any], Any]
+"""Turns a value of the data into a parameter; raises ValueError with what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One kind of constraint.
+
+    Attributes:
+        run: the check itself, called with the passage and the parameters by name.
+        says: the constraint in words, with the parameters in braces.
+        needs: the parameters it takes, each with its reader.
+    """
+
+    run: Callable[..., Finding]
+    says: str
+    needs: Mapping[str, Reader] = field(default_factory=dict)
+
+    def read(self, kind: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The parameters out of one entry of `kwargs`; fields that belong to other kinds are left alone.
+
+        Raises:
+            GraderFailure: `grader_bad_metadata`, if one is missing or cannot be read.
+        """
+        given = given or {}
+        missing = [name for name in self.needs if given.get(name) is None]
+        if missing:
+            raise GraderFailure(
+                f"constraint {kind!r} needs kwargs {', '.join(self.needs)}; "
+                f"{', '.join(missing)} missing or null in {_short(given)}",
+                kind="grader_bad_metadata",
+            )
+        return {name: self._value(kind, name, given[name]) for name in self.needs}
+
+    def _value(self, kind: str, name: str, value: Any) -> Any:
+        try:
+            return self.needs[name](value)
+        except ValueError as error:
+            raise GraderFailure(
+                f"constraint {kind!r}: kwargs {name} must be {error}, got {_short(value)}", kind="grader_bad_metadata"
+            ) from None
+
+    def describe(self, given: Mapping[str, Any]) -> str:
+        """The constraint in words, long parameters cut."""
+        return self.says.format(**{name: _short(value) for name, value in given.items()})
+
+    def finding(self, passage: Passage, given: Mapping[str, Any]) -> Finding:
+        """Run it; an answer of white space meets no constraint."""
+        return "an empty answer" if passage.blank else self.run(passage, **given)
+
+
+def whole(value: Any) -> int:
+    """A whole number from 0 on; 5.0 is one."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != value // 1:
+        raise ValueError("a whole number from 0 on")
+    return int(value)
+
+
+def counted(value: Any) -> int:
+    """A whole number from 1 on."""
+    if whole(value) < 1:
+        raise ValueError("a whole number from 1 on")
+    return int(value)
+
+
+def share(value: Any) -> float:
+    """A percentage, 0 to 100."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+        raise ValueError("a percentage from 0 to 100")
+    return float(value)
+
+
+def text(value: Any) -> str:
+    """A text that is not blank."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text that is not blank")
+    return value
+
+
+def trimmed(value: Any) -> str:
+    """The same without white space around it."""
+    return text(value).strip()
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """A list of texts, at least one."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise ValueError("a list of texts")
+    return tuple(text(entry) for entry in value)
+
+
+def letter(value: Any) -> str:
+    """One letter of the English alphabet, as lower case."""
+    if not isinstance(value, str) or len(value.strip()) != 1 or not "a" <= value.strip().lower() <= "z":
+        raise ValueError("one letter from a to z")
+    return value.strip().lower()
+
+
+RELATIONS = ("less than", "at least")
+
+
+def relation(value: Any) -> str:
+    """How a count is compared."""
+    if value not in RELATIONS:
+        raise ValueError("'less than' or 'at least'")
+    return str(value)
+
+
+def compare(got: int, how: str, want: int, what: str) -> Finding:
+    """The finding of a count that must be less than, or at least, some number."""
+    return None if (got < want) == (how == RELATIONS[0]) else f"{got} {what}"
+
+
+def at_least(got: int, want: int, what: str) -> Finding:
+    """The finding of a count that must reach some number."""
+    return None if got >= want else f"{got} {what}"
+
+
+def _short(value: Any) -> str:
+    shown = value if isinstance(value, str) else repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."

@@ -1,0 +1,176 @@
+"""The grader `ifbench`: does an answer meet the constraints that its prompt states?
+
+1. The data says which: `instruction_id_list` and `kwargs` (one mapping an instruction), in the metadata, or in the
+   label as a mapping or as its JSON.
+2. Strict looks at the answer as it is; loose also without its first line, its last line, both, and each of these
+   without asterisks (Zhou et al. 2023, arXiv:2311.07911). A constraint is met loosely if it is in one of these texts.
+3. `ifbench_mode` ("strict", the default, or "loose") and `ifbench_aggregate` ("all", the default, or "mean") in the
+   metadata choose the score; `aggregate` is read too. Right is an answer that meets all constraints in that mode.
+4. What stands before a closing `</think>` is not part of the answer; of thinking that does not end, nothing is.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.ifbench.check import Check, Finding
+from agentrl.rm_hub.ifbench.kinds import constraint_kinds, find_check
+from agentrl.rm_hub.ifbench.passage import Passage
+
+__all__ = ["constraint_kinds", "grade_ifbench"]
+
+MODES = ("strict", "loose")
+AGGREGATES = ("all", "mean")
+LONGEST = 200_000
+"""Characters of the longest answer that is graded, some 50,000 tokens: a bound on the time that one item takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Constraint:
+    kind: str
+    check: Check
+    given: Mapping[str, Any]
+
+    def finding(self, passage: Passage) -> Finding:
+        return self.check.finding(passage, self.given)
+
+    def __str__(self) -> str:
+        return f"{self.check.describe(self.given)} ({self.kind})"
+
+
+def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """Grade an answer by the constraints of its prompt.
+
+    Args:
+        response: the answer.
+        label: None, or the constraints where the metadata do not hold them.
+        metadata: `instruction_id_list` and `kwargs`; see the module for the two choices.
+
+    Returns:
+        A grade whose score is 0 or 1, or the share of constraints that are met under "mean". Its parts are "strict" and
+        "loose" (scores of the two modes) and each constraint's verdict under its id (with #2 and so on where the same
+        kind comes again).
+
+    Raises:
+        GraderFailure: `grader_bad_metadata`, if the constraints are missing, unknown or lack parameters.
+    """
+    constraints = _constraints(label, metadata)
+    mode = _choice(metadata, ("ifbench_mode",), MODES)
+    aggregate = _choice(metadata, ("ifbench_aggregate", "aggregate"), AGGREGATES)
+    answer = _answer(response)
+    if len(answer) > LONGEST:
+        findings = [f"an answer of {len(answer)} characters; more than {LONGEST} are not graded"] * len(constraints)
+        return _grade(None, constraints, {"strict": findings, "loose": findings}, mode, aggregate)
+    strict: list[Finding] = _findings(constraints, Passage(answer))
+    loose = list(strict)
+    for variant in _variants(answer):
+        left = [number for number, finding in enumerate(loose) if finding is not None]
+        if not left:
+            break
+        for number, finding in zip(left, _findings([constraints[n] for n in left], Passage(variant)), strict=True):
+            loose[number] = None if finding is None else loose[number]
+    return _grade(answer, constraints, {"strict": strict, "loose": loose}, mode, aggregate)
+
+
+def _findings(constraints: Sequence[_Constraint], passage: Passage) -> list[Finding]:
+    return [constraint.finding(passage) for constraint in constraints]
+
+
+def _grade(
+    answer: str | None,
+    constraints: Sequence[_Constraint],
+    findings: Mapping[str, Sequence[Finding]],
+    mode: str,
+    aggregate: str,
+) -> Grade:
+    chosen = findings[mode]
+    scores = {name: _score(verdicts, aggregate) for name, verdicts in findings.items()}
+    parts = dict(scores)
+    for name, finding in zip(_names(constraints), chosen, strict=True):
+        parts[name] = float(finding is None)
+    unmet = [(c, finding) for c, finding in zip(constraints, chosen, strict=True) if finding is not None]
+    reason = f"all {len(chosen)} constraints are met ({mode})"
+    if unmet:
+        others = f"; {len(unmet) - 1} more" if len(unmet) > 1 else ""
+        reason = f"not met: {unmet[0][0]}: {unmet[0][1]}{others}"
+    return Grade(scores[mode], not unmet, answer or None, reason, parts)
+
+
+def _score(findings: Sequence[Finding], aggregate: str) -> float:
+    met = sum(finding is None for finding in findings)
+    return float(met == len(findings)) if aggregate == "all" else met / len(findings)
+
+
+def _names(constraints: Sequence[_Constraint]) -> Iterator[str]:
+    seen: dict[str, int] = {}
+    for constraint in constraints:
+        count = seen[constraint.kind] = seen.get(constraint.kind, 0) + 1
+        yield constraint.kind if count == 1 else f"{constraint.kind}#{count}"
+
+
+def _answer(response: str) -> str:
+    before, mark, after = response.rpartition("</think>")
+    if mark:
+        return after.lstrip("\r\n")
+    return "" if before == "" and response.lstrip().startswith("<think>") else response
+
+
+def _variants(answer: str) -> list[str]:
+    """The texts of the loose mode that differ from the answer, each once."""
+    lines = answer.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    texts = [text for whole in (answer, *cut) for text in (whole, whole.replace("*", ""))]
+    return [text for text in dict.fromkeys(texts) if text != answer and text.strip()]
+
+
+def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[_Constraint]:
+    source = metadata if metadata.get("instruction_id_list") is not None else _label(label)
+    kinds: Any = source.get("instruction_id_list")
+    kwargs: Any = source.get("kwargs")
+    if not _is_list(kinds) or not kinds:
+        raise _bad("needs instruction_id_list, a list of at least one id", kinds)
+    if not _is_list(kwargs) or len(kwargs) != len(kinds):
+        raise _bad(f"needs kwargs, a list of {len(kinds)} mappings, one for each of instruction_id_list", kwargs)
+    return [_constraint(kind, given) for kind, given in zip(kinds, kwargs, strict=True)]
+
+
+def _constraint(kind: Any, given: Any) -> _Constraint:
+    check = find_check(kind)
+    if given is not None and not isinstance(given, Mapping):
+        raise _bad(f"needs a mapping in kwargs for {kind!r}", given)
+    return _Constraint(kind, check, check.read(kind, given))
+
+
+def _label(label: Any) -> Mapping[str, Any]:
+    if isinstance(label, str):
+        try:
+            label = json.loads(label)
+        except (ValueError, RecursionError):
+            label = None
+    if not isinstance(label, Mapping):
+        raise GraderFailure(
+            "ifbench needs instruction_id_list and kwargs in the metadata (--metadata-key), or a label that holds them",
+            kind="grader_bad_metadata",
+        )
+    return label
+
+
+def _is_list(value: Any) -> bool:
+    # Parquet gives arrays for lists.
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+
+
+def _choice(metadata: Mapping[str, Any], names: Sequence[str], known: tuple[str, ...]) -> str:
+    for name in names:
+        if metadata.get(name) is not None:
+            if metadata[name] not in known:
+                raise _bad(f"needs {name} to be one of {', '.join(known)}", metadata[name])
+            return str(metadata[name])
+    return known[0]
+
+
+def _bad(what: str, got: Any) -> GraderFailure:
+    return GraderFailure(f"ifbench {what}; got {str(got)[:80]}", kind="grader_bad_metadata")
