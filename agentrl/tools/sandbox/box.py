@@ -309,6 +309,9 @@ class Session:
             raise SandboxUnavailable("the session is not open: use it inside `async with box.session() as session`")
         async with self._turn, self._box._place():
             note = ""
+            if self._child is not None and self._child.ended:
+                await self._end()
+                self._lost = "the session was restarted: its process ended between two runs; earlier variables are gone"
             if self._child is None:
                 note, self._lost = self._lost, ""
                 self._child = await self._box._child(session=True)
