@@ -15,6 +15,7 @@ from agentrl.rm_hub.words import choice, same_words, strip_units, wordy
 
 _BASED = re.compile(r"^([0-9A-Fa-f]+)\s*_\s*\{?\s*(\w+)\s*\}?$")
 _LETTERED = re.compile(r"^(?:\([A-H]\)|[A-H][.):])\s*(?=[\w\\\[({+-])")
+_COMMA_DECIMAL = re.compile(r"[+-]?\d+,\d+")
 _CLOCK = re.compile(r"\d\s*[ap]\.?\s?m\b", re.IGNORECASE)
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 _MOST_ALGEBRA = 40
@@ -50,6 +51,8 @@ def _compare(gold: str, got: str, budget: _Budget) -> Verdict:
     number = numbers.read(gold)
     if not choice(gold) and (lettered := _LETTERED.match(got)) is not None:
         got = got[lettered.end() :]
+    if number is None and _COMMA_DECIMAL.fullmatch(gold) and "," not in got and numbers.read(got) is not None:
+        number = numbers.read(gold, comma_is_point=True)
     if number is not None:
         # 3,14 is a number only beside a label that is one and no list.
         found = numbers.read(got)
@@ -89,7 +92,9 @@ def _is_plain(part: Shape) -> bool:
 
 def _names(gold: Shape, got: Shape) -> str | None:
     """Why the names before the equals signs forbid a comparison of the values; None if they allow it."""
-    if gold.name and not is_name(gold.name):
+    if gold.name and (
+        not is_name(gold.name) or (re.fullmatch(r"[-\d. ]+", gold.name) and re.search("[a-z]", gold.text))
+    ):
         return "equation"
     if gold.name and got.name and is_symbol(gold.name) and is_symbol(got.name):
         first, second = squeeze(gold.name), squeeze(got.name)
@@ -235,6 +240,8 @@ def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
         rows = len(got.items)
         if len(gold.items) == len(cells) == rows * gold.columns:
             return _in_order(gold, Shape("matrix", got.text, cells, "", "", gold.columns), budget)
+    if got.kind == "one" and r"\begin" in got.text:
+        return _algebra(gold.text, got.text, budget)
     if got.kind == "brackets" and 1 in {gold.columns, len(gold.items) // gold.columns}:
         return _in_order(gold, got, budget)
     return Verdict(False, "the answer is not a matrix of that shape")

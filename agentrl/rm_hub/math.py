@@ -14,10 +14,11 @@ from fractions import Fraction
 from typing import Any
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.answers import boxes, find_answer
+from agentrl.rm_hub.answers import boxed_answer, boxes, find_answer, visible
 from agentrl.rm_hub.equality import Verdict, compare
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.latex import LONGEST, clean
+from agentrl.rm_hub.shapes import shape
 from agentrl.rm_hub.words import wordy
 
 _HASHES = re.compile(r"####\s*(.+?)\s*$")
@@ -35,6 +36,11 @@ def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     if found is None:
         return Grade(0.0, False, None, "no final answer found")
     verdict = best(golds, found.text)
+    if not verdict.equal and found.how == "box" and any(shape(clean(gold)).kind in {"list", "set"} for gold in golds):
+        # One part of the answer a box, for labels with several parts.
+        joined = " or ".join(dict.fromkeys(text for _, _, text in boxes(visible(response)[0])[-20:]))
+        if (together := best(golds, joined)).equal:
+            return Grade(1.0, True, joined, f"boxes together: {together.reason}")
     return Grade(float(verdict.equal), verdict.equal, found.text, f"{found.how}: {verdict.reason}")
 
 
@@ -80,8 +86,8 @@ def _label(grader: str, label: Any) -> str:
     text = label.strip()
     if (solution := _HASHES.search(text)) is not None:
         text = solution.group(1)
-    elif (boxed := boxes(text)) and (len(text) > boxed[-1][1] - boxed[0][0] + 20 or len(boxed) == 1):
-        text = boxed[-1][2]
+    elif (boxed := boxed_answer(text)) is not None:
+        text = boxed.text
     if not clean(text):
         raise GraderFailure(f"{grader}: the label {label[:40]!r} has no answer in it", kind="grader_bad_label")
     return text

@@ -8,7 +8,7 @@ import re
 
 from agentrl.rm_hub import numbers
 from agentrl.rm_hub.latex import clean
-from agentrl.rm_hub.shapes import shape
+from agentrl.rm_hub.shapes import is_symbol, shape
 from agentrl.rm_hub.words import choice, wordy
 
 _SEARCHED = 20_000
@@ -21,7 +21,8 @@ _ANNOUNCED = re.compile(
       (?:\s+(?:to|for|of|auf|à|a|zu|на|for)\s+[^.\n:=]{{1,80}}?)?
       (?:\s*\([^()\n]{{1,60}}\))?
       {_MARKS}
-      (?:(?:therefore|thus|then|hence|here|indeed|finale?|final|correcta|definitiva|ist|lautet|es|est|é|è|is|are|was|will|would|should|must|could|might|may|can|adalah|là|это|равен|je)(?!\w)
+      (?:\s*(?:therefore|thus|then|hence|here|indeed|finale?|correcta|definitiva|so))?{_MARKS}
+      (?:(?:ist|lautet|es|est|é|è|is|are|was|will|would|should|must|could|might|may|can|adalah|là|это|равен|je)(?!\w)
          (?:{_MARKS}(?:be|therefore|thus|then|simply|just|indeed|clearly|given\ by|equal\ to|probably|either|likely|now|still|also|approximately|about|around|exactly|as\ follows|:|=))*
        |:|=|：|-{{1,2}}>|→|⇒|equals?|comes\ (?:out\ )?to|turns\ out\ to\ be|—|–)
     | (?:最终答案|正确答案|答案|答え|解答|正解|答|결과|정답|답)\s*{_MARKS}(?:应该是|应为|就是|分别是|是|为|為|：|:|は|은|는|이|가|=)+
@@ -29,13 +30,13 @@ _ANNOUNCED = re.compile(
     )""",
     re.IGNORECASE | re.VERBOSE,
 )
-_HEADING = re.compile(rf"^[#\s>*_]*(?:the\s+)?(?:final\s+)?answer{_MARKS}$", re.IGNORECASE | re.MULTILINE)
+_HEADING = re.compile(rf"^[# \t>*_]{{0,8}}(?:the\s+)?(?:final\s+)?answer{_MARKS}$", re.IGNORECASE | re.MULTILINE)
 _NEGATED = re.compile(r"^\W*(?:not|n't|no longer|nicht|pas|no es|не|不是)\b", re.IGNORECASE)
 _BUT = re.compile(r"\b(?:but(?: rather)?|rather|sondern|mais|sino|а|а именно|instead)\b|而是", re.IGNORECASE)
 _END = re.compile(r"(?<![.\s])[.!?](?=\s+[^\s\d]|\s*$|\s*\*\*)|。|！|？|\n|(?<=\d)\.(?=[A-Z])")
 _BREAK = re.compile(
     r"(?:,|;|\s[-–—]{1,2}\s|\s)\s*(?:so|because|since|which|as (?:we|the|it|there|required|shown|desired|stated)|where|given that|after|when|if|rounded|assuming|not\s+\S+"
-    r"|meaning|i\.e\.|that is|for a total|making|leaving|using|by\s+\w+ing|weil|denn|car|porque|так как|因为)\b.*$|\s[-–—]{1,2}\s.*$|(?:,|;)\s+(?!and\b|or\b|und\b|oder\b|y\b|et\b|ou\b|[a-zA-Z]\s*=)[a-z]{2,}\b(?!\s*=).*$",
+    r"|meaning|i\.e\.|that is|for a total|making|leaving|using|by\s+\w+ing|weil|denn|car|porque|так как|因为)\b.*$|\s(?:[-–—]|--)\s(?=[a-zA-Z]{3}).*$|(?:,|;)\s+(?!and\b|or\b|und\b|oder\b|y\b|et\b|ou\b|[a-zA-Z]\s*=)[a-z]{2,}\b(?!\s*=).*$",
     re.IGNORECASE | re.DOTALL,
 )
 _ASIDE = re.compile(
@@ -60,18 +61,18 @@ _INSTEAD = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(
-    r"(?<![\w.\\^_])(?:(?<![\d)}])-\s?)?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+(?![\d/])|\s*:\s*\d+|\s*\\frac\{\d+\}\{\d+\})?"
-    r"(?:\s*(?:%|percent\b|million\b|billion\b|thousand\b|hundred\b|dozen\b))?(?!\w*\^)(?!(?:st|nd|rd|th)\b)"
+    r"(?<![\w.\\^_])(?<!\^\{)(?<!_\{)(?:(?<![\d)}])-\s?)?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+,\d{1,2}(?![\d,])|\d+(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+(?![\d/])|\s*:\s*\d+|\s*\\frac\{\d+\}\{\d+\})?"
+    r"(?:\s*(?:%|percent\b|million\b|billion\b|thousand\b|hundred\b|dozen\b))?(?!(?:st|nd|rd|th)\b)"
     r"|(?<![\w\\])-?\s?\d*\s*\\frac\{-?[\d.]+\}\{-?[\d.]+\}"
 )
 _VERB = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals?|equal to|makes?|made|earn(?:s|ed)?|has|have|had|total(?:s|ing|ed)?|costs?|gets?|got|needs?|takes?|took|pays?|paid|spends?|spent|leaves?|left|gives?"
-    r"|sells?|sold|receives?|weighs?|travels?|saves?|saved|comes to|amounts? to|will|can|there (?:are|is|were|will be)|of|ist|sind|beträgt|est|sont|es|son|равно|это|in total|altogether)\b|=|:|≈|\\approx|是|为|有|共|→|=>)"
+    r"|sells?|sold|receives?|weighs?|travels?|saves?|saved|comes to|amounts? to|will|can|there (?:are|is|were|will be)|of|by|ist|sind|beträgt|est|sont|es|son|равно|это|in total|altogether)\b|=|:|≈|\\approx|是|为|有|共|→|=>)"
     r"\s*(?:be|a total of|about|approximately|exactly|only|just|now|then|also|around|roughly|up to|still|therefore|thus|equal to|to|of|\$|\\\$|\*)*\s*$",
     re.IGNORECASE,
 )
 _SEGMENT = re.compile(
-    r"\\\((.{1,300}?)\\\)|\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$|(?<![\\\d])\$(?!\s*\d[\d,.]*\s+[a-zA-Z]{2})([^$\n]{1,300}?)(?<![\\\s])\$(?!\d)",
+    r"\\\((.{1,300}?)\\\)|\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$|(?<![\\\d])\$(?!\s*\d[\d,.]*\s+[a-zA-Z]{2})([^$\n]{1,300}?)(?<!\\)\$(?!\d)",
     re.DOTALL,
 )
 _BOLD = re.compile(r"(?<![\w*])(\*\*|__)(?=\S)([^*_\n]{1,200}?)(?<=\S)\1(?!\w)")
@@ -79,7 +80,8 @@ _HEDGED = re.compile(
     r"(?:\b(?:it|this|that|answer|or|but)\s+)?\b(?:could|might|may)\s+(?:also\s+|instead\s+|well\s+|possibly\s+)?be\s+|\b(?:or|alternatively|otherwise),?\s+(?:maybe|possibly|perhaps|it is)?\s*(?=[-\d$])",
     re.IGNORECASE,
 )
-_OR_SO = re.compile(r"\s+or so$")
+_BLANK = re.compile(r"[ \t]{3,}")
+_OR_SO = re.compile(r"\s+or(?: so)?$")
 _OTHER = re.compile(r"\b(?:or|oder|ou|или)\b|或", re.IGNORECASE)
 
 
@@ -91,7 +93,7 @@ def find(text: str, words: bool, lines: bool) -> str | None:
         words: words are looked for, not values.
         lines: without a sentence that announces an answer, take the last line with a value.
     """
-    text = _BOLD.sub(r"\2", text[-_SEARCHED:])
+    text = _BOLD.sub(r"\2", _BLANK.sub(" ", text[-_SEARCHED:]))
     announced = _announced(text)
     if announced is not None:
         found, end, others = announced
@@ -175,8 +177,11 @@ def _sentence(text: str) -> tuple[str, int]:
     if display is not None:
         return (display.group(1) or display.group(2)).strip(), skipped + display.end()
     limit = text[:600]
-    if r"\begin{" in limit and (matrix := re.search(r"\\end\{[a-z]*matrix\}\S*", limit)):
-        return limit[: matrix.end()], skipped + matrix.end()
+    if r"\begin{" in limit and (last := limit.rfind(r"\end{")) >= 0:
+        # The rows of a matrix may be lines.
+        tail = re.match(r"\S*(?:\s?\$|\s?\\[)\]])?", limit[last:])
+        length = last + (tail.end() if tail else 0)
+        return limit[:length], skipped + length
     end = _END.search(limit)
     while end is not None and _abbreviated(limit, end):
         end = _END.search(limit, end.end())
@@ -222,10 +227,11 @@ def _prosy(text: str) -> bool:
 
 def _in_sentence(sentence: str) -> str | None:
     """The value that a whole sentence comes to: after its last equals sign or verb, else its only or last number."""
-    segments = [next(part for part in match.groups() if part is not None) for match in _SEGMENT.finditer(sentence)]
-    segments = [part for part in segments if not wordy(clean(part)) and clean(part)]
+    segments = [match for match in _SEGMENT.finditer(sentence) if _mathematics(match)]
     if segments:
-        return segments[-1]
+        later = clean(sentence[segments[-1].end() :])
+        told = [match for match in _NUMBER.finditer(later) if _VERB.search(later[: match.start()][-60:])]
+        return told[-1].group().strip() if told else _content(segments[-1])
     text = clean(sentence)
     found = list(_NUMBER.finditer(text))
     if not found:
@@ -239,6 +245,18 @@ def _in_sentence(sentence: str) -> str | None:
         if _OTHER.fullmatch(text[best.end() : following.start()].strip()):
             return f"{best.group().strip()} or {following.group().strip()}"
     return best.group().strip()
+
+
+def _content(segment: re.Match[str]) -> str:
+    return str(next(part for part in segment.groups() if part is not None))
+
+
+def _mathematics(segment: re.Match[str]) -> bool:
+    """Whether what stands between delimiters could be an answer: not words, a lone variable, or text between two prices."""
+    text = clean(_content(segment))
+    return (
+        bool(text) and not wordy(text) and not is_symbol(text) and not re.search(r"[-+*/=<]$|\\(?:times|cdot)$", text)
+    )
 
 
 def _last_value(text: str) -> str | None:

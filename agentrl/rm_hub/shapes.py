@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 _MATRIX = re.compile(r"^\\begin\{([bpBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}$", re.DOTALL)
 _BARE = re.compile(r"^[(\[]\s*(\\begin\{(matrix|smallmatrix|array)\}.*\\end\{\2\})\s*[)\]]$", re.DOTALL)
 _RELATION = re.compile(r"\\(?:le|ge|ne|equiv|sim|leq|geq)(?![a-zA-Z])|[<>]")
-_NAME = re.compile(r"^[^0-9+*/^=<>|\\]{1,40}$")
+_NAME = re.compile(r"^[^0-9+*/^=<>|\\]{1,40}$|^\|[A-Z]{2}\|$")
 _SYMBOL = re.compile(r"^\\?[A-Za-z]+'*(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*\([^()]*\))?'*$")
 MOST_ITEMS = 40
 
@@ -52,7 +52,9 @@ def shape(text: str, depth: int = 0) -> Shape:
     if matrix is not None:
         return matrix
     # x = 3, y = 4: the separators come before the equals signs; (x, y) = (3, 4): the brackets hold their commas.
-    parts = _split(text, {",", ";", "and", "or", "oder", "ou", "или", "и", "或", "和"})
+    parts = _split(text, {";"})
+    if len(parts) < 2 or not all("," in part for part in parts):
+        parts = _split(text, {",", ";", "and", "or", "oder", "ou", "или", "и", "或", "和"})
     if len(parts) > 1 and len(parts) <= MOST_ITEMS and (items := _items(parts, depth)):
         return Shape("list", text, items)
     name, value = _named(text)
@@ -137,6 +139,7 @@ def is_name(name: str) -> bool:
     name = name.strip()
     return (
         _NAME.match(name) is not None
+        or re.fullmatch(r"[^\d+*^=<>-]{1,60}", re.sub(r"_\s*(?:\{[^{}]*\}|\w)", "", name)) is not None
         or is_symbol(name)
         or not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", name))
         or re.match(r"^\\?[({\[].*[)}\]]$", name) is not None

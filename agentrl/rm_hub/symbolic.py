@@ -23,6 +23,7 @@ _UNBOUNDED = re.compile(
 _EXPONENT = re.compile(r"\^\s*(\{|\\?\w+|[-+]?\d+)")
 _FACTORIAL = re.compile(r"([\w)}\]]*)\s*!")
 _BINOMIAL = re.compile(r"\\[dt]?binom")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}")
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}|[^\x00-\x7f]|__|@|\\(?:input|write|def|catcode|require|href|include)")
 
 
@@ -42,7 +43,7 @@ def refusal(text: str) -> str | None:
         return f"a number of more than {_MOST_DIGITS} digits"
     if _UNBOUNDED.search(text):
         return "an operation without a bound"
-    if _WORDS.search(text):
+    if _WORDS.search(_ENVIRONMENT.sub("", text)):
         return "words"
     return _powers(text) or _factorials(text)
 

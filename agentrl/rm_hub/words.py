@@ -2,6 +2,8 @@ r"""Answers that are words: names, choices, "no solution", true and false."""
 
 import re
 
+from agentrl.rm_hub.units import find_unit
+
 _CHOICE = re.compile(
     r"^(?:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)\s*(?:is)?\s*:?\s*)?[(\[]?\s*([A-Ja-j])\s*(?:[)\].:]\s*.*|)$",
     re.IGNORECASE | re.DOTALL,
@@ -79,10 +81,12 @@ def strip_units(text: str) -> str:
     if text[-80:] != text:
         return text
     match = _UNIT_TAIL.match(text)
-    if match is None or (
-        len(match.group(2).replace(".", "")) < 2 and match.group(2) not in {"m", "s", "g", "h", "L", "l"}
-    ):
+    if match is None or find_unit(match.group(2)) is None:
         return text
-    if any(word.lower() in _MATH_WORDS for word in re.findall(r"[a-zA-Z]+", match.group(2))):
+    words = re.findall(r"[a-zA-Z]+", match.group(2))
+    if any(word.lower() in _MATH_WORDS for word in words):
+        return text
+    # One letter behind a sum is rather a variable.
+    if len(words[0]) == 1 and re.search(r"[+=<>-]|\\[a-z]+\s*\{?[a-z]", match.group(1)):
         return text
     return match.group(1).strip()
