@@ -41,13 +41,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder, lessons = tmp_path_factory.mktemp("model"), SearchLessons()
     create(folder, layers=2, hidden=64, corpus=lessons.corpus(), markup=lessons.markup, tie_embeddings=False)
-    likes = Chat.load(str(folder)).encode("<search></search><search></search>height of Zor<|im_end|>")
+    tags, end = (Chat.load(str(folder)).encode(text) for text in ("<search></search>", "<|im_end|>"))
     weights = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     with torch.no_grad():
         # Every embedding gets a common part, which the output weights of some tokens look for.
         weights.get_input_embeddings().weight[:, 0] = 1.0
         weights.get_output_embeddings().weight[:, 0] = 0.0
-        weights.get_output_embeddings().weight[likes, 0] = 2.0
+        weights.get_output_embeddings().weight[tags, 0] = 2.0
+        weights.get_output_embeddings().weight[end, 0] = 1.6
     weights.save_pretrained(folder)
     return folder
 
