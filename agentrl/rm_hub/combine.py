@@ -1,0 +1,329 @@
+"""One reward out of several: weighted graders, checks that gate or penalise, and rewards of steps.
+
+    reward = combine(
+        Weighted("math", 1.0),
+        Weighted("f1", 0.2),
+        gate=Verifier(has_answer_tag),
+        steps=StepRewards("average", weight=0.1),
+    )
+
+1. The object is a reward function: `--custom-rm-path rewards.py:reward`, or `return await reward(self.args, sample)` in
+   `Environment.reward`.
+2. The trajectory's reward is the weighted sum of the graders' scores. Rewards that the environment gave for its steps
+   (`Step.reward`, kept in `sample.metadata["step_rewards"]`) are added with their weight. Gates act on the whole.
+3. The result is that one number; with `--reward-key` (or `--eval-reward-key`) it is a dict of it ("score") and all its
+   parts. The parts are in `sample.metadata["rewards"]` in any case.
+4. What trains is the one number, spread by the advantage estimator over all tokens of the trajectory. The share of each
+   step by the distribution strategy is written to `sample.metadata["step_credit"]`, for filters, metrics and custom
+   code; no estimator of the trainer reads it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import anyio
+
+from agentrl.errors import GraderFailure, SettingsError
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.registry import find
+from agentrl.rm_hub.sample import final_answer
+from agentrl.sample import Origin, Sample
+from agentrl.tools.threads import run_in_daemon_thread
+
+Scored = float | Grade
+Scorer = Callable[[Sample], Scored | Awaitable[Scored]]
+Check = Callable[[Sample], bool | Awaitable[bool]]
+Distribution = Literal["last", "all", "average"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """A check of a sample, and what a failed one does to the score that it guards.
+
+    Attributes:
+        check: `sample -> bool`, plain or async; or a grader's name, which must find the answer correct.
+        otherwise: "zero" (the graders it guards are then not asked), "multiply" by `amount`, or "subtract" it.
+        amount: the factor or the penalty.
+        name: what it is called among the parts, with `verifier_` before it; default the function's name.
+    """
+
+    check: Check | str
+    otherwise: Literal["zero", "multiply", "subtract"] = "zero"
+    amount: float = 1.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.otherwise not in ("zero", "multiply", "subtract"):
+            raise SettingsError(f"Verifier: otherwise must be zero, multiply or subtract, got {self.otherwise!r}")
+        if not math.isfinite(self.amount):
+            raise SettingsError(f"Verifier: amount must be a finite number, got {self.amount!r}")
+        if isinstance(self.check, str):
+            find(self.check)
+
+    @property
+    def label(self) -> str:
+        """Its name among the parts."""
+        return f"verifier_{self.name or _name(self.check)}"
+
+    def apply(self, score: float) -> float:
+        """The score after the check has failed."""
+        match self.otherwise:
+            case "zero":
+                return 0.0
+            case "multiply":
+                return score * self.amount
+            case _:
+                return score - self.amount
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """One grader and its weight in the sum.
+
+    Attributes:
+        grader: a grader's name, or `sample -> float` (or a `Grade`), plain or async.
+        weight: its factor; negative for a penalty.
+        part: which of the grade's `parts` counts instead of its score.
+        verifiers: checks that guard this grader's score alone.
+        name: what it is called among the parts; default the grader's or function's name.
+    """
+
+    grader: Scorer | str
+    weight: float = 1.0
+    part: str | None = None
+    verifiers: tuple[Verifier, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.weight, bool) or not math.isfinite(self.weight):
+            raise SettingsError(f"Weighted: weight must be a finite number, got {self.weight!r}")
+        if isinstance(self.grader, str):
+            find(self.grader)
+
+    @property
+    def label(self) -> str:
+        """Its name among the parts."""
+        return self.name or _name(self.grader) + (f".{self.part}" if self.part else "")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRewards:
+    """How rewards of steps and the trajectory's reward come together.
+
+    Attributes:
+        distribution: which steps the trajectory's reward is credited to: the "last", "all" (each the whole of it), or
+            "average" (each an equal share). Steps are the model's turns.
+        weight: factor of the steps' own rewards.
+        reduce: how the steps' rewards go into the one number: their "sum" or "mean".
+    """
+
+    distribution: Distribution = "last"
+    weight: float = 1.0
+    reduce: Literal["sum", "mean"] = "sum"
+
+    def __post_init__(self) -> None:
+        if self.distribution not in ("last", "all", "average"):
+            raise SettingsError(f"StepRewards: distribution must be last, all or average, got {self.distribution!r}")
+        if self.reduce not in ("sum", "mean"):
+            raise SettingsError(f"StepRewards: reduce must be sum or mean, got {self.reduce!r}")
+        if isinstance(self.weight, bool) or not math.isfinite(self.weight):
+            raise SettingsError(f"StepRewards: weight must be a finite number, got {self.weight!r}")
+
+    def total(self, rewards: Sequence[float]) -> float:
+        """What the steps add to the trajectory's reward."""
+        if not rewards:
+            return 0.0
+        summed = math.fsum(rewards)
+        return self.weight * (summed if self.reduce == "sum" else summed / len(rewards))
+
+    def credit(self, rewards: Sequence[float], trajectory: float, steps: int) -> list[float]:
+        """Per step: its own reward times the weight, and its share of the trajectory's.
+
+        Args:
+            rewards: of the steps in order; steps beyond them have none.
+            trajectory: the trajectory's reward.
+            steps: how many there are, at least `len(rewards)` and 1.
+        """
+        own = [self.weight * reward for reward in rewards] + [0.0] * (steps - len(rewards))
+        shares = {
+            "last": [0.0] * (steps - 1) + [trajectory],
+            "all": [trajectory] * steps,
+            "average": [trajectory / steps] * steps,
+        }[self.distribution]
+        return [mine + share for mine, share in zip(own, shares, strict=True)]
+
+
+class Combined:
+    """A reward function made by `combine`."""
+
+    def __init__(self, parts: Sequence[Weighted], gates: Sequence[Verifier], steps: StepRewards | None) -> None:
+        self._parts, self._gates, self._steps = tuple(parts), tuple(gates), steps
+        guards = [guard for part in self._parts for guard in part.verifiers]
+        labels = [part.label for part in self._parts]
+        labels += [verifier.label for verifier in dict.fromkeys((*guards, *self._gates))]
+        taken = [*labels, "score", "trajectory", "steps"]
+        if double := sorted({label for label in taken if taken.count(label) > 1}):
+            raise SettingsError(f"combine: {', '.join(double)} is there twice; give one of them another name=")
+        if not self._parts and steps is None:
+            raise SettingsError("combine: nothing to combine; give it Weighted graders or steps=StepRewards()")
+
+    async def __call__(self, args: Any, sample: Sample, **kwargs: Any) -> float | dict[str, float]:
+        """The reward of a sample.
+
+        Raises:
+            GraderFailure: a grader failed, or a score or step reward is no finite number.
+        """
+        scores = await self.scores(args, sample)
+        sample.metadata["rewards"] = scores
+        keys = [key for name in ("reward_key", "eval_reward_key") if (key := getattr(args, name, None))]
+        if missing := [key for key in keys if key not in scores]:
+            raise GraderFailure(
+                f"--reward-key {missing[0]}: the combined reward has no such part; it has {', '.join(scores)}",
+                kind="grader_no_reward_key",
+            )
+        return dict(scores) if keys else scores["score"]
+
+    async def scores(self, args: Any, sample: Sample) -> dict[str, float]:
+        """The reward as "score", and all its parts; parts behind a closed gate are 0."""
+        gates = await _all([partial(_checked, args, sample, gate) for gate in self._gates])
+        failed = [gate for gate, passed in zip(self._gates, gates, strict=True) if not passed]
+        parts: dict[str, float] = {gate.label: float(ok) for gate, ok in zip(self._gates, gates, strict=True)}
+        closed = any(gate.otherwise == "zero" for gate in failed)
+        trajectory = 0.0
+        work = [] if closed else [partial(_scored, args, sample, part) for part in self._parts]
+        found = await _all(work) if not closed else [(0.0, {})] * len(self._parts)
+        for part, (score, checks) in zip(self._parts, found, strict=True):
+            parts |= {part.label: score, **checks}
+            trajectory += part.weight * score
+        rewards = step_rewards(sample) if self._steps is not None else []
+        stepped = self._steps.total(rewards) if self._steps is not None else 0.0
+        score = trajectory + stepped
+        for gate in failed:
+            score = gate.apply(score)
+        if self._steps is not None:
+            parts["steps"] = stepped
+            sample.metadata["step_credit"] = self._credit(sample, rewards, trajectory, failed)
+        return {"score": score, "trajectory": trajectory, **parts}
+
+    def _credit(
+        self, sample: Sample, rewards: Sequence[float], trajectory: float, failed: Sequence[Verifier]
+    ) -> list[float]:
+        """Each step's share. A factor acts on every step, a penalty on the last."""
+        assert self._steps is not None
+        credit = self._steps.credit(rewards, trajectory, max(len(rewards), _turns(sample), 1))
+        for gate in failed:
+            if gate.otherwise == "subtract":
+                credit[-1] = gate.apply(credit[-1])
+            else:
+                credit = [gate.apply(one) for one in credit]
+        return credit
+
+
+def combine(*parts: Weighted, gate: Verifier | Sequence[Verifier] = (), steps: StepRewards | None = None) -> Combined:
+    """One reward function out of several; see the module's text.
+
+    Args:
+        parts: graders with their weights.
+        gate: checks that guard the whole reward, applied in order.
+        steps: whether and how the environment's step rewards count.
+
+    Raises:
+        SettingsError: an unknown grader, two parts of one name, or nothing to combine.
+    """
+    return Combined(parts, (gate,) if isinstance(gate, Verifier) else gate, steps)
+
+
+def step_rewards(sample: Sample) -> list[float]:
+    """The rewards that the environment gave for its steps.
+
+    Raises:
+        GraderFailure: `grader_bad_reward` if one is no finite number.
+    """
+    return [
+        _finite(reward, f"step reward {at}") for at, reward in enumerate(sample.metadata.get("step_rewards", ()), 1)
+    ]
+
+
+async def _all(work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    """The results of some coroutine functions, run side by side, in order; the first failure as it is."""
+    results: list[Any] = [None] * len(work)
+
+    async def one(at: int, function: Callable[[], Awaitable[Any]]) -> None:
+        results[at] = await function()
+
+    try:
+        async with anyio.create_task_group() as group:
+            for at, function in enumerate(work):
+                group.start_soon(one, at, function)
+    except BaseExceptionGroup as failed:
+        error: BaseException = failed
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+    return results
+
+
+async def _scored(args: Any, sample: Sample, part: Weighted) -> tuple[float, dict[str, float]]:
+    """A part's score after its own verifiers, and what those said."""
+    passed = await _all([partial(_checked, args, sample, verifier) for verifier in part.verifiers])
+    checks = {verifier.label: float(ok) for verifier, ok in zip(part.verifiers, passed, strict=True)}
+    failed = [verifier for verifier, ok in zip(part.verifiers, passed, strict=True) if not ok]
+    if any(verifier.otherwise == "zero" for verifier in failed):
+        return 0.0, checks
+    result = await _asked(args, sample, part.grader)
+    if part.part is not None:
+        if not isinstance(result, Grade) or part.part not in result.parts:
+            has = ", ".join(result.parts) if isinstance(result, Grade) else ""
+            raise GraderFailure(f"{part.label}: no part {part.part!r}; it has {has or 'none'}", kind="grader_no_part")
+        result = result.parts[part.part]
+    score = _finite(result.score if isinstance(result, Grade) else result, part.label)
+    for verifier in failed:
+        score = verifier.apply(score)
+    return score, checks
+
+
+async def _checked(args: Any, sample: Sample, verifier: Verifier) -> bool:
+    passed = await _asked(args, sample, verifier.check)
+    if isinstance(passed, Grade):
+        return passed.correct
+    if not isinstance(passed, bool):
+        raise GraderFailure(
+            f"{verifier.label} must return True or False, got {passed!r:.80}", kind="grader_bad_verifier"
+        )
+    return passed
+
+
+async def _asked(args: Any, sample: Sample, what: Any) -> Any:
+    """The result of a grader by name, or of a function; plain functions run in a thread."""
+    if isinstance(what, str):
+        from agentrl.rm_hub.runner import runner_for
+
+        spec = find(what)
+        text = final_answer(sample) if spec.reads == "answer" else sample.response
+        metadata = {"prompt": sample.prompt, **sample.metadata} if spec.runs == "async" else sample.metadata
+        return await runner_for(args).grade(what, text, sample.label, metadata)
+    if inspect.iscoroutinefunction(what):
+        return await what(sample)
+    result = await run_in_daemon_thread(partial(what, sample))
+    return await result if inspect.isawaitable(result) else result
+
+
+def _finite(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise GraderFailure(f"{what} must be a finite number, got {value!r:.80}", kind="grader_bad_reward")
+    return float(value)
+
+
+def _turns(sample: Sample) -> int:
+    """The model's turns, as far as they were recorded."""
+    return len({segment.turn for segment in sample.segments if segment.origin is Origin.MODEL})
+
+
+def _name(what: Any) -> str:
+    return what if isinstance(what, str) else str(getattr(what, "__name__", type(what).__name__))
