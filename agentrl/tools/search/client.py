@@ -16,15 +16,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from agentrl.errors import AgentRLError, PluginError
+from agentrl.errors import PluginError, ToolFailure
 from agentrl.tools.search.passages import Hit
 
 if TYPE_CHECKING:
     import httpx
 
 
-class RetrievalError(AgentRLError):
-    """The retrieval server cannot be reached, is too slow, or answers something else than passages."""
+class RetrievalError(ToolFailure):
+    """The retrieval server cannot be reached, is too slow, or answers something else than passages.
+
+    Raised in an environment's own code it is a tool's failure, which the run's failure policy answers (by default the
+    trajectory starts again).
+    """
+
+    def __init__(self, message: str, *, kind: str = "tool_retrieval") -> None:
+        super().__init__(message, kind=kind)
 
 
 @dataclass(eq=False)

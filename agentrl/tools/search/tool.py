@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from agentrl.tools.base import OnFailure, Tool
-from agentrl.tools.outcome import ToolError
+from agentrl.tools.outcome import OutcomeKind, ToolError
+from agentrl.tools.search.client import RetrievalError
 from agentrl.tools.search.passages import Hit
 
 
@@ -55,7 +56,10 @@ def search_tool(
 
     async def waiting(query: str) -> str:
         found: Any = searcher.search([checked(query)], k)
-        return shown((await found)[0])
+        try:
+            return shown((await found)[0])
+        except RetrievalError as error:  # `on_failure` decides, not the error
+            raise ToolError(str(error), kind=OutcomeKind.RAISED) from error
 
     return Tool(
         waiting if inspect.iscoroutinefunction(searcher.search) else blocking,
