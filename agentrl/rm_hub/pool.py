@@ -121,26 +121,42 @@ class GraderPool:
         spec = _runnable(rm_type)
         check_inputs(rm_type, spec, response, label, metadata)
         async with self._place(rm_type):
-            # Encoded only now: a thousand items that come at once must not all be encoded in one go.
-            pieces = frames.request(rm_type, response, label, metadata, spec.needs)
-            worker = await self._worker(rm_type)
-            self._busy.add(worker)
             try:
-                reply = await self._ask(worker, pieces, timeout)
-            except BaseException:
-                worker.kill()
-                raise
-            finally:
-                self._busy.discard(worker)
-            self._give_back(worker)
+                reply = await self._run(rm_type, spec, response, label, metadata, timeout)
+            except _NurseryLost:
+                # Something outside killed all processes at once; that is not this item's fault.
+                reply = await self._run(rm_type, spec, response, label, metadata, timeout)
         if reply is None:
             raise GraderFailure(
                 f"--rm-type {rm_type}: grading took longer than {timeout:g} s (--grader-timeout)", kind="grader_timeout"
             )
-        outcome = frames.read_reply(reply)
+        try:
+            outcome = frames.read_reply(reply)
+        except (ValueError, TypeError, KeyError) as error:
+            raise GraderFailure(f"the grader's process answered nonsense: {error}", kind="grader_crashed") from error
         if isinstance(outcome, GraderFailure):
             raise outcome
         return outcome
+
+    async def _run(
+        self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any], timeout: float
+    ) -> bytes | None:
+        # Encoded only now: a thousand items that come at once must not all be encoded in one go.
+        pieces = frames.request(rm_type, response, label, metadata, spec.needs)
+        worker = await self._worker(rm_type)
+        self._busy.add(worker)
+        try:
+            reply = await self._ask(worker, pieces, timeout)
+        except BaseException:
+            worker.kill()
+            raise
+        finally:
+            self._busy.discard(worker)
+        if self._closed or worker.done >= self.recycle:
+            worker.kill()
+        elif worker.pidfd >= 0:
+            self._idle.append(worker)
+        return reply
 
     async def _ask(self, worker: Worker, pieces: Any, timeout: float) -> bytes | None:
         """The worker's reply; None, with the worker killed, if it took too long."""
@@ -152,6 +168,8 @@ class GraderPool:
         except Lost as error:
             worker.kill()
             self._check_open(error)
+            if not self._nursery.alive or self._nursery.pid != worker.nursery_pid:
+                raise _NurseryLost("the graders' process was killed", kind="grader_crashed") from error
             how = await self._nursery.ended(worker)
             raise GraderFailure(f"the grader's process died: {how}", kind="grader_crashed") from error
         worker.kill()
@@ -184,24 +202,19 @@ class GraderPool:
             if rm_type in worker.loaded and worker.alive:
                 return worker
             worker.kill()
-        try:
-            worker = await self._nursery.fork()
-        except GraderFailure:
-            # Something killed the nursery while it was idle: that is not this item's fault.
+        if not self._nursery.alive:
             await self._nursery.load((rm_type,))
-            worker = await self._nursery.fork()
+        worker = await self._nursery.fork()
         self.counts["forked"] += 1
         return worker
-
-    def _give_back(self, worker: Worker) -> None:
-        if self._closed or worker.done >= self.recycle:
-            worker.kill()
-        elif worker.pidfd >= 0:
-            self._idle.append(worker)
 
     def _check_open(self, cause: BaseException | None) -> None:
         if self._closed:
             raise GraderFailure("the grader pool is closed", kind="grader_closed") from cause
+
+
+class _NurseryLost(GraderFailure):
+    """The process that workers are forked from has gone, and with it every worker."""
 
 
 def _runnable(rm_type: str) -> GraderSpec:

@@ -26,15 +26,18 @@ from agentrl.rm_hub.worker import PACKET
 _WORKER = Path(__file__).parent / "worker.py"
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 
-Lost = (OSError, EOFError, anyio.ClosedResourceError)
-"""What reading from or writing to a process raises when it has gone."""
+Lost = (OSError, EOFError, ValueError, anyio.ClosedResourceError)
+"""What reading from or writing to a process raises when it has gone, or does not keep to the frames."""
 
 
 class Worker:
     """One worker process: send it a request, read its reply, kill it."""
 
-    def __init__(self, connection: socket.socket, pid: int, pidfd: int, loaded: frozenset[str]) -> None:
-        self.connection, self.pid, self.pidfd, self.loaded = connection, pid, pidfd, loaded
+    def __init__(
+        self, connection: socket.socket, pid: int, pidfd: int, loaded: frozenset[str], nursery_pid: int
+    ) -> None:
+        self.connection, self.pid, self.pidfd = connection, pid, pidfd
+        self.loaded, self.nursery_pid = loaded, nursery_pid
         self.done = 0
         self._received = bytearray()
 
@@ -101,6 +104,18 @@ class Nursery:
         self._control: socket.socket | None = None
         self._turn = anyio.Lock()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs; where it was killed, `loaded` is forgotten."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """The process's number; 0 if there is none."""
+        return 0 if self._process is None else self._process.pid
+
     async def load(self, names: Sequence[str]) -> None:
         """Import graders; workers forked from now on have them.
 
@@ -125,7 +140,7 @@ class Nursery:
             ours.setblocking(False)
             async with self._turn:
                 answer, fds = await self._order({"do": "fork"}, theirs)
-                return Worker(ours, answer["pid"], fds[0], self.loaded)
+                return Worker(ours, answer["pid"], fds[0], self.loaded, self.pid)
         except BaseException:
             ours.close()
             raise

@@ -99,7 +99,7 @@ def find(rm_type: str) -> GraderSpec:
     if spec is not None and (base == rm_type or spec.boxable):
         return replace(spec, reads="answer") if base != rm_type else spec
     names = [*GRADERS, *(BOXED + name for name, entry in GRADERS.items() if entry.boxable)]
-    close = difflib.get_close_matches(rm_type, names, n=1)
+    close = difflib.get_close_matches(rm_type.lower(), names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(GRADERS)}"
     raise SettingsError(f"--rm-type {rm_type!r}: no such grader; {hint}")
 

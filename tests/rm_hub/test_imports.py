@@ -1,0 +1,57 @@
+"""What importing the room costs, and what its modules must not call."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import agentrl.rm_hub
+
+FOLDER = Path(agentrl.rm_hub.__file__).parent
+EVERY = sorted(FOLDER.rglob("*.py"))
+# The harness is source text for the sandbox, where running submitted code is its purpose.
+SOURCES = [path for path in EVERY if "harness" not in path.parts]
+BANNED = {"eval", "exec", "compile", "sympify", "parse_expr", "parse_latex", "system", "popen"}
+
+
+def test_importing_every_public_name_is_quick_and_light() -> None:
+    code = (
+        "import sys, time; start = time.process_time()\n"
+        "from agentrl.rm_hub import *\n"
+        "print(time.process_time() - start)\n"
+        "print(sorted({'torch', 'ray', 'transformers', 'sympy', 'numpy', 'httpx', 'math_verify'} & sys.modules.keys()))"
+    )
+    # The least of three: the first may compile, and other programs may be in the way.
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
+        for _ in range(3)
+    ]
+    assert runs[0][1] == "[]"
+    assert min(float(run[0]) for run in runs) < 0.3
+
+
+def test_no_module_evaluates_text() -> None:
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                function = node.func
+                name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+                plain = isinstance(function, ast.Name)
+                of_re = isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "re"
+                if name in BANNED and (plain or not of_re):
+                    found.append(f"{path.name}:{node.lineno} {name}")
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                module = getattr(node, "module", "") or ""
+                names = [alias.name for alias in node.names]
+                if {"pickle", "marshal", "shelve"} & {module, *names}:
+                    found.append(f"{path.name}:{node.lineno} {module} {names}")
+                if "rm_hub.harness" in module and not {"encode", "NotPlain"}.issuperset(names):
+                    found.append(f"{path.name}:{node.lineno} imports the harness")
+                if module.startswith("sympy") and BANNED & set(names):
+                    found.append(f"{path.name}:{node.lineno} {module} {names}")
+    assert found == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [path.name for path in EVERY if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))] == []

@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import GraderFailure, PluginError, SettingsError
+from agentrl.rm_hub import GRADERS, Grade, RmHubSettings, check_rm_type, grade, graders, math_verify_reward
+
+FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_every_grader_of_the_table_loads(name: str) -> None:
+    function = GRADERS[name].load()
+    assert callable(function)
+    assert function.__doc__
+
+
+def test_names() -> None:
+    assert set(graders()) == set(GRADERS)
+    for name, spec in GRADERS.items():
+        check_rm_type(name)
+        if spec.boxable:
+            check_rm_type(f"boxed_{name}")
+        else:
+            with pytest.raises(SettingsError, match="no such grader"):
+                check_rm_type(f"boxed_{name}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"), [("exact_mach", "exact_match"), ("boxed_exactmatch", "boxed_exact_match"), ("F1", "f1")]
+)
+def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(SettingsError, match=f"{wrong}.*did you mean '{near}'"):
+        grade(wrong, "a", "a")
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "metadata", "kind"),
+    [
+        (None, "a", None, "grader_bad_input"),
+        (b"a", "a", None, "grader_bad_input"),
+        (["a"], "a", None, "grader_bad_input"),
+        ("a", "a", ["x"], "grader_bad_input"),
+        ("a", None, None, "grader_no_label"),
+        ("a" * 4_000_001, "a", None, "grader_too_large"),
+    ],
+)
+def test_inputs_that_cannot_be_graded_are_failures_not_zeros(
+    response: object, label: object, metadata: object, kind: str
+) -> None:
+    with pytest.raises(GraderFailure) as caught:
+        grade("exact_match", response, label, metadata)  # type: ignore[arg-type]
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, spec in GRADERS.items() if spec.needs_label and spec.runs == "process"]
+)
+def test_a_missing_label_is_never_a_zero(name: str) -> None:
+    spec = GRADERS[name]
+    with pytest.raises(GraderFailure, match=r"--label-key|--metadata-key"):
+        grade(name, "an answer", None, {key: [] for key in spec.needs})
+
+
+def test_a_box_that_is_not_there_scores_zero() -> None:
+    assert grade("boxed_exact_match", r"so \boxed{Paris}", "Paris").correct
+    missing = grade("boxed_exact_match", "Paris", "Paris")
+    assert (missing.score, missing.extracted, missing.reason) == (0.0, None, "no box found")
+
+
+def test_a_grader_of_ones_own_by_path() -> None:
+    assert grade(f"{FAULTY}:echo", "x", "x") == Grade(1.0, True, "x", "{}")
+    with pytest.raises(PluginError, match="did you mean 'echo'"):
+        grade(f"{FAULTY}:ecko", "x", "x")
+    with pytest.raises(SettingsError, match="use async_rm"):
+        grade(f"{FAULTY}:waits", "0")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("raises", "grader_raised"), ("gives_nan", "grader_bad_grade"), ("gives_number", "grader_bad_grade")],
+)
+def test_a_grader_that_misbehaves_is_named(name: str, kind: str) -> None:
+    with pytest.raises(GraderFailure, match=name) as caught:
+        grade(f"{FAULTY}:{name}", "x")
+    assert caught.value.kind == kind
+
+
+def test_long_extracts_are_cut() -> None:
+    got = grade(f"{FAULTY}:echo", "a" * 100_000, "b")
+    assert got.extracted is not None
+    assert len(got.extracted) == 2000
+
+
+def test_what_a_waiting_grader_needs_is_asked_for_early() -> None:
+    with pytest.raises(SettingsError, match="--rm-url"):
+        check_rm_type("remote_rm", RmHubSettings())
+    check_rm_type("remote_rm", RmHubSettings(rm_url="http://127.0.0.1:1/"))
+
+
+def test_math_verify_reward() -> None:
+    assert math_verify_reward(r"Therefore \boxed{\frac{1}{2}}", "0.5") == 1.0
+    assert math_verify_reward(r"Therefore \boxed{\frac{1}{3}}", "0.5") == 0.0

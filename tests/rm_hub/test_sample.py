@@ -1,0 +1,113 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrl.config import RunSettings
+from agentrl.errors import GraderFailure, SettingsError
+from agentrl.rm_hub import GraderRunner, RmHubSettings, async_rm, batched_async_rm, final_answer
+from agentrl.rm_hub.runner import entered, runner_for, settings_of
+from agentrl.sample import Sample
+
+FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
+
+
+def args(**values: Any) -> SimpleNamespace:
+    return SimpleNamespace(**values)
+
+
+async def test_the_reward_is_the_score_and_the_grade_is_kept() -> None:
+    sample = Sample(response="The Paris.", label="Paris")
+    assert await async_rm(args(rm_type="exact_match"), sample) == 1.0
+    kept = sample.metadata["grade"]
+    assert (kept["rm_type"], kept["score"], kept["correct"]) == ("exact_match", 1.0, True)
+    assert kept["reason"]
+
+
+async def test_a_sample_may_name_its_own_grader() -> None:
+    own = Sample(response=r"\boxed{Paris}", label="Paris", metadata={"rm_type": "boxed_exact_match"})
+    assert await batched_async_rm(args(rm_type="exact_match"), [own, Sample(response="Rome", label="Paris")]) == [
+        1.0,
+        0.0,
+    ]
+    assert await async_rm(args(), own) == 1.0
+
+
+async def test_the_last_thing_the_model_said_is_graded() -> None:
+    messages = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "Rome"},
+        {"role": "tool", "content": "It is Paris."},
+        {"role": "assistant", "content": [{"type": "text", "text": "Par"}, {"type": "text", "text": "is"}]},
+    ]
+    sample = Sample(response="Rome It is Paris. Paris", label="Paris", metadata={"messages": messages})
+    assert final_answer(sample) == "Paris"
+    assert await async_rm(args(rm_type="exact_match"), sample) == 1.0
+    assert final_answer(Sample(metadata={"messages": [{"role": "assistant", "content": None}]})) == ""
+    assert final_answer(Sample(response="x")) == "x"
+
+
+async def test_a_reward_key_makes_it_a_dict() -> None:
+    with_parts = f"{FAULTY}:sleeps"
+    sample = Sample(response="0")
+    assert await async_rm(args(rm_type=with_parts, reward_key="half"), sample) == {"half": 0.5, "score": 1.0}
+    assert await async_rm(args(rm_type=with_parts, reward_key=None, eval_reward_key="score"), sample) == {
+        "half": 0.5,
+        "score": 1.0,
+    }
+    with pytest.raises(GraderFailure, match="--reward-key hlaf.*half, score") as caught:
+        await async_rm(args(rm_type=with_parts, reward_key="hlaf"), sample)
+    assert caught.value.kind == "grader_no_reward_key"
+
+
+async def test_in_a_batch_the_others_are_graded_when_one_fails() -> None:
+    samples = [Sample(response="a", label=label) for label in ("a", None, "b")]
+    with pytest.raises(GraderFailure, match="needs a label"):
+        await batched_async_rm(args(rm_type="exact_match"), samples)
+    assert [sample.metadata.get("grade", {}).get("score") for sample in samples] == [1.0, None, 0.0]
+
+
+async def test_no_grader_and_unknown_graders() -> None:
+    with pytest.raises(SettingsError, match="pass --rm-type"):
+        await async_rm(args(), Sample(response="a", label="a"))
+    with pytest.raises(SettingsError, match="did you mean 'exact_match'"):
+        await async_rm(args(rm_type="exact_mach"), Sample(response="a", label="a"))
+    with pytest.raises(SettingsError, match="a grader's name"):
+        await async_rm(args(), Sample(response="a", label="a", metadata={"rm_type": 3}))
+
+
+async def test_a_grader_that_overruns_is_a_typed_failure() -> None:
+    with pytest.raises(GraderFailure, match="longer than 0.3 s") as caught:
+        await async_rm(args(rm_type=f"{FAULTY}:sleeps", grader_timeout=0.3), Sample(response="60"))
+    assert caught.value.kind == "grader_timeout"
+
+
+async def test_graders_that_wait_are_awaited_with_a_deadline() -> None:
+    waits = f"{FAULTY}:waits"
+    assert await async_rm(args(rm_type=waits), Sample(response="0")) == 1.0
+    with pytest.raises(GraderFailure, match="no grade within 0.2 s") as caught:
+        await async_rm(args(rm_type=waits, grader_total_timeout=0.2), Sample(response="60"))
+    assert caught.value.kind == "grader_timeout"
+    with pytest.raises(GraderFailure, match="raised ValueError"):
+        await async_rm(args(rm_type=waits), Sample(response="soon"))
+
+
+async def test_the_runner_of_the_surrounding_code_is_used() -> None:
+    async with GraderRunner(RmHubSettings(grader_processes=1)) as runner:
+        with entered(runner):
+            await async_rm(args(rm_type="exact_match"), Sample(response="a", label="a"))
+            assert runner_for(args()) is runner
+        assert runner.pool.counts["graded"] == 1
+    assert runner_for(args()) is runner_for(args(rm_type="f1"))
+    assert runner_for(args(grader_timeout=3.0)) is not runner_for(args())
+
+
+def test_settings_come_from_the_run_or_from_any_object() -> None:
+    run = RunSettings.from_cli(["--grader-timeout", "3", "--grader-processes", "2", "--rm-url", "http://h/"])
+    assert (
+        settings_of(run.args) == run.rm_hub == RmHubSettings(grader_timeout=3, grader_processes=2, rm_url="http://h/")
+    )
+    assert settings_of(None) == settings_of(args()) == RmHubSettings()
+    with pytest.raises(SettingsError, match="--grader-timeout"):
+        settings_of(args(grader_timeout=-1))
