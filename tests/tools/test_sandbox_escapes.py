@@ -285,8 +285,8 @@ def test_disk_filling(host: Host) -> None:
     code = """
 import os
 written = files = 0
-for place in ("/tmp", "/dev/shm", ".", "/var/tmp"):
-    for number in range(40):
+for index, place in enumerate(("/tmp", "/dev/shm", ".", "/var/tmp")):
+    for number in range(40 * index, 40 * index + 40):
         try:
             with open(f"{place}/{number}", "wb", buffering=0) as file:
                 files += 1
@@ -296,7 +296,7 @@ for place in ("/tmp", "/dev/shm", ".", "/var/tmp"):
             pass
     for number in range(5000):
         try:
-            open(f"{place}/small{number}", "w").close()
+            open(f"{place}/small{index}-{number}", "w").close()
             files += 1
         except OSError:
             break

@@ -127,6 +127,7 @@ class Sandbox:
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
         """A turn on the processor, in the order of asking."""
+        self._running()
         taken = False
         with anyio.move_on_after(self._queue_seconds):
             await self._places.acquire_on_behalf_of(place := object())

@@ -69,6 +69,9 @@ async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
     if not result.ok:
         last = (result.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
         raise SandboxUnavailable(f"a trial program ended with {result.outcome}: {last}")
-    reached = json.loads(result.stdout)
+    try:
+        reached = json.loads(result.stdout)
+    except ValueError as error:
+        raise SandboxUnavailable(f"a trial program printed {result.stdout[:200]!r}") from error
     if reached or taken:
         raise SandboxUnavailable(f"a trial program could reach {', '.join(reached)}")

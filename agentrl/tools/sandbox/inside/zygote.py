@@ -85,4 +85,6 @@ def _preload(names: list[str]) -> tuple[list[str], dict[str, str]]:
                 broken[name] = str(error)
         except Exception as error:  # noqa: BLE001 - a library's import may raise anything; it is reported
             broken[name] = f"{type(error).__name__}: {error}"
+    sys.stdout.flush()  # what an import printed must not come out of every child
+    sys.stderr.flush()
     return missing, broken
