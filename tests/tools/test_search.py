@@ -21,7 +21,16 @@ from hypothesis import strategies as st
 
 from agentrl.errors import DataError, PluginError, ToolFailure
 from agentrl.tools import OutcomeKind
-from agentrl.tools.search import BM25Index, Hit, Passage, RetrievalClient, RetrievalError, load_corpus, search_tool
+from agentrl.tools.search import (
+    BM25Index,
+    Hit,
+    Passage,
+    RemoteSearch,
+    RetrievalClient,
+    RetrievalError,
+    load_corpus,
+    search_tool,
+)
 from agentrl.tools.search.server import application
 
 PASSAGES = [
@@ -187,6 +196,10 @@ async def test_client_and_server_give_the_indexs_hits(tmp_path: Path) -> None:
             for _ in range(50):
                 group.start_soon(ask, "bread")
         assert answers == index.search(["bread"], k=1) * 50
+        source = RemoteSearch(url, k=1)
+        await source.open()
+        assert "The king of Dunel" in (await source.tools[0].run({"query": "bread"})).text
+        await source.close()
         tool = search_tool(client, k=1)
         assert (await tool.run({"query": "bread"})).text == "Doc 1 (Title: Dunel) The king of Dunel eats bread."
         assert (await tool.run({"query": "xylophone"})).text == "No results."

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from agentrl.tools.base import OnFailure, Tool
 from agentrl.tools.outcome import OutcomeKind, ToolError
-from agentrl.tools.search.client import RetrievalError
+from agentrl.tools.search.client import RetrievalClient, RetrievalError
 from agentrl.tools.search.passages import Hit
+from agentrl.tools.source import ToolSource
 
 
 class Searcher(Protocol):
@@ -69,6 +70,32 @@ def search_tool(
         max_concurrency=max_concurrency,
         on_failure=on_failure,
     )
+
+
+class RemoteSearch(ToolSource):
+    """The tool `search` over a retrieval server, as an entry of `Environment.tools`; the client is opened with it."""
+
+    def __init__(self, client: RetrievalClient | str, **options: Any) -> None:
+        """
+        Args:
+            client: a client, or the server's address.
+            options: as of `search_tool`.
+        """
+        self._client = RetrievalClient(client) if isinstance(client, str) else client
+        self._tool = search_tool(self._client, **options)
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The tool."""
+        return (self._tool,)
+
+    async def open(self) -> None:
+        """Open the client; the server is asked only when the model searches."""
+        await self._client.__aenter__()
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self._client.__aexit__()
 
 
 def format_hits(hits: Sequence[Hit], max_passage_chars: int = 2_000) -> str:
