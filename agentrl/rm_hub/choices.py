@@ -22,7 +22,7 @@ _LETTER = re.compile(
 )
 _ANOTHER = re.compile(
     r"[\s*_`\"'”’)\]}.:]{0,6}(?:\([^()\n]{0,80}\))?\s?(?:,?\s(?:or|and|oder|und|ou|et|y|o|или|и)\s|或|和|与|及|[/&+]|,\s?(?:and |or )?)[\s*_`\"'“$(\[{]{0,6}"
-    r"(?:option |choice |answer )?[(\[*]{0,4}(?P<letter>[A-J])(?![A-Za-z0-9'’]|[)\]*.]{0,4} (?:is|are|was|would|could|can|fails|does|has)\b)(?=[)\]}*\"'”.,;:!$]|\s|$)"
+    r"(?:option |choice |answer )?[(\[*]{0,4}(?P<letter>[A-J])(?![A-Za-z0-9'’]|[)\]*.]{0,4} (?:is|are|was|would|could|can|fails|does|has)\b)(?=[)\]}*\"'”.,;:!$<]|\s|$)"
 )
 _TWO_IN_ONE = re.compile(r"[A-J]{2,4}(?![A-Za-z])")
 _CLOSES = re.compile(r"[\s*_`\"'”’)\]}>$.,;:!。．、）】|]*(?:$|\n)")
@@ -32,6 +32,7 @@ _CONNECTS = re.compile(
     re.IGNORECASE,
 )
 _GIVES_REASON = re.compile(r"\s?[,—–-]\s?(?:because|since|as|due to|given)\b", re.IGNORECASE)
+_WORDS_IN_MATH = re.compile(r"\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf)\s?\{([^{}]{0,200})\}")
 _NOT = re.compile(
     r"\s*(?:definitely |clearly |certainly |probably |simply |just )?(?:not|neither|n't|no longer|never)\b",
     re.IGNORECASE,
@@ -113,7 +114,7 @@ def read_letter(text: str, position: int, choices: Choices, *, alone: bool = Fal
         choices: the valid ones.
         alone: nothing announces an answer here, so a bare letter needs the end of the text or a bracket behind it.
     """
-    segment = text[position : position + _MAX_SEGMENT]
+    segment = _WORDS_IN_MATH.sub(r"\1", text[position : position + _MAX_SEGMENT])
     if _NOT.match(segment):
         but = _BUT.match(segment)
         if but is None:

@@ -47,7 +47,7 @@ _FORWARD = (
     ),
     re.compile(r"[\"'](?:final_?)?(?:answer|choice|option|letter)[\"']\s{0,4}:", re.IGNORECASE),
     re.compile(
-        r"\b(?:actually|no|correction|rather|i mean|make that|scratch that|sorry|it (?:should|must) be|so it(?:'s|’s| is)"
+        r"\b(?:actually|no,? wait|wait,? no|wait|hmm|no|correction|rather|i mean|make that|scratch that|sorry|it (?:should|must) be|so it(?:'s|’s| is)"
         r"|(?:so|therefore|thus|hence),? (?:it(?:'s|’s| is| must be) )?(?:the answer (?:is|must be) )?)[,.:;!—–-]{0,2}\s{0,2}"
         r"(?:it(?:'s|’s| is| should be| must be) |that(?:'s|’s) )?(?=\(?(?:option |choice |answer )?[\[(*]{0,3}[A-J]\b[\])*.!]{0,4}(?:\s*$|\s*\n|[.!]))",
         re.IGNORECASE | re.MULTILINE,
@@ -73,12 +73,13 @@ _OPTION_LINE = re.compile(r"^[\s>*_-]{0,6}[(\[]?([A-Ja-j])[)\].:][*_]{0,2}\s+\S"
 _CONCLUDED = re.compile(
     r"(?:\b(?:option|choice|answer)\s{1,2}[(\[*]{0,4}([A-J])\b|[(\[*]{1,4}([A-J])[)\]*]{1,4}(?!\w)|\b([B-HJ])(?=[.!*]{0,3}$))"
 )
+_BARE = re.compile(r"(?<![\w'’-])([B-HJ]|A(?!\s+[a-z]))(?![\w'’-])")
 _DENIED = re.compile(
     r"\b(?:not|incorrect|wrong|false|eliminat\w+|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither)\b|n['’]t\b",
     re.IGNORECASE,
 )
 _SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])\s+")
-_MAX_TEXT = 200_000
+_MAX_TEXT = 60_000
 _MAX_CLAIMS = 64
 
 
@@ -167,6 +168,7 @@ def _last_sentence(text: str, choices: Choices) -> str | None:
         return None
     found = {str(letter) for match in _CONCLUDED.finditer(sentences[-1].strip()) for letter in match.groups() if letter}
     named = sorted(letter for letter in found if choices.knows(letter))
-    if len(named) == 1:
+    others = {letter for letter in _BARE.findall(sentences[-1]) if choices.knows(letter)}
+    if len(named) == 1 and not others - set(named):
         return named[0]
     return MANY if named else choices.within(sentences[-1])

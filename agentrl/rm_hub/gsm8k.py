@@ -59,7 +59,7 @@ _CONFIRMED = re.compile(
     r"\b(?:correct|right|yes|confirmed|matches|checks out|holds|same|consistent|verified)\b|[✓✔]", re.IGNORECASE
 )
 _DENIED = re.compile(r"\b(?:not|isn't|incorrect|wrong)\b|n['’]t\b", re.IGNORECASE)
-_MAX_TEXT = 200_000
+_MAX_TEXT = 100_000
 """Longer answers are read from their end: what a model concludes stands there."""
 _MAX_CLAIMS = 64
 

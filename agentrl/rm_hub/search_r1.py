@@ -25,6 +25,7 @@ from agentrl.rm_hub.text import contains, exact, normalise
 _NAMES = {"tool_call": "search", "tool_response": "information"}
 _TAG = re.compile(r"<(/?)(think|search|information|answer|tool_call|tool_response)>")
 _TURN_MARKS = re.compile(r"<\|im_start\|>[a-z]{0,20}|<\|[a-z_]{1,32}\|>|</?s>|<(?:eos|end_of_turn)>")
+_MARKUP = re.compile(r"</?[A-Za-z][^<>]{0,60}>")
 _NEXT: Mapping[str, frozenset[str]] = {
     "": frozenset({"think"}),
     "think": frozenset({"search", "answer"}),
@@ -64,7 +65,7 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
     match = contains if flag(metadata, "sub_em", "search_r1") else exact
     seen = _read(response, metadata)
     right = seen.answer is not None and any(match(text, accepted) for text in _readings(seen.answer))
-    found = bool(seen.retrieved) and contains(seen.retrieved, accepted)
+    found = bool(seen.retrieved) and contains(_MARKUP.sub(" ", seen.retrieved), accepted)
     if right:
         score = 1.0 if seen.structured else 1.0 - structure
     elif seen.structured:
@@ -98,9 +99,9 @@ def _from_text(response: str) -> Trajectory:
     retrieved: list[str] = []
     for tag in _TAG.finditer(response):
         closing, name = bool(tag.group(1)), _NAMES.get(tag.group(2), tag.group(2))
-        between = response[last : tag.start()]
         if inside == "information" and not (closing and name == "information"):
             continue  # tags in retrieved text are text
+        between = response[last : tag.start()]
         last = tag.end()
         (retrieved if inside == "information" else said).append(between)
         if name == "answer":
@@ -114,7 +115,9 @@ def _from_text(response: str) -> Trajectory:
                 fault = f"<{name}> after {f'<{state}>' if state else 'the prompt'}"
             inside = name
         else:
-            fault = fault or (f"<{tag.group(1)}{name}> inside <{inside}>" if inside else f"</{name}> without an opening")
+            fault = fault or (
+                f"<{tag.group(1)}{name}> inside <{inside}>" if inside else f"</{name}> without an opening"
+            )
             if not closing:
                 inside = name
     (retrieved if inside == "information" else said).append(response[last:])
