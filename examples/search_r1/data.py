@@ -20,12 +20,18 @@ HOTPOT_TEST = 20
 FORMAT_SCORES = {"structure_format_score": 0.2, "final_format_score": 0.1}
 """What a well-formed trajectory gets without the right answer (Jin et al. 2025, arXiv:2505.15117)."""
 
-INSTRUCTION = (
+TAGS = (
     "Answer the given question. First reason inside <think> and </think>. If you lack knowledge, search with "
     "<search> query </search>; the results come between <information> and </information>. Reason again after each "
     "search; you may search several times. Give the final answer inside <answer> and </answer>, without explanation, "
     "for example <answer> Beijing </answer>. Question: "
 )
+TOOLS = (
+    "Answer the given question. Look up what you do not know with the tool `search`; you may search several times. "
+    "Give the final answer inside <answer> and </answer>, without explanation, for example <answer> Beijing </answer>. "
+    "Question: "
+)
+"""What `SearchR1Env` and `SearchR1ToolEnv` expect of a model that reads English."""
 
 
 def write_train_and_test(folder: Path, seed: int) -> tuple[Path, Path]:
@@ -34,10 +40,10 @@ def write_train_and_test(folder: Path, seed: int) -> tuple[Path, Path]:
     return train, write_rows(folder / "test.jsonl", map(_made_up, questions(TEST_QUESTIONS, "test", 0)))
 
 
-def write_hotpotqa(folder: Path) -> tuple[Path, Path]:
+def write_hotpotqa(folder: Path, instruction: str = TAGS) -> tuple[Path, Path]:
     """80 training and 20 held-out questions of HotpotQA, to be answered from the 1,000 paragraphs beside this file."""
     with (HERE / "hotpotqa" / "questions.jsonl").open(encoding="utf-8") as lines:
-        rows = [_hotpotqa(json.loads(line)) for line in lines]
+        rows = [_hotpotqa(json.loads(line), instruction) for line in lines]
     train = write_rows(folder / "train.jsonl", rows[HOTPOT_TEST:])
     return train, write_rows(folder / "test.jsonl", rows[:HOTPOT_TEST])
 
@@ -53,8 +59,8 @@ def _made_up(question: Question) -> dict[str, Any]:
     return _row(question.text, question.answer, {"passages": question.passages})
 
 
-def _hotpotqa(entry: dict[str, Any]) -> dict[str, Any]:
-    return _row(INSTRUCTION + entry["question"], entry["answer"], {"corpus": str(CORPUS), "titles": entry["titles"]})
+def _hotpotqa(entry: dict[str, Any], instruction: str) -> dict[str, Any]:
+    return _row(instruction + entry["question"], entry["answer"], {"corpus": str(CORPUS), "titles": entry["titles"]})
 
 
 def _row(text: str, label: str, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -65,10 +71,14 @@ def _row(text: str, label: str, metadata: dict[str, Any]) -> dict[str, Any]:
 @click.command()
 @click.argument("what", type=click.Choice(["hotpotqa", "made-up"]))
 @click.option("--output-dir", required=True, type=click.Path(path_type=Path), help="For train.jsonl and test.jsonl.")
+@click.option("--tools", is_flag=True, help="HotpotQA for SearchR1ToolEnv: tool calls in place of the paper's tags.")
 @click.option("--seed", default=0, help="Of the made-up training questions.")
-def main(what: str, output_dir: Path, seed: int) -> None:
+def main(what: str, output_dir: Path, tools: bool, seed: int) -> None:
     """Write the prompts of one of the two tasks."""
-    files = write_hotpotqa(output_dir) if what == "hotpotqa" else write_train_and_test(output_dir, seed)
+    if what == "hotpotqa":
+        files = write_hotpotqa(output_dir, TOOLS if tools else TAGS)
+    else:
+        files = write_train_and_test(output_dir, seed)
     click.echo("\n".join(map(str, files)))
 
 
