@@ -80,6 +80,9 @@ _HEDGED = re.compile(
     r"(?:\b(?:it|this|that|answer|or|but)\s+)?\b(?:could|might|may)\s+(?:also\s+|instead\s+|well\s+|possibly\s+)?be\s+|\b(?:or|alternatively|otherwise),?\s+(?:maybe|possibly|perhaps|it is)?\s*(?=[-\d$])",
     re.IGNORECASE,
 )
+_FORMULA = re.compile(
+    r"(?:\\[a-zA-Z]+|[\d.]+|[-+*/^=_(){}|!%]|(?<![a-zA-Z'])[b-hj-zB-HJ-Zi](?![a-zA-Z'])|\s|,(?=\d{3}))+"
+)
 _BLANK = re.compile(r"[ \t]{3,}")
 _OR_SO = re.compile(r"\s+or(?: so)?$")
 _OTHER = re.compile(r"\b(?:or|oder|ou|или)\b|或", re.IGNORECASE)
@@ -239,6 +242,9 @@ def _in_sentence(sentence: str) -> str | None:
         return text if spelled is not None else None
     after = [match for match in found if _VERB.search(text[max(0, match.start() - 60) : match.start()])]
     best = after[-1] if after else found[-1]
+    for span in _FORMULA.finditer(text):
+        if span.start() <= best.start() < span.end() and re.search(r"\\[a-zA-Z]|\^", span.group()):
+            return span.group().rpartition("=")[2].strip(" ,(")
     index = found.index(best)
     if index + 1 < len(found):
         following = found[index + 1]

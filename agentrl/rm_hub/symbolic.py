@@ -128,6 +128,8 @@ def magnitude(text: str) -> complex | None:
 def parse(text: str) -> tuple[Any, ...]:
     """latex2sympy's trees of one LaTeX expression; empty if it is none."""
     library = _math_verify()
+    # It looks for a free-standing i to see that numbers are complex.
+    text = re.sub(r"(?<=\d)i(?![a-zA-Z])", " i", text)
     found = library.parse(
         f"$${text}$$",
         extraction_config=[library.LatexExtractionConfig(boxed_match_priority=-1)],
