@@ -1,0 +1,155 @@
+"""`agentrl doctor`."""
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Literal, NamedTuple
+
+import click
+
+from agentrl.cli.main import debug_option
+
+_MB = 1024 * 1024
+_FILES_WANTED = 4096
+_SHARED_MEMORY_WANTED = 256 * _MB
+_EXTRAS = {"transformers": "rollout", "torch": "engine", "ray": "train", "megatron-core": "train"}
+_COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+class Row(NamedTuple):
+    """One line of the table. `problem` makes the command exit with 1."""
+
+    what: str
+    state: Literal["ok", "note", "problem"]
+    found: str
+    advice: str = ""
+
+
+@click.command("doctor", context_settings={"max_content_width": 100})
+@debug_option
+def command() -> int:
+    """Look at this machine: what is installed, what it has, and which sandbox the Python tool gets.
+
+    The sandbox keeps model-written code away from your files and the network. Each way to build one is tried here by
+    really running a small program that tries to get out; the first that works is the one that runs will use.
+
+    Exit code 0 if all is well (notes do not matter), 1 if something will not work; a line with an arrow says what to do.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [*_software(), *_machine(), *_sandbox()]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for column in ("", "", ""):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        found = Text.assemble(row.found, (f"\n-> {row.advice}" if row.advice else "", "italic"))
+        table.add_row(row.what, Text(row.state, style=_COLOURS[row.state]), found)
+    Console().print(table)
+    return 1 if any(row.state == "problem" for row in rows) else 0
+
+
+def _software() -> Iterator[Row]:
+    python = f"{platform.python_version()}, {sys.executable}"
+    yield Row("Python", "ok", python)
+    for name, extra in _EXTRAS.items():
+        try:
+            yield Row(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Row(name, "note", "not installed", f"for {_USES[extra]}: pip install 'agentrl[{extra}]'")
+
+
+_USES = {"rollout": "chat templates and rollouts", "engine": "the built-in engine", "train": "training"}
+
+
+def _machine() -> Iterator[Row]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Row("system", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    yield Row("processors", "ok", f"{usable} usable of {os.cpu_count()}")
+    yield Row("memory", "ok", _memory())
+    yield _shared_memory()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 0 <= soft < _FILES_WANTED
+    advice = f"many rollouts at once need more: ulimit -n {_FILES_WANTED}" if few else ""
+    yield Row("open files", "note" if few else "ok", f"{_count(soft)} (at most {_count(hard)})", advice)
+    yield from _gpus()
+
+
+def _memory() -> str:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = dict(line.split(":", 1) for line in file)
+        total, free = (int(found[name].split()[0]) / 1024**2 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError):
+        return "unknown"
+    return f"{total:.1f} GiB, {free:.1f} GiB available"
+
+
+def _shared_memory() -> Row:
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return Row("/dev/shm", "note", "not there", "Ray and data loaders use it; in a container: --shm-size=2g")
+    small = free < _SHARED_MEMORY_WANTED
+    advice = "small for Ray and data loaders; in a container: --shm-size=2g" if small else ""
+    return Row("/dev/shm", "note" if small else "ok", f"{free / 1024**3:.1f} GiB free", advice)
+
+
+def _gpus() -> Iterator[Row]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        yield Row("GPUs", "ok", "none (no nvidia-smi); everything runs on the processors")
+        return
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Row("GPUs", "note", f"nvidia-smi failed: {error}", "look at the driver")
+        return
+    lines = answer.stdout.strip().splitlines()
+    if answer.returncode != 0 or not lines:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        yield Row("GPUs", "note", said[-1] if said else "nvidia-smi names none", "look at the driver")
+    for number, line in enumerate(lines if answer.returncode == 0 else []):
+        yield Row(f"GPU {number}", "ok", line)
+
+
+def _sandbox() -> Iterator[Row]:
+    from agentrl.tools.sandbox import choose_backend
+
+    bwrap = shutil.which("bwrap")
+    yield Row("command bwrap", "ok" if bwrap else "note", bwrap or "not installed", "" if bwrap else _INSTALL)
+    report = choose_backend()
+    for name, reason in report.reasons.items():
+        works = name in report.python
+        found = f"works; runs {report.python[name]}" if works else reason
+        yield Row(f"sandbox {name}", "ok" if works else "note", found, "" if works else _REMEDIES[name])
+    if report.name is None:
+        yield Row("Python tool", "problem", "no safe sandbox: model-written code cannot run here", _NO_SANDBOX)
+    else:
+        yield Row("Python tool", "ok", f"gets sandbox {report.name}: {_WHY[report.name]}")
+
+
+_INSTALL = "Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap"
+_REMEDIES = {
+    "bubblewrap": "needs bwrap and user namespaces; containers often block these "
+    "(Docker: --security-opt seccomp=unconfined), as does Ubuntu's "
+    "kernel.apparmor_restrict_unprivileged_userns=1",
+    "landlock": "needs Linux 5.13 or newer with landlock among the kernel's security modules (lsm=...)",
+}
+_WHY = {
+    "bubblewrap": "its own files, processes and network, with files and subprocesses of its own",
+    "landlock": "namespaces are not to be had; one process that reads its libraries and writes nothing",
+    "unsafe_subprocess": "no protection",
+}
+_NO_SANDBOX = "make one of the two above work, or take backend unsafe_subprocess on a machine that holds nothing"
+
+
+def _count(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

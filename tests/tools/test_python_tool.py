@@ -1,0 +1,170 @@
+"""The tool `python`: what the model reads, whose variables it sees, and that an environment's end is its session's end."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrl.envs import Environment, Turn
+from agentrl.envs.load import check_environment
+from agentrl.sample import Sample
+from agentrl.tools import OutcomeKind, Toolbox
+from agentrl.tools.python import WithPython, python_tool
+from agentrl.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from tests.tools.test_sandbox_box import processes_called
+
+
+class Call:
+    def __init__(self, code: str, name: str = "python") -> None:
+        self.id, self.name, self.arguments = "1", name, {"code": code}
+
+
+class Solver(WithPython, Environment):
+    """Uses Python."""
+
+    max_turns = 3
+
+    @classmethod
+    def make_sandbox(cls, args: Any) -> Sandbox:
+        return Sandbox(preload=(), warm=0, limits=SandboxLimits(wall_seconds=3), queue_seconds=20)
+
+
+class Forgetful(Solver):
+    python = python_tool(stateful=False, timeout=0.5, max_output_chars=80)
+
+
+@pytest.fixture
+async def solver() -> AsyncIterator[type[Solver]]:
+    try:
+        await Solver.setup(None)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield Solver
+    await Solver.teardown()
+
+
+async def say(env: Environment, code: str) -> tuple[str, OutcomeKind]:
+    outcome = await env.toolbox.run("python", {"code": code}, state=env)
+    return outcome.text, outcome.kind
+
+
+def test_the_schema_has_one_argument() -> None:
+    check_environment(Solver)
+    (schema,) = Solver.create().toolbox.schemas
+    assert schema["function"]["name"] == "python"
+    assert schema["function"]["parameters"]["properties"] == {"code": {"type": "string"}}
+    assert schema["function"]["parameters"]["required"] == ["code"]
+    assert "stay" in schema["function"]["description"]
+    assert "Nothing is kept" in Forgetful.create().toolbox.schemas[0]["function"]["description"]
+
+
+async def test_each_trajectory_has_its_own_variables(solver: type[Solver]) -> None:
+    one, two = solver.create(), solver.create()
+    assert await say(one, "x = 20\nx + 1") == ("21", OutcomeKind.OK)
+    assert await say(one, "x * 2") == ("40", OutcomeKind.OK)
+    text, kind = await say(two, "x")
+    assert kind is OutcomeKind.RAISED
+    assert text.endswith("NameError: name 'x' is not defined")
+    await one.close()
+    assert (await say(one, "x"))[1] is OutcomeKind.RAISED
+    await one.close()
+    await two.close()
+
+
+async def test_what_the_model_reads(solver: type[Solver]) -> None:
+    env = solver.create()
+    assert await say(env, "y = 1") == ("[no output]", OutcomeKind.OK)
+    text, _ = await say(env, "print('before')\ndef f():\n    raise KeyError('k')\nf()")
+    assert text.splitlines() == [
+        "Error: the code failed",
+        "before",
+        "Traceback (most recent call last):",
+        '  File "<cell 2>", line 4, in <module>',
+        "    f()",
+        '  File "<cell 2>", line 3, in f',
+        "    raise KeyError('k')",
+        "KeyError: 'k'",
+    ]
+    text, kind = await say(env, "while True: pass")
+    assert (text, kind) == ("Error: the code ran out of time and was stopped", OutcomeKind.TIMEOUT)
+    text, _ = await say(env, "y")
+    assert "the session was restarted after: timeout; earlier variables are gone" in text
+    assert (await say(env, "bytearray(1 << 40)"))[0].startswith("Error: the code ran out of memory\n")
+    assert (await env.toolbox.run("python", {"program": "1"}, state=env)).kind is OutcomeKind.BAD_ARGUMENTS
+    await env.close()
+
+
+async def test_long_output_loses_its_middle(solver: type[Solver]) -> None:
+    env = solver.create()
+    text, kind = await say(env, "print('a' * 6000 + 'z' * 6000)")
+    assert kind is OutcomeKind.OK
+    assert len(text) <= solver.python.max_output_chars
+    assert text.startswith("aaa")
+    assert text.endswith("zzz")
+    assert "characters left out" in text
+    await env.close()
+
+
+async def test_a_turn_runs_its_calls_and_counts_their_time(solver: type[Solver]) -> None:
+    env = solver.create()
+    turn = Turn(
+        1, "", "", tool_calls=[Call("import time; time.sleep(0.2); a = 1"), Call("print('b')")], sample=Sample()
+    )
+    step = await env.step(turn)
+    assert [message["content"] for message in step.messages] == ["[no output]", "b"]
+    assert step.info["tool_ok"] == 2
+    assert step.info["tool_seconds"] >= 0.2
+    await env.close()
+
+
+async def test_closing_the_environment_ends_the_process(solver: type[Solver]) -> None:
+    env = solver.create()
+    await say(env, "import ctypes; ctypes.CDLL(None).prctl(15, b'an-agent', 0, 0, 0)")
+    assert processes_called("an-agent") == 1
+    with anyio.CancelScope() as scope:  # environments are also closed when their trajectory was cancelled
+        scope.cancel()
+        await env.close()
+    assert processes_called("an-agent") == 0
+
+
+async def test_a_cancelled_call_ends_its_process(solver: type[Solver]) -> None:
+    env = solver.create()
+    with anyio.move_on_after(0.5):
+        await say(env, "import ctypes; ctypes.CDLL(None).prctl(15, b'an-agent', 0, 0, 0)\nwhile True: pass")
+    assert processes_called("an-agent") == 0
+    await env.close()
+
+
+async def test_without_state_every_call_is_alone() -> None:
+    try:
+        await Forgetful.setup(None)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    env = Forgetful.create()
+    assert (await say(env, "x = 1"))[1] is OutcomeKind.OK
+    assert (await say(env, "x"))[1] is OutcomeKind.RAISED
+    text, _ = await say(env, "print('b' * 500)")
+    assert len(text) <= 80
+    assert (await say(env, "import time; time.sleep(2)"))[1] is OutcomeKind.TIMEOUT
+    await env.close()
+    await Forgetful.teardown()
+    assert Solver.sandbox is None
+
+
+async def test_with_a_sandbox_of_ones_own() -> None:
+    try:
+        async with Sandbox(preload=()) as box:
+            single = Toolbox([python_tool(box, stateful=False)])
+            assert (await single.run("python", {"code": "print(6 * 7)"})).text == "42"
+            shared = Toolbox([python_tool(box)])
+            refused = await shared.run("python", {"code": "1"})
+            assert "pass `state`" in refused.text
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+async def test_a_tool_without_a_sandbox_says_what_to_do() -> None:
+    outcome = await Solver.create().toolbox.run("python", {"code": "1"}, state=Solver.create())
+    assert outcome.kind is OutcomeKind.RAISED
+    assert "WithPython" in outcome.text
