@@ -6,7 +6,8 @@
    without asterisks (Zhou et al. 2023, arXiv:2311.07911). A constraint is met loosely if it is in one of these texts.
 3. `ifbench_mode` ("strict", the default, or "loose") and `ifbench_aggregate` ("all", the default, or "mean") in the
    metadata choose the score; `aggregate` is read too. Right is an answer that meets all constraints in that mode.
-4. What stands before a closing `</think>` is not part of the answer; of thinking that does not end, nothing is.
+4. Longer answers than `LONGEST` meet nothing, and the reason says so.
+5. What stands before a closing `</think>` is not part of the answer; of thinking that does not end, nothing is.
 """
 
 import json
@@ -24,8 +25,8 @@ __all__ = ["constraint_kinds", "grade_ifbench"]
 
 MODES = ("strict", "loose")
 AGGREGATES = ("all", "mean")
-LONGEST = 200_000
-"""Characters of the longest answer that is graded, some 50,000 tokens: a bound on the time that one item takes."""
+LONGEST = 100_000
+"""Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ from functools import cache
 from agentrl.rm_hub.ifbench.lists import words_of
 from agentrl.rm_hub.ifbench.passage import Passage, tokenise
 
+_ENOUGH = 1_000
+"""Characters that the first two words are looked for in."""
+
 _AUXILIARIES = frozenset(words_of("am are is was were be been being have has had having do does did done doing"))
 _CLITICS = frozenset(words_of("'s 're 'm n't ’"))
 
@@ -135,8 +138,8 @@ def _inflected(base: str) -> list[str]:
 
 def starts_with_verb(passage: Passage) -> bool:
     """Whether the first word is a verb; marks before it, as of bold text, are no words, so that it is not."""
-    sentence = passage.sentences[0] if passage.sentences else ""
-    tokens = tokenise(sentence[:2000])
+    sentences = Passage(passage.raw.lstrip()[:_ENOUGH]).sentences
+    tokens = tokenise(sentences[0]) if sentences else []
     if not tokens:
         return False
     first, following = tokens[0].lower(), tokens[1].lower() if len(tokens) > 1 else ""
