@@ -1,0 +1,170 @@
+"""Hostile answers against every grader that runs in a process: none hangs, crashes, executes or leaks."""
+
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub import GRADERS, Grade, GraderPool
+from tests.support import corpus
+from tests.support.hostile import attacks
+
+NAMES = [name for name, spec in GRADERS.items() if spec.runs == "process"]
+DEADLINE = 10.0
+
+
+def label_of(name: str) -> tuple[Any, dict[str, Any]]:
+    """Label and metadata of a real item."""
+    if name in corpus.NO_CORPUS:
+        return None, {}
+    item = corpus.load(name)[0]
+    return item.label, item.metadata
+
+
+async def outcome_of(pool: GraderPool, name: str, response: str, label: Any, metadata: Any) -> Grade | GraderFailure:
+    try:
+        return await pool.grade(name, response, label, metadata)
+    except GraderFailure as failure:
+        return failure
+
+
+async def attack(
+    pool: GraderPool, name: str, canary: Path, size: int
+) -> dict[str, tuple[float, Grade | GraderFailure]]:
+    label, metadata = label_of(name)
+    outcomes = {}
+    for title, response in attacks(canary, size):
+        started = time.monotonic()
+        outcome = await outcome_of(pool, name, response, label, metadata)
+        outcomes[title] = time.monotonic() - started, outcome
+    return outcomes
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_hostile_answers(name: str, tmp_path: Path) -> None:
+    await check(name, tmp_path / "canary", 100_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES)
+async def test_hostile_answers_of_a_megabyte(name: str, tmp_path: Path) -> None:
+    await check(name, tmp_path / "canary", 1_000_000)
+
+
+async def check(name: str, canary: Path, size: int) -> None:
+    async with GraderPool(processes=1, timeout=DEADLINE) as pool:
+        outcomes = await attack(pool, name, canary, size)
+        kinds = {title: getattr(outcome, "kind", "") for title, (_, outcome) in outcomes.items()}
+        # An answer is the model's: what is bad about it is a zero with a reason, never a failure of the grader.
+        assert {title: kind for title, kind in kinds.items() if kind} == {}
+        assert {title: seconds for title, (seconds, _) in outcomes.items() if seconds > DEADLINE + 2} == {}
+        if name != "random":
+            accepted = [title for title, (_, o) in outcomes.items() if isinstance(o, Grade) and o.correct]
+            assert name == "ifbench" or not accepted, accepted
+        assert pool.counts["forked"] == 1  # no worker died
+    assert os.listdir(os.path.dirname(canary)) == []
+
+
+LABELS = [
+    "9^9^9^9",
+    r"\boxed{" * 1000,
+    "{" * 10_000,
+    "10**10**6",
+    "9" * 100_000,
+    "\ud800",
+    "\x00",
+    "",
+    " ",
+    "(((1",
+    "a" * 100_000,
+]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if GRADERS[name].needs_label])
+async def test_hostile_labels(name: str) -> None:
+    _, metadata = label_of(name)
+    async with GraderPool(processes=1, timeout=DEADLINE) as pool:
+        for label in [*LABELS, [], {}, 0, -1.5, True, ["a", 3], [None], {"a": [{"b": None}]}, 10**400, float("nan")]:
+            for response in ("42", r"The answer is \boxed{42}."):
+                outcome = await outcome_of(pool, name, response, label, metadata)
+                assert isinstance(outcome, Grade) or outcome.kind.startswith("grader_bad"), (label, outcome)
+        assert pool.counts["forked"] == 1
+
+
+def memory_kb(pid: int) -> int:
+    """Private memory of a process, in kB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+async def grown(items: int, recycle: int) -> tuple[int, int]:
+    """kB that the worker and this process grew by over `items` hostile and ordinary items, after a warm-up."""
+    responses = [text for _, text in attacks(Path("/nonexistent/canary"), 2_000) if len(text) < 30_000]
+    work = []
+    for name in NAMES:
+        label, metadata = label_of(name)
+        own = [] if name in corpus.NO_CORPUS else [item.response for item in corpus.load(name)[:20]]
+        work += [(name, response, label, metadata) for response in (*own, *responses[::5])]
+    async with GraderPool(processes=1, timeout=DEADLINE, recycle=recycle, preload=NAMES) as pool:
+        sizes: list[int] = []
+        for at in range(items):
+            await outcome_of(pool, *work[at % len(work)])
+            if at % 100 == 99:
+                (worker,) = workers_of(os.getpid())
+                sizes.append(memory_kb(worker))
+        quarter = max(1, len(sizes) // 4)
+        return round(statistics.median(sizes[quarter : 2 * quarter])), round(statistics.median(sizes[-quarter:]))
+
+
+def workers_of(pid: int) -> list[int]:
+    """The workers of this process's only nursery."""
+    found = []
+    for nursery in children(pid):
+        if "worker.py" in Path(f"/proc/{nursery}/cmdline").read_text():
+            found += children(nursery)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_ten_thousand_items_leak_nothing() -> None:
+    before, after = await grown(10_000, recycle=1000)
+    assert after < before + 30_000
+
+
+async def test_a_worker_stays_small() -> None:
+    before, after = await grown(1_200, recycle=100_000)
+    assert after < before + 30_000
+
+
+async def test_the_event_loop_is_not_held_up_by_long_answers() -> None:
+    """CPU time of the loop's thread between two ticks, which other programs on the machine do not disturb."""
+    steps: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            before = time.thread_time()
+            await anyio.sleep(0.001)
+            steps.append(time.thread_time() - before)
+
+    text, listing = "é😀" * 1_000_000, json.dumps(list(range(2000)))
+    async with GraderPool(processes=1, timeout=DEADLINE) as pool, anyio.create_task_group() as group:
+        group.start_soon(tick)
+        for _ in range(3):
+            await outcome_of(pool, "random", text, None, {"seed": 1})
+        async with anyio.create_task_group() as many:
+            for _ in range(300):
+                many.start_soon(outcome_of, pool, "random", listing, None, {})
+        group.cancel_scope.cancel()
+    assert max(steps) < 0.020
