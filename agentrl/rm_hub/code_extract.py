@@ -79,7 +79,8 @@ def _unfenced(text: str) -> str | None:
         (i for i, line in enumerate(lines) if re.match(r"(?:def|class|import|from|async def|@)\s?\w", line)), None
     )
     if first is None:
-        if not all(_LINE.match(line) or line[:1] in " \t" or not line.strip() for line in lines):
+        code = [line for line in lines if line.strip() and line[0] not in " \t"]
+        if not all(_LINE.match(line) and not line.rstrip().endswith((".", "?", "!")) for line in code):
             return None
         first = 0
     kept = lines[first:]

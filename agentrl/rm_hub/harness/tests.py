@@ -157,7 +157,7 @@ class Tests:
         except FromAnswer as error:
             return "failed", f"the answer's code raised {type(error).__name__}: {error}"
         except AssertionError as error:
-            return "failed", f"assertion failed: {error or _line(source, error)}"
+            return "failed", f"assertion failed: {str(error) or _line(source, error)}"
         except ImportError as error:
             if error.name in ("solution", "main"):
                 return "failed", f"the answer's code lacks a name: {error}"

@@ -13,6 +13,7 @@ import fractions
 import importlib
 import marshal
 import math
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -117,6 +118,8 @@ def encode_function(value: Any, known: dict[str, Any], encode_one: Callable[[Any
         return ["fn", base64.b64encode(marshal.dumps(code)).decode(), name, *parts]
     if isinstance(value, types.ModuleType):
         return ["mo", value.__name__]
+    if isinstance(value, types.MethodDescriptorType):
+        return ["bi", value.__objclass__.__module__, name]
     if module in sys.stdlib_module_names and "." not in name and not name.startswith("<"):
         return ["bi", module, name]
     raise NotPlain(f"a {type(value).__name__} cannot be handed to the answer's code")
@@ -127,7 +130,7 @@ def decode_function(data: list[Any], decode_one: Callable[[Any], Any]) -> Any:
     if data[0] == "mo":
         return importlib.import_module(data[1])
     if data[0] == "bi":
-        return getattr(importlib.import_module(data[1]), data[2])
+        return operator.attrgetter(data[2])(importlib.import_module(data[1]))
     cells = tuple(types.CellType(item) for item in decode_one(data[4]))
     names = {"__builtins__": builtins, **decode_one(data[5])}
     made = types.FunctionType(

@@ -1,0 +1,295 @@
+"""`code`: what is taken for the program, forms of tests, and a verdict out of the submission's reach."""
+
+import json
+import subprocess
+import sys
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub.code import CodeGrader, grade_code
+from agentrl.rm_hub.code_compare import same_output, same_value
+from agentrl.rm_hub.code_extract import extract_code
+from agentrl.rm_hub.code_tests import Asserts, Calls, Programs, read_tests
+from agentrl.rm_hub.harness.values import NotPlain, decode, encode
+from agentrl.rm_hub.registry import find
+from agentrl.rm_hub.settings import RmHubSettings
+
+SQUARE = "def f(x):\n    return x * x"
+
+
+def fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+async def graded(*items, **changes):
+    """Grades of (program, label) pairs in one sandbox."""
+    settings = RmHubSettings(**{"code_test_timeout": 5.0, **changes})
+    async with CodeGrader(settings) as grader:
+        return [await grader.grade(fenced(code), label, {}) for code, label in items]
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "program"),
+    [
+        (fenced(SQUARE), SQUARE),
+        (f"~~~\n{SQUARE}\n~~~", SQUARE),
+        (f"Text ```python\n{SQUARE}\n``` more", SQUARE + "\n``` more"),
+        (f"```python\n{SQUARE}", SQUARE),
+        (f"<think>{fenced('x = 1')}</think>{fenced(SQUARE)}", SQUARE),
+        (f"{fenced('x = 1')}\n{fenced(SQUARE)}", SQUARE),
+        (f"- item\n  ```python\n  {SQUARE.replace(chr(10), chr(10) + '  ')}\n  ```", SQUARE),
+        (f"{fenced(SQUARE)}\n```text\n4\n```", SQUARE),
+        (f"{fenced(SQUARE)}\n```\n4\n```", SQUARE),
+        (SQUARE, SQUARE),
+        (f"Here:\n\n{SQUARE}\n\nIt squares.", SQUARE),
+    ],
+)
+def test_where_the_program_is(answer, program):
+    assert extract_code(answer)[0] == program
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "No idea.", "<think>" + fenced(SQUARE), "```python\n```", "```java\nint x;\n```", "f(x) squares x."]
+)
+def test_where_there_is_none(answer):
+    program, why = extract_code(answer)
+    assert program is None
+    assert why
+
+
+def test_the_last_block_that_defines_what_is_tested():
+    answer = f"{fenced(SQUARE)}\nUse it:\n{fenced('print(f(3))')}"
+    assert extract_code(answer, {"f"})[0] == SQUARE
+    assert extract_code(answer)[0] == "print(f(3))"
+
+
+@pytest.mark.parametrize(
+    "text", ["`" * 500_000, "```\n" * 100_000, "~~~x\n" * 100_000, "a = " * 200_000, "\ud800\x00def f" * 1000]
+)
+def test_hostile_answers_are_read_quickly(text):
+    extract_code(text, {"f"})
+
+
+# ---- forms of tests -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "metadata", "cases"),
+    [
+        ({"tests": ["assert f(1) == 1"]}, {}, Asserts(("assert f(1) == 1",))),
+        (["assert f(1) == 1"], {}, Asserts(("assert f(1) == 1",))),
+        ('["assert f(1) == 1"]', {}, Asserts(("assert f(1) == 1",))),
+        ("assert f(1) == 1", {}, Asserts(("assert f(1) == 1",))),
+        (None, {"tests": "assert f(1)"}, Asserts(("assert f(1)",))),
+        ({"test": "def check(c): pass", "entry_point": "f"}, {}, Asserts(("def check(c): pass",), "f")),
+        ({"inputs": ["1\n"], "outputs": ["2\n"]}, {}, Programs(("1\n",), ("2\n",))),
+        ({"inputs": [["1", "2"]], "outputs": [3]}, {}, Programs(("1\n2\n",), ("3",))),
+        ({"input_output": '{"inputs": ["1"], "outputs": ["2"]}'}, {}, Programs(("1",), ("2",))),
+        ({"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]}, {}, Calls("f", ((1, 2),), (3,))),
+        ({"inputs": ["1\n[2]"], "outputs": ["3"]}, {"func_name": "f"}, Calls("f", ((1, [2]),), (3,))),
+        ([{"input": "1", "output": "2", "testtype": "stdin"}], {"fn_name": "f"}, Programs(("1",), ("2",))),
+        ([{"input": "1", "output": "2", "testtype": "functional"}], {"fn_name": "f"}, Calls("f", ((1,),), (2,))),
+    ],
+)
+def test_forms(label, metadata, cases):
+    assert read_tests(label, metadata) == cases
+
+
+@pytest.mark.parametrize(
+    "label",
+    [7, {}, [], {"tests": []}, {"tests": [""]}, {"inputs": ["1"]}, {"inputs": ["1"], "outputs": []}, [1], [{"input": 1}],
+     {"inputs": [None], "outputs": ["1"]}, {"fn_name": "f", "inputs": [3], "outputs": [3]}, {"fn_name": 3, "tests": ["x"]},
+     [{"input": "1", "output": "1", "testtype": "functional"}]],
+)  # fmt: skip
+def test_labels_that_are_no_tests(label):
+    with pytest.raises(GraderFailure) as caught:
+        read_tests(label, {})
+    assert caught.value.kind == "grader_bad_label"
+
+
+def test_no_tests_at_all():
+    with pytest.raises(GraderFailure, match='expected {"tests"') as caught:
+        read_tests(None, {"source": "x"})
+    assert caught.value.kind == "grader_no_label"
+
+
+async def test_tests_that_cannot_run_are_the_datas_fault():
+    async with CodeGrader(RmHubSettings()) as grader:
+        for test in ("assert f(2 == 4", "import no_such_module\nassert f(2) == 4", "assert f(object()) == 4"):
+            with pytest.raises(GraderFailure) as caught:
+                await grader.grade(fenced(SQUARE), {"tests": [test]}, {})
+            assert caught.value.kind == "grader_bad_label"
+
+
+# ---- comparing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "same"),
+    [
+        ("1 2\n", "1 2", True),
+        ("1 2 \n\n", "1 2\n", True),
+        ("1\r\n2\r\n", "1\n2\n", True),
+        ("1.0", "1", True),
+        ("0.3333333", "0.333333333", True),
+        ("100000000000000001", "100000000000000000", False),
+        ("1 2", "1\n2", False),
+        ("yes", "YES", False),
+        ("nan", "nan", True),
+        ("inf", "1e999", False),
+        ("1_0", "10", False),
+        ("", "", True),
+        ("", "0", False),
+    ],
+)
+def test_outputs(got, want, same):
+    assert same_output(got, want) is same
+
+
+def no_handle(value):
+    raise NotPlain(type(value).__name__)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.complex_numbers(allow_nan=False),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@given(PLAIN)
+def test_plain_values_travel_unchanged(value):
+    again = decode(json.loads(json.dumps(encode(value, no_handle))), no_handle)
+    assert again == value
+    assert type(again) is type(value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_a_value_is_the_same_as_itself(value):
+    assert same_value(encode(value, no_handle), value)
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "same"),
+    [((1, 2), [1, 2], True), ([[1], [2]], [[1], [2]], True), (5, [5], True), ({1: 2}, {"1": 2}, True), (True, 1, False),
+     (1, True, False), ("1", 1, False), (1, 1.0, True), (0.1 + 0.2, 0.3, True), (None, 0, False), ([1, 2], [2, 1], False)],
+)  # fmt: skip
+def test_values(got, want, same):
+    assert same_value(encode(got, no_handle), want) is same
+
+
+# ---- verdicts -------------------------------------------------------------------------------------------------------
+
+
+async def test_each_form_with_right_and_wrong_programs():
+    grades = await graded(
+        (SQUARE, {"tests": ["assert f(2) == 4", "assert f(-3) == 9"]}),
+        (SQUARE, {"tests": ["assert f(2) == 4", "assert f(-3) == -9"]}),
+        (SQUARE, {"fn_name": "f", "inputs": [[2], [3]], "outputs": [4, 9]}),
+        (SQUARE, {"fn_name": "f", "inputs": [[2], [3]], "outputs": [4, 8]}),
+        ("print(int(input()) ** 2)", {"inputs": ["2\n", "3\n"], "outputs": ["4\n", "9\n"]}),
+        ("print(int(input()) ** 2)", {"inputs": ["2\n", "3\n"], "outputs": ["4\n", "8\n"]}),
+    )
+    assert [grade.correct for grade in grades] == [True, False] * 3
+    assert [grade.score for grade in grades] == [1.0, 0.0] * 3
+    assert {tuple(grade.parts.values()) for grade in grades} == {(2.0, 2.0, 1.0), (1.0, 2.0, 0.5)}
+    assert "test 2: assertion failed: assert f(-3) == -9" in grades[1].reason
+    assert grades[0].extracted == SQUARE
+
+
+async def test_the_fraction_can_be_the_score():
+    label = {"tests": ["assert f(2) == 4", "assert f(2) == 5"]}
+    (grade,) = await graded((SQUARE, label), code_score="fraction")
+    assert (grade.score, grade.correct) == (0.5, False)
+    async with CodeGrader(RmHubSettings()) as grader:
+        assert (await grader.grade(fenced(SQUARE), label, {"code_score": "fraction"})).score == 0.5
+        with pytest.raises(GraderFailure, match="all or fraction"):
+            await grader.grade(fenced(SQUARE), label, {"code_score": "half"})
+
+
+async def test_an_overrun_fails_its_test_alone():
+    code = "def f(x):\n    while x == 2:\n        pass\n    return x * x"
+    tests = {"tests": ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9"]}
+    calls = {"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [1, 4, 9]}
+    for grade in await graded((code, tests), (code, calls), code_test_timeout=1.5):
+        assert dict(grade.parts) == {"passed": 2.0, "tests": 3.0, "fraction": pytest.approx(2 / 3)}
+        assert "test 2: took too long" in grade.reason
+
+
+async def test_after_a_crash_the_submission_is_loaded_afresh():
+    code = "import os\ndef f(x):\n    if x == 2:\n        os._exit(0)\n    return x * x"
+    (grade,) = await graded((code, {"tests": ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9"]}))
+    assert grade.parts["passed"] == 2.0
+
+
+FORGED = """
+import __main__
+__main__.__agentrl__._do = lambda request: {answer}
+def f(x):
+    return 0
+"""
+
+
+AIMED = [
+    "class Same:\n    __eq__ = lambda self, other: True\ndef f(x):\n    return Same()",
+    "class Same(int):\n    __eq__ = lambda self, other: True\ndef f(x):\n    return Same(0)",
+    "import builtins\nbuiltins.AssertionError = KeyError\ndef f(x):\n    raise AssertionError",
+    "import os\nos._exit(0)",
+    "print('2 passed')\ndef f(x):\n    raise SystemExit(0)",
+    FORGED.format(answer="{'names': {}, 'result': [0, 'passed', ''], 'done': True}"),
+    FORGED.format(answer="{'names': {'f': None}, 'value': ['h', 0, 'object', 'x', None], 'changed': []}"),
+    FORGED.format(answer="'done'"),
+    FORGED.format(answer="{'names': 7}"),
+    FORGED.format(answer="{'raised': 'no'}"),
+    FORGED.format(answer="{'value': ['zz'], 'changed': [[5, 1]]}"),
+]
+
+
+async def test_submissions_that_aim_at_the_verdict():
+    label = {"tests": ["assert f(2) == 4", "assert f(3) == 9"]}
+    for grade in await graded(*((code, label) for code in AIMED), code_test_timeout=2.0):
+        assert not grade.correct
+        assert grade.score == 0.0
+
+
+async def test_submissions_side_by_side_do_not_meet():
+    def code(n: int) -> str:
+        return f"STATE = {n}\ndef f():\n    return STATE"
+
+    results = {}
+    async with CodeGrader(RmHubSettings(code_concurrency=3)) as grader, anyio.create_task_group() as group:
+
+        async def one(n: int) -> None:
+            grade = await grader.grade(fenced(code(n)), {"tests": [f"assert f() == {n}"]}, {})
+            results[n] = grade.correct
+
+        for n in range(6):
+            group.start_soon(one, n)
+    assert results == dict.fromkeys(range(6), True)
+
+
+async def test_an_answer_without_a_program_needs_no_sandbox_run():
+    grade = await grade_code("I do not know.", {"tests": ["assert f(1)"]}, {})
+    assert (grade.score, grade.correct, grade.extracted, grade.reason) == (0.0, False, None, "no code found")
+
+
+def test_it_is_in_the_table_and_light():
+    spec = find("code")
+    assert (spec.runs, spec.needs_label) == ("async", False)
+    assert spec.load() is grade_code
+    code = "import sys, agentrl.rm_hub.code; assert not {'httpx', 'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
