@@ -93,7 +93,7 @@ def _grade(
     for name, finding in zip(_names(constraints), chosen, strict=True):
         parts[name] = float(finding is None)
     unmet = [(c, finding) for c, finding in zip(constraints, chosen, strict=True) if finding is not None]
-    reason = f"all {len(chosen)} constraints are met ({mode})"
+    reason = f"{len(chosen)} of {len(chosen)} constraints met ({mode})"
     if unmet:
         others = f"; {len(unmet) - 1} more" if len(unmet) > 1 else ""
         reason = f"not met: {unmet[0][0]}: {unmet[0][1]}{others}"

@@ -4,6 +4,7 @@ The units are those that IFBench and IFEval count in, so that verdicts agree wit
 
 1. Sentences are Punkt's (Kiss and Strunk 2006, doi:10.1162/coli.2006.32.4.485), with its English model (NLTK,
    which the benchmark uses, also cuts a "?!" in two where it ends the text; here it stays whole).
+   The model knows "Mr." and "p.m.", but takes the end of "e.g." for a sentence's.
 2. Tokens are the Penn Treebank's, found sentence by sentence: a mark is a token, a contraction is two ("do", "n't"), a
    full stop is one only where it ends the sentence.
 3. `bare` words are what white space separates once every ASCII mark is taken out ("it's" is "its").
