@@ -35,6 +35,7 @@ def rollout_metrics(
 
 def _describe(samples: Sequence[Sample], reward_key: str | None) -> dict[str, float]:
     counters = [sample.metadata.get("counters", {}) for sample in samples]
+    outcomes = sorted({name for counts in counters for name in counts if name.startswith("tool_")} - {"tool_calls"})
     return {
         "reward": _mean([s.get_reward_value(reward_key) for s in samples if s.reward is not None]),
         "response_length": _mean([s.response_length for s in samples]),
@@ -44,6 +45,8 @@ def _describe(samples: Sequence[Sample], reward_key: str | None) -> dict[str, fl
         "turns": _mean([max((segment.turn for segment in s.segments), default=0) for s in samples]),
         "tool_calls": _mean([c.get("tool_calls", 0) for c in counters]),
         "used_tool": _mean([bool(c.get("tool_ok", 0)) for c in counters]),
+        # How the calls ended, by kind, and their seconds: means a trajectory.
+        **{name: _mean([c.get(name, 0) for c in counters]) for name in outcomes},
         "non_generation_seconds": _mean([s.non_generation_time for s in samples]),
     }
 
