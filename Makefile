@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo example-search test test-nightly test-sglang lint bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-sglang lint bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -22,6 +22,9 @@ demo: venv
 
 example-search: venv
 	$(BIN)/python -m examples.search_r1.run --seed $(or $(SEED),0)
+
+example-retool: venv
+	$(BIN)/python -m examples.retool.run --seed $(or $(SEED),0)
 
 test: venv
 	$(BIN)/python -m pytest -m 'not slow and not sglang'

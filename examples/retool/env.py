@@ -1,0 +1,33 @@
+"""ReTool: reasoning with a code interpreter (Feng et al. 2025, arXiv:2504.11536).
+
+1. The model calls `python`; its code runs in the sandbox, in a session of the trajectory's own, so variables stay
+   from call to call. What the code prints, or its error, is the next message. A turn without a call is the answer.
+2. The reward is the paper's: 1 for a right answer, -1 for a wrong one. So that a group of wrong answers still has a
+   direction, a wrong one gets 0.1 back for each call whose code ran, at most 0.4 (`shaped`).
+3. Which answer is right says `--rm-type` of agentrl.rm_hub.
+"""
+
+from agentrl import Environment, Sample
+from agentrl.rm_hub import async_rm
+from agentrl.sample import Status
+from agentrl.tools.python import WithPython, python_tool
+
+CALL_BONUS, MOST_BONUS = 0.1, 0.4
+
+
+class RetoolEnv(WithPython, Environment):
+    """Answer a question with the help of a Python interpreter."""
+
+    max_turns = 4
+    python = python_tool()
+    python.description = "Run Python code."  # a tiny model reads the default's 22 words at every turn, and in vain
+
+    async def reward(self, sample: Sample) -> float:
+        """`shaped`, from -1 to 1; a trajectory that was cut off has no right answer."""
+        right = sample.status is not Status.TRUNCATED and await async_rm(self.args, sample) == 1.0
+        return shaped(right, sample.metadata.get("counters", {}).get("tool_ok", 0))
+
+
+def shaped(right: bool, calls: float) -> float:
+    """1 if `right`, else -1 + min(0.1 * calls, 0.4), where `calls` counts the tool calls whose code ran."""
+    return 1.0 if right else -1.0 + min(CALL_BONUS * calls, MOST_BONUS)

@@ -1,0 +1,41 @@
+"""The same as `RetoolEnv`, as an own loop over messages and text. `--env` still brings the tool and its sandbox:
+
+agentrl train --config examples/retool/cpu.yaml --custom-generate-function-path examples/retool/generate.py \\
+    --custom-rm-path examples/retool/generate.py:reward_func ...
+"""
+
+from typing import Any
+
+from agentrl import Message, Sample
+from agentrl.rm_hub import async_rm
+from agentrl.rollout.helpers import build_loss_mask, extract_tool_call, generate_single
+from examples.retool.env import RetoolEnv, shaped
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Play one trajectory: the model's turn, what its code printed, and so on until a turn without a call."""
+    conversation: list[Message] = list(sample.prompt)
+    counters = {"tool_calls": 0, "tool_ok": 0}
+    env = RetoolEnv.create(args)  # it holds the interpreter's variables of this trajectory
+    try:
+        for _ in range(env.max_turns):
+            text = await generate_single(conversation)
+            conversation.append({"role": "assistant", "content": text})
+            call = extract_tool_call(text)
+            if call is None:
+                break
+            outcome = await env.toolbox.run(call.name, call.arguments, state=env)
+            counters["tool_calls"] += 1
+            counters["tool_ok"] += outcome.ok
+            conversation.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text})
+    finally:
+        await env.close()
+    sample.metadata |= {"messages": conversation, "counters": counters}
+    sample.loss_mask = build_loss_mask(sample)
+    return sample
+
+
+async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> float:
+    """The reward of `RetoolEnv`."""
+    right = await async_rm(args, sample) == 1.0
+    return shaped(right, sample.metadata["counters"]["tool_ok"])
