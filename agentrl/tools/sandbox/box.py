@@ -21,8 +21,13 @@ from agentrl.tools.sandbox.trial import check_confined
 
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 10.0
+_LOST = "the session was restarted after: {}; earlier variables are gone"
 _DEFAULT_LIMITS = SandboxLimits()
 BackendChoice = Literal["auto", "bubblewrap", "landlock", "unsafe_subprocess"]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Sandbox:
@@ -67,7 +72,7 @@ class Sandbox:
         self._asked = backend
         self._preload = tuple(preload)
         self._warm = warm
-        self._width = max_concurrency or 2 * len(os.sched_getaffinity(0))
+        self._width = max_concurrency or 2 * _processors()
         self._queue_seconds = queue_seconds
         self._zygote: Zygote | None = None
         self._waiting: list[Channel] = []
@@ -75,6 +80,7 @@ class Sandbox:
     async def __aenter__(self) -> Self:
         self._places = anyio.CapacityLimiter(self._width)
         self._starting = anyio.Lock()
+        self._asking = anyio.Lock()
         await self._choose()
         return self
 
@@ -181,14 +187,25 @@ class Sandbox:
                 return child
             except SandboxFailure:
                 child.close()
-        zygote = await self._alive()
-        child = zygote.spawn(self.limits, session=session)
+            except BaseException:
+                child.close()
+                raise
+        child = await self._spawn(session)
         try:
             await self._ready(child)
         except BaseException:
             child.close()
             raise
         return child
+
+    async def _spawn(self, session: bool) -> Channel:
+        zygote = await self._alive()
+        async with self._asking:
+            while True:
+                try:
+                    return zygote.spawn(self.limits, session=session)
+                except BlockingIOError:  # many are being started
+                    await anyio.wait_writable(zygote.control)
 
     async def _ready(self, child: Channel) -> None:
         with anyio.move_on_after(_START_SECONDS):
@@ -209,8 +226,8 @@ class Sandbox:
         while len(self._waiting) < self._warm:
             try:
                 self._waiting.append(zygote.spawn(self.limits, session=False))
-            except SandboxFailure:
-                return  # the next call finds it gone and starts another
+            except (SandboxFailure, BlockingIOError):
+                return  # gone or behind: the next call sees to it
 
     async def _alive(self) -> Zygote:
         """The zygote; a new one if it died (for lack of memory, say)."""
@@ -318,15 +335,15 @@ class Session:
                 self._child = await self._box._child(session=True)
             ended = True
             answered = False
+            self._lost = _LOST.format("cancelled")
             try:
                 result, ended = await self._box._ask(self._child, code, "", timeout)
                 answered = True
+                self._lost = _LOST.format(result.outcome) if ended else ""
             finally:
                 if ended:
                     child, self._child = self._child, None
                     await self._box._release(child, answered)
-            if ended:
-                self._lost = f"the session was restarted after: {result.outcome}; earlier variables are gone"
             return RunResult(result.stdout, result.stderr, result.outcome, result.returncode, result.seconds, note)
 
     async def _end(self) -> None:

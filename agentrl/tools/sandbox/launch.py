@@ -19,6 +19,7 @@ import anyio.to_thread
 from agentrl.tools.sandbox import bootstrap
 from agentrl.tools.sandbox.channel import Channel
 from agentrl.tools.sandbox.errors import SandboxFailure, SandboxUnavailable
+from agentrl.tools.sandbox.inside import kernel
 from agentrl.tools.sandbox.interpreter import Interpreter, find_interpreter
 from agentrl.tools.sandbox.limits import SandboxLimits
 
@@ -30,6 +31,7 @@ _KINDS = {"bubblewrap": "namespaces", "landlock": "landlock", "unsafe_subprocess
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
+    "LOGNAME": "sandbox",
     "LANG": "C.UTF-8",
     # One thread each: the sandbox's parallelism is many calls, and a forked child cannot inherit threads.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
@@ -57,12 +59,16 @@ class Zygote:
 
         Raises:
             SandboxFailure: the zygote is gone.
+            BlockingIOError: it has too many requests before it; try again when `control` can be written to.
         """
         jail = {"kind": _KINDS[self.backend], "folder": self.folder, "readable": self.interpreter.readable}
         message = {"jail": {**asdict(limits), **jail, "session": session}}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             socket.send_fds(self.control, [json.dumps(message).encode()], [theirs.fileno()])
+        except BlockingIOError:
+            ours.close()
+            raise
         except OSError as error:
             ours.close()
             raise SandboxFailure(f"the sandbox's first process is gone: {error}") from error
@@ -140,7 +146,7 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
         source = given.enter_context(tempfile.TemporaryFile())
         source.write(json.dumps({"modules": bootstrap.modules(), "settings": settings}).encode())
         source.seek(0)
-        lifeline = os.pidfd_open(os.getpid())
+        lifeline = kernel.process_descriptor(os.getpid())
         given.callback(os.close, lifeline)
         errors = kept.enter_context(tempfile.TemporaryFile())
         inherited = (theirs.fileno(), lifeline, source.fileno())

@@ -58,7 +58,7 @@ class Child:
         for descriptor in (stdin_read, stdout_write, stderr_write):
             os.close(descriptor)
         theirs.close()
-        self.exited = os.pidfd_open(self.pid)
+        self.exited = kernel.process_descriptor(self.pid)
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(descriptor, False)
         self.control.setblocking(False)

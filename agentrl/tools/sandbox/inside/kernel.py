@@ -14,6 +14,7 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_
 _SECCOMP_MODE_FILTER = 2
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+_SYS_PIDFD_OPEN = 434
 _CAPABILITY_VERSION_3 = 0x20080522
 
 LANDLOCK_WRITE_FILE, LANDLOCK_READ_FILE, LANDLOCK_READ_DIR = 1 << 1, 1 << 2, 1 << 3
@@ -27,6 +28,11 @@ def unshare(flags: int) -> None:
 def mount_tmpfs(target: str, options: str, flags: int) -> None:
     """Put an empty file system over a folder."""
     _checked(f"mount {target}", _LIBC.mount(b"tmpfs", target.encode(), b"tmpfs", flags, options.encode()))
+
+
+def process_descriptor(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; some builds of Python lack `os.pidfd_open`."""
+    return _checked("pidfd_open", _LIBC.syscall(ctypes.c_long(_SYS_PIDFD_OPEN), pid, 0))
 
 
 def die_with_parent(signum: int) -> None:

@@ -10,6 +10,7 @@ import atexit
 import builtins
 import linecache
 import os
+import site
 import socket
 import sys
 import threading
@@ -132,6 +133,7 @@ def _fresh_main(session: bool) -> types.ModuleType:
     if not session:
         main.__dict__["__file__"] = "main.py"
     sys.modules["__main__"] = main
+    site.setquit()  # `exit` and `quit`, which many programs call, come with this module; `-S` left it out
     sys.argv = ["main.py"]
     return main
 
