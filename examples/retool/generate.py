@@ -6,7 +6,7 @@ agentrl train --config examples/retool/cpu.yaml --custom-generate-function-path 
 
 from typing import Any
 
-from agentrl import Message, Sample
+from agentrl import Sample
 from agentrl.rm_hub import async_rm
 from agentrl.rollout.helpers import build_loss_mask, extract_tool_call, generate_single
 from examples.retool.env import RetoolEnv, shaped
@@ -14,9 +14,9 @@ from examples.retool.env import RetoolEnv, shaped
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Play one trajectory: the model's turn, what its code printed, and so on until a turn without a call."""
-    conversation: list[Message] = list(sample.prompt)
     counters = {"tool_calls": 0, "tool_ok": 0}
     env = RetoolEnv.create(args)  # it holds the interpreter's variables of this trajectory
+    conversation = await env.reset(sample)
     try:
         for _ in range(env.max_turns):
             text = await generate_single(conversation)
