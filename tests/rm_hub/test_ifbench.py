@@ -139,6 +139,12 @@ class TestProperties:
     def test_abbreviations_end_no_sentence(self, text):
         assert not check(text, "length_constraints:number_sentences", num_sentences=2, relation="at least").correct
 
+    @pytest.mark.parametrize(("text", "count"), [("What?! No.", 2), ("What!! No!!", 3), ("No?!", 2), ("No!", 1)])
+    def test_two_marks_at_the_very_end_are_two_sentences(self, text, count):
+        kind = "length_constraints:number_sentences"
+        assert check(text, kind, num_sentences=count, relation="at least").correct
+        assert check(text, kind, num_sentences=count + 1, relation="less than").correct
+
     @pytest.mark.parametrize("text", ["Imagine it.", "Running helps.", "Was it so?", "Use the lamp.", "Wrote letters."])
     def test_verbs(self, text):
         assert check(text, "words:start_verb").correct

@@ -2,9 +2,8 @@
 
 The units are those that IFBench and IFEval count in, so that verdicts agree with theirs:
 
-1. Sentences are Punkt's (Kiss and Strunk 2006, doi:10.1162/coli.2006.32.4.485), with its English model (NLTK,
-   which the benchmark uses, also cuts a "?!" in two where it ends the text; here it stays whole).
-   The model knows "Mr." and "p.m.", but takes the end of "e.g." for a sentence's.
+1. Sentences are Punkt's (Kiss and Strunk 2006, doi:10.1162/coli.2006.32.4.485), with its English model. It knows "Mr."
+   and "p.m.", but takes the end of "e.g." for a sentence's.
 2. Tokens are the Penn Treebank's, found sentence by sentence: a mark is a token, a contraction is two ("do", "n't"), a
    full stop is one only where it ends the sentence.
 3. `bare` words are what white space separates once every ASCII mark is taken out ("it's" is "its").
@@ -24,6 +23,7 @@ AROUND = MARKS + " "
 
 _NO_MARKS = str.maketrans("", "", MARKS)
 _WORD = re.compile(r"\w+")
+_TWO_MARKS = re.compile(r"[?!]{2}\Z")
 
 
 class Passage:
@@ -83,10 +83,17 @@ def without_marks(sentence: str) -> str:
 
 
 def split_sentences(raw: str) -> list[str]:
-    """The sentences of a text, found by Punkt's English model."""
+    """The sentences of a text, found by Punkt's English model.
+
+    Of two marks that end the whole text ("!!", "?!") the last is a sentence of its own, as it is for the benchmark's
+    tokenizer.
+    """
     import punkt
 
-    return list(punkt.sent_tokenize(raw))
+    sentences = list(punkt.sent_tokenize(raw))
+    if sentences and _TWO_MARKS.search(sentences[-1], max(0, len(sentences[-1]) - 2)):
+        sentences[-1:] = [sentences[-1][:-1], sentences[-1][-1]]
+    return sentences
 
 
 _CLOSERS = "])}>\"'»”’ "
