@@ -111,6 +111,8 @@ class Submission:
 
     async def request(self, request: Any, deadline: float) -> tuple[Any, str]:
         """Have the submission's side do something; returns its answer, or None and why there is none."""
+        if self._side.session is None:
+            return None, "the answer's process is gone"
         left = deadline - time.monotonic()
         code = f"__agentrl__.serve({json.dumps(request)!r})"
         answer, why = await self._side.say(code, left) if left > 0 else (None, "took too long")

@@ -245,6 +245,10 @@ def f(x):
 
 
 AIMED = [
+    "def abs(x):\n    return 0\ndef f(x):\n    return 0",
+    "class math:\n    isclose = staticmethod(lambda *a: True)\ndef f(x):\n    return 0",
+    "class N:\n    __sub__ = __rsub__ = lambda s, o: 0.0\n    __contains__ = lambda s, o: True\ndef f(x):\n    return N()",
+    "class f:\n    def __init__(self, x):\n        pass\n    __sub__ = __rsub__ = lambda s, o: 0.0",
     "class Same:\n    __eq__ = lambda self, other: True\ndef f(x):\n    return Same()",
     "class Same(int):\n    __eq__ = lambda self, other: True\ndef f(x):\n    return Same(0)",
     "import builtins\nbuiltins.AssertionError = KeyError\ndef f(x):\n    raise AssertionError",
@@ -260,10 +264,42 @@ AIMED = [
 
 
 async def test_submissions_that_aim_at_the_verdict():
-    label = {"tests": ["assert f(2) == 4", "assert f(3) == 9"]}
-    for grade in await graded(*((code, label) for code in AIMED), code_test_timeout=2.0):
+    exact = {"tests": ["assert f(2) == 4", "assert f(3) == 9"]}
+    near = {"tests": ["import math\nassert abs(f(2) - 4) < 1e-6", "assert math.isclose(f(3), 9)", "assert 4 in [f(2)]"]}
+    items = [(code, exact if at > 3 else near) for at, code in enumerate(AIMED)]
+    for grade in await graded(*items, code_test_timeout=2.0):
         assert not grade.correct
         assert grade.score == 0.0
+
+
+async def test_classes_that_the_tests_name_work_with_operators():
+    code = (
+        "class Vec:\n    def __init__(self, *xs):\n        self.xs = xs\n"
+        "    def __eq__(self, other):\n        return self.xs == other.xs\n"
+        "    def __mul__(self, k):\n        return Vec(*(k * x for x in self.xs))\n    __rmul__ = __mul__\n"
+        "    def __contains__(self, x):\n        return x in self.xs\n    def __len__(self):\n        return len(self.xs)\n"
+        "    def __iter__(self):\n        return iter(self.xs)\n    def __getitem__(self, i):\n        return self.xs[i]\n"
+        "    def __enter__(self):\n        return self\n    def __exit__(self, *e):\n        return None\n"
+        "class VecError(Exception):\n    pass\n"
+        "def fail():\n    raise VecError('no')\n"
+    )
+    tests = [
+        "v = Vec(1, 2)\nassert v * 3 == Vec(3, 6) == 3 * v\nassert v != Vec(2, 1)",
+        "assert 2 in v and 5 not in v and len(v) == 2 and list(v) == [1, 2] and v[1] == 2 and v[-1:] == (2,)",
+        "assert isinstance(v, Vec) and not isinstance(3, Vec)",
+        "with Vec(7) as w:\n    assert w.xs == (7,)\nw.xs = (8,)\nassert list(w) == [8]",
+        "try:\n    fail()\nexcept VecError as error:\n    assert str(error) == 'no'\nelse:\n    assert False",
+        "try:\n    v[9]\nexcept IndexError:\n    pass\nelse:\n    assert False",
+    ]
+    (grade,) = await graded((code, {"tests": tests}))
+    assert grade.correct, grade.reason
+
+
+async def test_a_test_that_swallows_everything_cannot_break_the_grader():
+    code = "import os\ndef f(x):\n    os._exit(0)"
+    test = "for _ in range(3):\n    try:\n        f(1)\n    except:\n        pass\nassert f(2) == 4"
+    (grade,) = await graded((code, {"tests": [test]}))
+    assert not grade.correct
 
 
 async def test_submissions_side_by_side_do_not_meet():

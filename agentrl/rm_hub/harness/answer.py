@@ -16,20 +16,9 @@ from typing import Any
 
 from agentrl.rm_hub.harness.values import base_value, decode, decode_function, encode
 
-_BUILT_IN = {
-    "len",
-    "iter",
-    "next",
-    "bool",
-    "str",
-    "repr",
-    "hash",
-    "isinstance",
-    "int",
-    "float",
-    "abs",
-    "reversed",
-    "round",
+_BUILT_IN = {"len", "iter", "next", "bool", "str", "repr", "hash", "int", "float", "abs", "reversed"}
+_REVERSED = {
+    f"r{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor", "and_", "or_")
 }
 _MUTABLE = (list, dict, set, bytearray)
 
@@ -84,8 +73,11 @@ class Answer:
             return getattr(builtins, name)(target, *args)
         if name in ("enter", "exit"):
             return getattr(target, f"__{name}__")(*args)
-        function = getattr(builtins if name in _BUILT_IN else operator, name)
-        return function(*args, target) if request_is_reversed(name) else function(target, *args)
+        if name in _REVERSED:
+            return getattr(operator, name[1:])(*args, target)
+        if name == "isinstance":
+            return isinstance(args[0], target)
+        return getattr(builtins if name in _BUILT_IN else operator, name)(target, *args)
 
     def _encode(self, value: Any) -> Any:
         return encode(value, self._by_handle)
@@ -114,11 +106,6 @@ class Answer:
         self.objects[id(type(error))] = type(error)
         args = [item if isinstance(item, (str, int, float, bool, type(None))) else str(item) for item in error.args[:4]]
         return [id(type(error)), type(error).__name__, _built_in_base(type(error)), args]
-
-
-def request_is_reversed(name: str) -> bool:
-    """Whether the target is the operator's last operand; none of the forwarded ones."""
-    return name == "isinstance"
 
 
 def _built_in_base(kind: type) -> str:

@@ -3,11 +3,15 @@
 1. Tests run in a thread that waits whenever it needs the submission; `step` hands over an answer and prints what is
    wanted next: `{"ask": request}`, `{"result": [number, outcome, reason]}` or `{"done": true}`.
 2. Comparisons with plain data happen here, with this process's own builtins: an object of the submission's own class
-   is equal to no number or text, whatever its `__eq__` says.
+   is equal to no number or text, whatever its `__eq__` says, and is told no operand unless the tests name its class.
+3. Names of the submission shadow neither built-ins nor modules nor what the tests define.
 """
 
+import builtins
 import json
+import operator
 import queue
+import re
 import sys
 import threading
 import traceback
@@ -17,14 +21,10 @@ from typing import Any
 
 from agentrl.rm_hub.harness.values import NotPlain, decode, encode, encode_function
 
-_FORWARDED = {
-    **{f"__{name}__": name for name in ("len", "iter", "next", "bool", "str", "repr", "hash", "int", "float", "abs")},
-    **{f"__{name}__": name for name in ("getitem", "setitem", "delitem", "contains", "enter", "exit", "reversed")},
-    **{f"__{name}__": name for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "matmul")},
-    **{f"__{name}__": name for name in ("and_", "or_", "xor", "invert", "iadd", "isub")},
-    "__and__": "and_",
-    "__or__": "or_",
-}
+_ASKED = ("len", "iter", "next", "bool", "str", "repr", "hash", "int", "float", "abs", "neg", "pos", "reversed")
+_ASKED_WITH = ("getitem", "setitem", "delitem", "enter", "exit")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor", "and", "or")
+_MODULES = sys.stdlib_module_names | {"numpy", "np"}
 
 
 class Abandoned(BaseException):
@@ -38,8 +38,8 @@ class FromAnswer(Exception):
 class Remote:
     """Stands for an object of the submission."""
 
-    def __init__(self, tests: "Tests", data: list[Any], plain: Any = None) -> None:
-        vars(self).update(_tests=tests, _data=data, _plain=plain)
+    def __init__(self, tests: "Tests", data: list[Any], kind: str = "", plain: Any = None) -> None:
+        vars(self).update(_tests=tests, _data=data, _kind=kind, _plain=plain)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._tests.ask("call", self, args, named)
@@ -80,8 +80,12 @@ class Remote:
             raise TypeError(f"an object of the answer's own class cannot be compared with {type(other).__name__}")
         return bool(getattr(self._plain, f"__{name}__")(other))
 
-    def __hash__(self) -> int:
-        return int(self._tests.ask("hash", self, ()))
+    def __contains__(self, item: Any) -> bool:
+        if self._plain is not None:
+            return item in self._plain
+        if self._tests.trusts(self, item):
+            return bool(self._tests.ask("contains", self, (item,)))
+        return any(item == own for own in self)  # type: ignore[attr-defined]
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -91,9 +95,25 @@ def _forward(name: str) -> Callable[..., Any]:
     return method
 
 
-for _special, _name in _FORWARDED.items():
-    if _special not in vars(Remote) and not _special.endswith("___"):
-        setattr(Remote, _special, _forward(_name))
+def _arithmetic(name: str, reverse: bool) -> Callable[[Remote, Any], Any]:
+    function = getattr(operator, name + "_" if name in ("and", "or") else name)
+
+    def method(self: Remote, other: Any) -> Any:
+        if self._plain is not None:
+            return function(other, self._plain) if reverse else function(self._plain, other)
+        if not self._tests.trusts(self, other):
+            # It would be told the expected value, and could say that the difference is nothing.
+            raise TypeError(f"{name} of {type(other).__name__} and an object of a class that the tests do not know")
+        return self._tests.ask(("r" if reverse else "") + function.__name__, self, (other,))
+
+    return method
+
+
+for _name in (*_ASKED, *_ASKED_WITH):
+    setattr(Remote, f"__{_name}__", _forward(_name))
+for _name in _ARITHMETIC:
+    setattr(Remote, f"__{_name}__", _arithmetic(_name, reverse=False))
+    setattr(Remote, f"__r{_name}__", _arithmetic(_name, reverse=True))
 
 
 class Tests:
@@ -102,6 +122,8 @@ class Tests:
     def __init__(self, token: str, sources: Sequence[str], entry: str | None) -> None:
         self.token, self.sources, self.entry = token, sources, entry
         self.names: dict[str, Any] = {"__name__": "tests", "__builtins__": __builtins__}
+        self._given: dict[str, Any] = {}
+        self._words = set(re.findall(r"[A-Za-z_]\w*", "\n".join(sources)))
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._wanted: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -135,6 +157,11 @@ class Tests:
         for at, data in answer["changed"]:
             _update(args[at], self._decode(data))
         return self._decode(answer["value"])
+
+    def trusts(self, target: Remote, operand: Any) -> bool:
+        """Whether the submission may be told the operand: one of its own objects, or the class is part of the task."""
+        kind: str = vars(target)["_kind"]
+        return isinstance(operand, Remote) or (kind[:1].isupper() and kind in self._words)
 
     def _run(self) -> None:
         sys.setrecursionlimit(5000)
@@ -184,11 +211,19 @@ class Tests:
     def _know(self, names: dict[str, Any]) -> None:
         solution = types.ModuleType("solution")
         for name, data in names.items():
-            by_name = isinstance(data, list) and data[0] == "h"
-            value = Remote(self, ["name", name], self._plain(data)) if by_name else self._decode(data)
+            value = self._named(name, data)
             setattr(solution, name, value)
-            self.names[name] = value
+            hides = hasattr(builtins, name) or (name in _MODULES and not isinstance(value, types.ModuleType))
+            own = name in self.names and self.names[name] is not self._given.get(name)
+            if not own and (not hides or name == self.entry):
+                self.names[name] = self._given[name] = value
         sys.modules["solution"] = sys.modules["main"] = solution
+
+    def _named(self, name: str, data: Any) -> Any:
+        """Stand-ins of functions and classes go by name: they outlive a submission that is loaded afresh."""
+        if isinstance(data, list) and data[0] == "h":
+            return Remote(self, ["name", name], data[3], self._plain(data))
+        return self._decode(data)
 
     def _encode(self, value: Any) -> Any:
         return encode(value, self._by_handle)
@@ -205,10 +240,10 @@ class Tests:
 
     def _from_handle(self, data: list[Any]) -> Any:
         if data[0] == "h":
-            return Remote(self, data[:2], self._plain(data))
+            return Remote(self, data[:2], data[3], self._plain(data))
         if data[0] == "x":
             return self._exception_class(*data[1:])
-        if data[0] == "mo" and data[1].partition(".")[0] in sys.stdlib_module_names | {"numpy"}:
+        if data[0] == "mo" and data[1].partition(".")[0] in _MODULES:
             return __import__(data[1])
         return None
 
@@ -221,8 +256,6 @@ class Tests:
         return error
 
     def _exception_class(self, handle: int, name: str, base: str) -> Any:
-        import builtins
-
         known = self.names.get(name)
         if isinstance(known, type) and vars(known).get("agentrl_handle") == handle:
             return known

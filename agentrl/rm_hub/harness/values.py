@@ -47,6 +47,8 @@ def encode(value: Any, by_handle: Callable[[Any], Any]) -> Any:
         return ["c", encode(value.real, by_handle), encode(value.imag, by_handle)]
     if kind is range:
         return ["r", value.start, value.stop, value.step]
+    if kind is slice:
+        return ["S", *(encode(end, by_handle) for end in (value.start, value.stop, value.step))]
     if kind is decimal.Decimal:
         return ["D", str(value)]
     if kind is fractions.Fraction:
@@ -93,6 +95,8 @@ def decode(data: Any, from_handle: Callable[[list[Any]], Any]) -> Any:
             return complex(decode(rest[0], from_handle), decode(rest[1], from_handle))
         case "r":
             return range(*rest)
+        case "S":
+            return slice(*(decode(end, from_handle) for end in rest))
         case "D":
             return decimal.Decimal(rest[0])
         case "F":
