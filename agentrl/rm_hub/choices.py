@@ -15,9 +15,9 @@ MANY = "several"
 """Stands for an answer that names more than one choice."""
 
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_DECORATION = r"(?:[\s*_`\"'“”‘’$({\[<>:：]|\\[(\[]|\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf|boxed|bf|rm)\b\s?|option\b|choice\b|answer\b|letter\b|statement\b|opción\b|选项|選項|the\b)*"
+_DECORATION = r"(?:[\s*_`\"'“”‘’$({\[<>:：]|\\[(\[]|\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf|boxed|bf|rm)\b\s?|option\b|choice\b|answer\b|letter\b|statement\b|(?-i:(?:la |a |die |il |o )?(?:lettre|letra|lettera|opción|opzione|alternativa|Buchstabe)|la|a|die|il)(?=\s[\s(*]{0,3}(?-i:[A-J])\b)|opción\b|选项|選項|the\b)*"
 _LETTER = re.compile(
-    rf"(?P<before>{_DECORATION})(?P<letter>[A-Za-z])(?![A-Za-z0-9'’^]|[-–][A-Za-z0-9]|/[a-zA-Z]{{2}}|\.[A-Za-z0-9])",
+    rf"(?P<before>{_DECORATION})(?P<letter>[A-Za-z])(?![A-Za-z0-9^]|['’][A-Za-z]|[-–][A-Za-z0-9]|/[a-zA-Z]{{2}}|\.[A-Za-z0-9])",
     re.IGNORECASE,
 )
 _ANOTHER = re.compile(
@@ -28,7 +28,7 @@ _TWO_IN_ONE = re.compile(r"[A-J]{2,4}(?![A-Za-z])")
 _CLOSES = re.compile(r"[\s*_`\"'”’)\]}>$.,;:!。．、）】|]*(?:$|\n)")
 _CONNECTS = re.compile(
     r"\s{0,2}[)\]}*\"'”’$.,;:!?。．、，）】<\\_`|&/+(–—\-]|\s+[-–—(\[]|\n|$|[^\x00-\x7f]|\s+(?:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
-    r"considering|where|while|is|if|according|after|among|on|follows|in|corresponds|was|here|only)\b",
+    r"considering|where|while|is|if|according|after|among|on|follows|over|instead|in|corresponds|was|here|only)\b",
     re.IGNORECASE,
 )
 _GIVES_REASON = re.compile(r"\s?[,—–-]\s?(?:because|since|as|due to|given)\b", re.IGNORECASE)
@@ -162,6 +162,7 @@ def _accept(segment: str, match: re.Match[str], choices: Choices, alone: bool) -
             or (opened and rest[:1] in tuple("*}\"'`"))
         )
         colon = (rest[:1] == ":" and letter not in "Aa") or bool(_GIVES_REASON.match(segment, behind))
+        colon = colon or (letter in "BCDEFGHJ" and rest[:1] == " " and rest[1:2] in tuple("-–—") and rest[2:3] == " ")
         return letter.upper() if closes or marked or colon or (named and _CONNECTS.match(segment, behind)) else None
     text_follows = choices.texts.get(letter.upper(), "")
     if text_follows and _stands_at(plain(segment[behind:]), text_follows, 0):

@@ -148,20 +148,26 @@ _VERB = frozenset(
 _DETERMINERS = frozenset(["a", "an", "the", "about", "around", "roughly", "approximately", "only", "just", "exactly"])
 _WORDS = re.compile(r"[^\W\d_]+|[=≈]")
 _JOINED = re.compile(r"[,;:=+×÷*/^(-]\s*[$€£]?\(?$")
-_REASON = re.compile(r"\b(?:because|since|if|given that|assuming|as long as)\b", re.IGNORECASE)
-_CONDITION = re.compile(r"\s*(?:since|if|because|given|when|as)\b[^,]{0,200},", re.IGNORECASE)
+_REASON = re.compile(
+    r"\b(?:because|since|if|given that|assuming|as long as|of which)\b|,\s*[$€£]?\d[\d.,]*(?: \w+)? (?:more|less|fewer) than\b",
+    re.IGNORECASE,
+)
+_CONDITION = re.compile(r"\s*(?:since|if|because|given|when|as)\b[^,]{0,200},(?=\s)", re.IGNORECASE)
 _DENIED_BEFORE = re.compile(r"(?:\bnot|n['’]t)(?: be| equal)?\s*[$€£]?$", re.IGNORECASE)
 _DENIED_AFTER = re.compile(
     r"[^.,;\d]{0,20}\b(?:is|are|was)(?: not|n['’]t)\b[^.]{0,12}\b(?:answer|right|correct)", re.IGNORECASE
 )
+_COORDINATED = re.compile(r"(?: [^\W\d_]+){1,3},? and ")
 _CONCLUDES = re.compile(r"(?:^|\W)(?:so|therefore|thus|hence|in total|altogether)\b", re.IGNORECASE)
+_GOES_ON_AFTER = re.compile(r",[^,]*\d")
 _GOES_ON = re.compile(
     r"(?:[,;]|\band\b)\s*(?:and |so |thus |then |therefore |which |meaning |hence ).*\d", re.IGNORECASE
 )
 _BRACKETS = re.compile(r"\([^()]{0,300}\)|\[[^\[\]]{0,300}\]")
 _POSTSCRIPT = re.compile(
-    r"^[\s#*_>-]{0,8}(?:check|checking|verification|verify|verifying|to verify|let(?:'s|’s| me| us) (?:verify|check|double)|double[- ]check|sanity check"
-    r"|note|p\.?\s?s\.?|explanation|reasoning|because|working|let me know|feel free|i hope|hope this|if you (?:have|need|want|would))\b",
+    r"^[\s#*_>-]{0,8}(?:check|verification|double[- ]check|sanity check|note|p\.?\s?s\.?|explanation|reasoning|working|here's how|here’s how)\b[*_\s]{0,4}(?:[:.]|$)"
+    r"|^[\s#*_>-]{0,8}(?:checking|verifying|to verify|let(?:'s|’s| me| us) (?:verify|check|double)|note that|let me know|feel free|i hope|hope this"
+    r"|if you (?:have|need|want|would))\b",
     re.IGNORECASE | re.MULTILINE,
 )
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*|__([^_\n]{1,120})__")
@@ -272,9 +278,12 @@ def read_conclusion(text: str, *, dotted_thousands: bool) -> Claim | Unclear | N
             continue
         if bold := _bold_numbers(raw, dotted_thousands):
             return bold
-        if not sentence.endswith("?"):
-            return _conclude(sentence, found)
-        asked = asked or _conclude(sentence, found)
+        ahead = _CONDITION.match(sentence)
+        only_condition = ahead is not None and found[-1].start < ahead.end()
+        concluded = _conclude(sentence, found)
+        if concluded is not None and not only_condition and not (sentence.endswith("?") and "=" not in sentence):
+            return concluded
+        asked = asked or concluded
     if asked is not None:
         return asked
     value = parse_number_words(text) if len(text) < _MAX_BACK else None
@@ -313,7 +322,7 @@ def _conclude(sentence: str, found: list[Quantity]) -> Claim | None:
     if (ahead := _CONDITION.match(sentence)) and outside[-1].start > ahead.end():
         outside = [quantity for quantity in outside if quantity.start > ahead.end()]
     reason = _REASON.search(sentence, outside[0].end)
-    if reason and not (reason.group().lower() == "if" and "," in sentence[reason.end() :]):
+    if reason and not _GOES_ON_AFTER.search(sentence, reason.end()):
         outside = [quantity for quantity in outside if quantity.start < reason.start()]
     for index in range(len(outside) - 1, 0, -1):
         if _RESULT.search(sentence[outside[index - 1].end : outside[index].start]):
@@ -322,8 +331,11 @@ def _conclude(sentence: str, found: list[Quantity]) -> Claim | None:
                 return Claim(outside[index].values, sentence)
             break
     for index in range(len(outside) - 1, 0, -1):
-        quantity = outside[index]
-        if not _in_passing(sentence, outside[index - 1].end, quantity.start):
+        quantity, ahead = outside[index], index - 1
+        joined = ahead and _COORDINATED.fullmatch(sentence[outside[ahead].end : quantity.start])
+        if joined and _in_passing(sentence, outside[ahead - 1].end, outside[ahead].start):
+            continue
+        if not _in_passing(sentence, outside[ahead].end, quantity.start):
             return Claim(quantity.values, sentence)
     return Claim(outside[0].values, sentence)
 

@@ -33,16 +33,16 @@ _GAP = r"[\s*_`\"'“”)\]}]{0,6}"
 _BETWEEN = r"(?: (?:to|for|here|among|of|in)\b[^.\n:?]{0,60}?)?"
 _FORWARD = (
     re.compile(
-        rf"(?<!\w)(?:{_ANSWER}){_BETWEEN}{_GAP}{_IS}(?!\w)(?:\s(?:therefore|thus|clearly|indeed|likely|definitely|most likely))?",
+        rf"(?<!\w)(?:{_ANSWER}){_BETWEEN}{_GAP}{_IS}(?:(?<=[=:：>→—–])|(?!\w))(?:\s(?:therefore|thus|clearly|indeed|likely|definitely|most likely))?",
         re.IGNORECASE,
     ),
     re.compile(r"^[#*_\s]{0,8}(?:the )?(?:final |correct )?answer[*_ \t]{0,6}$", re.IGNORECASE | re.MULTILINE),
     re.compile(
-        r"(?:答案|正确选项|答え|正解|정답)[\s*]{0,3}(?:应该|应)?(?:是|为|選|选|は|은|:|：)|答[：:]|(?:故|应|应该|因此|所以|我)?(?:选择|选|選)(?:项|項)?[:：]?"
+        r"(?:答案|正确选项|答え|正解|정답)[\s*]{0,3}(?:应该|应)?(?:是|为|選|选|は|은|:|：)|答[：:]|(?:选项|選項)(?:应该|应)?(?:是|为|為)|(?<![不没可])(?:故|应|应该|因此|所以|我)?(?<![不没可])(?:选择|选|選)(?:项|項)?[:：]?"
     ),
     re.compile(
         r"\b(?:I|we)(?:'ll| will| would|'d|’ll|’d)? (?:therefore |thus )?(?:choose|select|pick|go with|answer|opt for|chose|selected)\b"
-        r"|\b(?:going|go) with\b|\bmy (?:final )?(?:choice|pick|selection) is\b",
+        r"|\b(?:going|go) with\b|\bmy (?:final )?(?:choice|pick|selection) is\b|\b(?:richtige|korrekte) (?:antwort|option|lösung)\b(?=\s[(*]{0,3}[A-J]\b)",
         re.IGNORECASE,
     ),
     re.compile(r"[\"'](?:final_?)?(?:answer|choice|option|letter)[\"']\s{0,4}:", re.IGNORECASE),
@@ -62,6 +62,11 @@ _IS_CORRECT = re.compile(
     + _NAMED.replace("mark", "mark2").replace("letter>", "letter2>")
     + r" (?:is|must be) (?:the|my|our) (?:final )?(?:answer|choice)\b",
 )
+_IS_CORRECT_ABROAD = re.compile(
+    r"\b(?:antwort|option|opción|réponse|risposta|resposta|alternativa) [(*]{0,3}(?P<letter>[A-J])[)*]{0,3} (?:ist|es|est|è|é) "
+    r"(?:la |die |a )?(?:richtig|korrekt|correct|corrett|corret)",
+    re.IGNORECASE,
+)
 _HEDGED = re.compile(
     r"\b(?:tempting|tempted|might (?:think|say|assume|choose)|may (?:think|say)|one could|could be argued|some(?:one| people| students)?(?: might| may)? (?:say|think|choose|pick)"
     r"|students?|mistak\w*|wrong(?:ly)?|initially|at first|first (?:thought|glance|instinct|guess)|naive|if|unless|suppose|were to|common (?:error|answer)|trap|previously|earlier i)\b",
@@ -71,11 +76,14 @@ _SENTENCE_START = re.compile(r"[.!?。！？\n]\s|\n|^|[;:]\s|,? but ")
 _LINES = re.compile(r"[^\n]+")
 _OPTION_LINE = re.compile(r"^[\s>*_-]{0,6}[(\[]?([A-Ja-j])[)\].:][*_]{0,2}\s+\S")
 _CONCLUDED = re.compile(
-    r"(?:\b(?:option|choice|answer)\s{1,2}[(\[*]{0,4}([A-J])\b|[(\[*]{1,4}([A-J])[)\]*]{1,4}(?!\w)|\b([B-HJ])(?=[.!*]{0,3}$))"
+    r"\b(?i:option|choice|answer)\s{1,2}[(\[*]{0,4}([A-J])\b|[(\[*]{1,4}([A-J])[)\]*]{1,4}(?!\w)"
+    r"|\b(?i:only) ([A-J])(?= \w)"
+    r"|\b(?i:so|thus|therefore|hence|leaves?|leaving|is|it's|be|only|to)\b:?,? (?:it(?:'s| is) )?([B-HJ])(?=[.!*]{0,3}$)|∴ ?([A-J])(?=[.!*]{0,3}$)"
 )
 _BARE = re.compile(r"(?<![\w'’-])([B-HJ]|A(?!\s+[a-z]))(?![\w'’-])")
 _DENIED = re.compile(
-    r"\b(?:not|incorrect|wrong|false|eliminat\w+|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither)\b|n['’]t\b",
+    r"\b(?:not|incorrect|wrong|false|eliminat\w+|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|no es|nicht|falsch|pas|non è|não)\b"
+    r"|n['’]t\b|не |不|아니|ない",
     re.IGNORECASE,
 )
 _SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])\s+")
@@ -127,6 +135,7 @@ def _claims(text: str) -> list[tuple[int, int]]:
         bare = match["mark" if group == "letter" else "mark2"] == ""
         if not (bare and match[group] in "AI" and text[match.end(group)] not in ")]*.: "):
             claims.add(match.span(group))
+    claims.update(match.span("letter") for match in _IS_CORRECT_ABROAD.finditer(text))
     return sorted(claims)
 
 

@@ -33,13 +33,16 @@ _IS = (
 _MARK = r"[\s*_`\"'“”)\]}]{0,8}"
 _CLAIMS = (
     re.compile(r"#{4}(?!#)\s*(?=[-−+$€£¥₹*\\({]{0,6}\s?[\d.])"),
-    re.compile(rf"(?<!\w)(?:{_ANSWER}){_TO}{_MARK}(?<![,;]){_IS}(?!\w)(?:{_MARK}(?:=|:|：|is\b))?", re.IGNORECASE),
+    re.compile(
+        rf"(?<![\w/])(?:{_ANSWER}){_TO}{_MARK}(?<![,;]){_IS}(?:(?<=[=:：>→—–])|(?!\w))(?:{_MARK}(?:=|:|：|is\b))?",
+        re.IGNORECASE,
+    ),
     re.compile(r"^[#*_\s]{0,8}(?:the )?(?:final )?answer[*_ \t]{0,6}$", re.IGNORECASE | re.MULTILINE),
     re.compile(r"(?:答案|答え|正解|정답|답)[\s*]{0,3}(?:是|为|為|は|은|:|：|=)?|答[：:]"),
     re.compile(
-        r"\b(?:correction\b\W{0,4}|(?:it|that|this|(?:the )?(?:total|result|answer)) should (?:actually |really )?(?:be|have been)\b"
+        r"\b(?:correction\b\W{0,4}|(?:it|that|this|(?:the )?(?:total|result|answer)) should (?:actually |really )?(?:be|have been)\b(?=[\s*:]{0,4}[$€£]?-?\d)"
         r"|(?:wait|no|sorry|oops|actually|rather)[,.:!—–-]{1,2}\s?(?:no,? )?(?:actually,? )?(?:it(?:'s|’s| is)|that(?:'s|’s| is)"
-        r"|make (?:it|that)|it should be)(?! (?:right|correct|true|wrong|not)\b)|make that\b)",
+        r"|make (?:it|that)|it should be)(?! (?:right|correct|true|wrong|not)\b)|make that\b|(?:\.\.\.|[…?—–])\s?no,?\s(?=[$€£]?\d))",
         re.IGNORECASE,
     ),
 )

@@ -46,6 +46,7 @@ _SUFFIX = re.compile(
     r"|\s(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b",
     re.IGNORECASE,
 )
+_RATIO = re.compile(r":(?![0-5]\d(?!\d))\d")
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _MONEY = "$€£¥₹₽₩₦"
 _MONEY_WORDS = re.compile(r"(?:^|[^A-Za-z])(?:rs\.?|usd|us|eur|gbp|php|rm|inr|aud|cad|nt|hk|a|c)$", re.IGNORECASE)
@@ -99,6 +100,8 @@ def find_quantities(text: str, *, dotted_thousands: bool = False) -> list[Quanti
         position = match.end()
         value = _token_value(match.group())
         if value is None or _is_part_of_word(text, match.start()):
+            continue
+        if _RATIO.match(text, match.end()):
             continue
         values: Values = (value,)
         if dotted_thousands and _DOTTED_THOUSANDS.fullmatch(match.group()):
