@@ -19,6 +19,9 @@ from agentrl.sample import Message, Sample
 
 Reward = float | dict[str, float]
 
+_AT_ONCE = 128
+"""Samples of a batch under way at once: enough for servers that are asked."""
+
 
 async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
     """The built-in reward of a sample, graded in a worker process or by a server, never on the event loop.
@@ -53,15 +56,19 @@ async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) 
     rewards: list[Reward] = [0.0] * len(samples)
     failures: dict[int, GraderFailure | SettingsError] = {}
 
-    async def one(at: int, sample: Sample) -> None:
-        try:
-            rewards[at] = await async_rm(args, sample)
-        except (GraderFailure, SettingsError) as failure:
-            failures[at] = failure
+    left = iter(enumerate(samples))
 
+    async def work() -> None:
+        for at, sample in left:
+            try:
+                rewards[at] = await async_rm(args, sample)
+            except (GraderFailure, SettingsError) as failure:
+                failures[at] = failure
+
+    # Not one task a sample: starting thousands in one step of the event loop would hold it up.
     async with anyio.create_task_group() as group:
-        for at, sample in enumerate(samples):
-            group.start_soon(one, at, sample)
+        for _ in range(min(len(samples), _AT_ONCE)):
+            group.start_soon(work)
     if failures:
         raise failures[min(failures)]
     return rewards

@@ -1,0 +1,165 @@
+"""What a grade costs: graders in worker processes beside a plain call in this process (the floor).
+
+    python -m benchmarks.graders [GRADER...]
+
+Per grader, on the labelled answers of tests/conformance/rm_hub (several rounds of them): microseconds a plain call takes
+(p50, p99) and items a second it makes; the same through one worker process, and through one a core. The "plain" of a
+grader that compares strings is far below what a process costs; it runs there for the deadline. Then GSM8K's 1,319 gold
+answers in the words of its solutions, and the lag of the event loop that all of it is driven from.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+
+from agentrl.errors import GraderFailure
+from agentrl.rm_hub import GraderPool, GraderRunner, RmHubSettings, batched_async_rm, grade
+from agentrl.rm_hub.runner import entered
+from agentrl.sample import Sample
+from tests.support import corpus
+
+Work = Sequence[tuple[str, Any, dict[str, Any]]]
+LEAST_ITEMS = 1_000
+AT_ONCE = 64
+LONG = 1_000_000
+
+
+def plain(name: str, work: Work) -> list[float]:
+    """Seconds of each call in this process, after a first round that loads and warms."""
+
+    def one(response: str, label: Any, metadata: dict[str, Any]) -> float:
+        started = time.perf_counter()
+        try:
+            grade(name, response, label, metadata)
+        except GraderFailure:
+            return time.perf_counter() - started
+        return time.perf_counter() - started
+
+    for item in work[:200]:
+        one(*item)
+    return [one(*item) for item in work]
+
+
+async def pooled(name: str, work: Work, processes: int) -> tuple[list[float], float]:
+    """Seconds from asking to grade for each item, and of all of them together, with 64 asked for at once."""
+    taken: list[float] = []
+    left = iter(work)
+    async with GraderPool(processes=processes, timeout=60.0, preload=[name]) as pool:
+
+        async def ask() -> None:
+            for item in left:
+                started = time.perf_counter()
+                try:
+                    await pool.grade(name, *item)
+                except GraderFailure as failure:
+                    if failure.kind in ("grader_timeout", "grader_crashed"):
+                        raise
+                taken.append(time.perf_counter() - started)
+
+        # One item a worker first: starting processes is not what is measured.
+        async with anyio.create_task_group() as group:
+            for _ in range(processes):
+                group.start_soon(pool.grade, name, *work[0])
+        started = time.perf_counter()
+        async with anyio.create_task_group() as group:
+            for _ in range(AT_ONCE):
+                group.start_soon(ask)
+        return taken, time.perf_counter() - started
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    cuts = statistics.quantiles(seconds, n=100)
+    return cuts[49] * 1e6, cuts[98] * 1e6
+
+
+def row(name: str, grader: str, work: Work) -> None:
+    """One line of the table."""
+    alone = plain(grader, work)
+    p50, p99 = percentiles(alone)
+    rate = len(work) / sum(alone)
+    line = f"{name:14} {len(work):6} {p50:9.0f} {p99:9.0f} {rate:9.0f}"
+    for processes in (1, os.cpu_count() or 1):
+        _, seconds = anyio.run(pooled, grader, work, processes)
+        line += f" {len(work) / seconds:10.0f} {len(work) / seconds / rate:6.2f}"
+    print(line, flush=True)
+
+
+async def lags(do: Callable[[GraderPool], Any]) -> tuple[float, float]:
+    """(largest lag of a 1 ms timer, largest CPU time of this thread between two of its ticks), in ms."""
+    wall: list[float] = []
+    own: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            before, cpu = time.perf_counter(), time.thread_time()
+            await anyio.sleep(0.001)
+            wall.append(time.perf_counter() - before - 0.001)
+            own.append(time.thread_time() - cpu)
+
+    # One process less than there are cores: with all of them taken the timer would measure the machine.
+    processes = max(1, (os.cpu_count() or 2) - 1)
+    async with (
+        GraderPool(processes=processes, timeout=60.0, preload=["exact_match"]) as pool,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(tick)
+        await do(pool)
+        group.cancel_scope.cancel()
+    return max(wall) * 1e3, max(own) * 1e3
+
+
+async def idle(pool: GraderPool) -> None:
+    await anyio.sleep(2.0)
+
+
+async def long_answers(pool: GraderPool) -> None:
+    texts = ["x" * LONG, "é😀" * (LONG // 2), "\udc80" * LONG, "1 " * (LONG // 2)]
+    async with anyio.create_task_group() as group:
+        for at in range(24):
+            group.start_soon(pool.grade, "exact_match", texts[at % 4], "a")
+
+
+async def many_answers(pool: GraderPool) -> None:
+    samples = [Sample(response="The answer is Paris. " * 50, label="Paris") for _ in range(2_000)]
+    async with GraderRunner(RmHubSettings(grader_processes=pool.processes)) as runner:
+        with entered(runner):
+            await batched_async_rm(SimpleNamespace(rm_type="exact_match"), samples)
+
+
+async def hanging_answers(pool: GraderPool) -> None:
+    for _ in range(20):
+        with contextlib.suppress(GraderFailure):
+            await pool.grade("exact_match", "a " * 400_000, "a", timeout=0.01)
+
+
+def main() -> None:
+    names = sys.argv[1:] or corpus.names("process")
+    print(f"{'':30} {'plain call in this process':>29} {'one worker':>17} {f'{os.cpu_count()} workers':>17}")
+    print(
+        f"{'grader':14} {'items':>6} {'p50 us':>9} {'p99 us':>9} {'items/s':>9} {'items/s':>10} {'ratio':>6} {'items/s':>10} {'ratio':>6}"
+    )
+    for name in names:
+        own = [(item.response, item.label, item.metadata) for item in corpus.load(name)]
+        row(name, name, own * -(-LEAST_ITEMS // len(own)))
+    file = Path(__file__).parents[1] / "tests" / "conformance" / "data" / "gsm8k_test_answers.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    solutions = [(line["answer"], line["answer"].rsplit("####", 1)[1].strip(), {}) for line in rows]
+    for name in ("gsm8k", "math"):
+        row(f"{name} (GSM8K)", name, solutions)
+    print("\nlag of the event loop: largest delay of a 1 ms timer, and largest CPU time between two ticks, in ms")
+    for do in (idle, many_answers, long_answers, hanging_answers):
+        wall, cpu = anyio.run(lags, do)
+        print(f"{do.__name__.replace('_', ' '):20} {wall:8.1f} {cpu:8.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
