@@ -1,0 +1,225 @@
+"""`agentrl grade` on real files, with the real pool of processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from agentrl.cli.main import run
+from agentrl.errors import DataError, GraderFailure
+from agentrl.rm_hub import Grade
+from agentrl.rm_hub.answer_files import read_rows
+from agentrl.rm_hub.summary import Summary
+from tests.rm_hub.http_server import serving
+
+ROWS = [
+    {"id": "a", "out": {"text": "Paris"}, "gold": "paris"},
+    {"id": "b", "out": {"text": "Rome"}, "gold": "Paris"},
+    {"id": "c", "out": {"text": "the paris"}, "gold": ["London", "Paris"]},
+]
+KEYS = ["--response-key", "out.text", "--label-key", "gold", "--processes", "1"]
+
+
+def jsonl(path, rows=ROWS):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def parquet(path, rows):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def grade(*arguments) -> int:
+    return run(["grade", "--rm-type", "exact_match", *arguments])
+
+
+def error_of(capsys, *arguments) -> str:
+    assert grade(*arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err
+
+
+def test_a_file_is_graded_and_summed_up(tmp_path, capsys):
+    assert grade(jsonl(tmp_path / "a.jsonl"), *KEYS) == 0
+    said = capsys.readouterr()
+    rows = [line.split(None, 1) for line in said.out.splitlines()]
+    assert ["accuracy", "66.67% (2 of 3)"] in [[a, b[0].strip()] for a, *b in rows if b]
+    assert "mean score    0.6667" in said.out
+    assert "timeouts      0" in said.out
+    assert said.out.rstrip().endswith("2")
+    assert "graded 3 (100% of the file)" in said.err
+
+
+def test_results_as_jsonl_in_the_order_of_the_file(tmp_path, capsys):
+    out = tmp_path / "r.jsonl"
+    assert grade(jsonl(tmp_path / "a.jsonl"), *KEYS, "--out", str(out)) == 0
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(row["row"], row["id"], row["score"], row["correct"], row["failure"]) for row in rows] == [
+        (1, "a", 1.0, True, None),
+        (2, "b", 0.0, False, None),
+        (3, "c", 1.0, True, None),
+    ]
+    assert rows[0]["extracted"] == "Paris"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "r.jsonl"]
+
+
+def test_parquet_in_and_out(tmp_path, capsys):
+    import pyarrow.parquet as pq
+
+    rows = [{"response": f"{n % 2}", "label": "1", "id": n} for n in range(600)]
+    out = tmp_path / "r.parquet"
+    assert grade(parquet(tmp_path / "a.parquet", rows), "--out", str(out), "--processes", "1") == 0
+    table = pq.read_table(out).to_pylist()
+    assert [row["row"] for row in table] == list(range(600))
+    assert [row["correct"] for row in table] == [n % 2 == 1 for n in range(600)]
+    assert table[7]["id"] == "7"
+
+
+def test_explain_shows_failures_and_wrong_answers_first(tmp_path, capsys):
+    rows = [*ROWS, {"out": {"text": "x\x1b[31m\ud800"}, "gold": None}]
+    assert grade(jsonl(tmp_path / "a.jsonl", rows), *KEYS, "--explain", "3") == 1
+    out = capsys.readouterr().out
+    first = [line for line in out.splitlines() if line.startswith(("right", "wrong", "not graded"))]
+    assert [line.split("  ")[0] for line in first] == ["not graded", "wrong", "right"]
+    assert "a.jsonl line 2" in first[1]
+    assert "grader_no_label" in out
+    assert "failed: grader_no_label  1" in out
+    assert "\x1b" not in out
+
+
+def test_standard_input_and_a_limit(tmp_path):
+    text = "".join(json.dumps({"response": "a", "label": "a"}) + "\n" for _ in range(5))
+    command = [sys.executable, "-m", "agentrl", "grade", "--rm-type", "f1", "-", "--limit", "2", "--processes", "1"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "answers       2" in done.stdout
+
+
+def test_metadata_and_prompt_reach_a_reward_server(tmp_path, capsys):
+    seen = []
+
+    async def endpoint(request):
+        seen.append(await request.json())
+        return JSONResponse(0.5) if len(seen) < 3 else Response("down", status_code=503)
+
+    rows = [{"response": "r", "extra": {"k": 1}, "q": "2+2?"}] * 3
+    with serving(endpoint) as url:
+        keys = ["--metadata-key", "extra", "--prompt-key", "q", "--rm-concurrency", "1"]
+        code = run(["grade", "--rm-type", "remote_rm", jsonl(tmp_path / "a.jsonl", rows), "--rm-url", url, *keys])
+    assert code == 1
+    assert seen[0] == {"prompt": "2+2?", "response": "r", "label": None, "metadata": {"k": 1}}
+    out = " ".join(capsys.readouterr().out.split())
+    assert "mean score 0.5000" in out
+    assert "failed: grader_http_503 1" in out
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--response-key", "txt"], "line 1 has no field 'txt'; did you mean 'text'?"),
+        (["--response-key", "out.txt"], "line 1 has no field 'out.txt'; did you mean 'out.text'?"),
+        (["--response-key", "out"], "field 'out' is dict, expected text"),
+        (["--response-key", "text"], "line 1 has no field 'label'"),
+        (["--response-key", "text", "--label-key", "golf"], "did you mean 'gold'?"),
+        (["--response-key", "text", "--label-key", "gold", "--metadata-key", "text"], "is str, expected an object"),
+    ],
+)
+def test_fields_that_are_not_there(tmp_path, capsys, arguments, message):
+    row = {"text": "a", "out": {"text": "a"}, "gold": "a"}
+    error = error_of(capsys, jsonl(tmp_path / "a.jsonl", [row, row]), *arguments)
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"response": "a", "label": "a"}\n{"response"', "line 2: malformed JSON"),
+        ("[1]\n", "line 1: expected a JSON object, got list"),
+        ("", "has no rows"),
+        ("\n\n", "has no rows"),
+        ("[" * 100_000, "malformed JSON"),
+    ],
+)
+def test_files_that_are_no_jsonl(tmp_path, capsys, text, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text, encoding="utf-8")
+    out = tmp_path / "r.jsonl"
+    assert message in error_of(capsys, str(path), "--out", str(out), "--processes", "1")
+    assert not out.exists()
+    assert os.listdir(tmp_path) == ["a.jsonl"]
+
+
+def test_files_that_are_not_there_or_of_another_kind(tmp_path, capsys):
+    assert "does not exist" in error_of(capsys, str(tmp_path / "no.jsonl"))
+    assert "is a folder" in error_of(capsys, str(tmp_path))
+    (tmp_path / "a.csv").write_text("x")
+    assert "expected .jsonl or .parquet" in error_of(capsys, str(tmp_path / "a.csv"))
+    (tmp_path / "a.parquet").write_text("x")
+    assert "not a readable Parquet file" in error_of(capsys, str(tmp_path / "a.parquet"))
+
+
+def test_results_files_that_cannot_be(tmp_path, capsys):
+    path = jsonl(tmp_path / "a.jsonl")
+    assert "ends in .jsonl or .parquet" in error_of(capsys, path, "--out", "r.csv")
+    assert "is the file that is read" in error_of(capsys, path, "--out", path)
+    assert "does not exist" in error_of(capsys, path, "--out", str(tmp_path / "no" / "r.jsonl"))
+
+
+def test_graders_and_settings_that_cannot_be(tmp_path, capsys):
+    path = jsonl(tmp_path / "a.jsonl")
+    assert run(["grade", "--rm-type", "exact_mach", path]) == 2
+    assert "did you mean 'exact_match'" in capsys.readouterr().err
+    assert run(["grade", "--rm-type", "remote_rm", path]) == 2
+    assert "needs --rm-url" in capsys.readouterr().err
+    assert run(["grade", "--rm-type", "f1", path, "--rm-concurrency", "many"]) == 2
+    assert "--rm-concurrency 'many'" in capsys.readouterr().err
+    assert run(["grade", path]) == 2
+    assert "Missing option '--rm-type'" in capsys.readouterr().err
+
+
+def test_help_names_the_graders_and_the_exit_statuses(capsys):
+    assert run(["grade", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "exact_match" in text
+    assert "Exit status: 0 if every answer was graded" in text
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_know_their_place(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": [{"b": 1}], "c.d": 2}\n\n{"a": []}\n', encoding="utf-8")
+    first, second = read_rows(str(path))
+    assert (first.number, second.number, second.done) == (1, 3, 1.0)
+    assert (first.get("a.0.b"), first.get("a.-1.b"), first.get("c.d")) == (1, 1, 2)
+    with pytest.raises(DataError, match="line 3 has no field 'a.0.b'"):
+        second.get("a.0.b")
+
+
+def test_histograms():
+    few, many = Summary(), Summary()
+    for score in (0.0, 1.0, 1.0):
+        few.add(Grade(score, score > 0))
+    assert few.histogram() == [("0", 1), ("1", 2)]
+    for n in range(100):
+        many.add(Grade(n / 99, False))
+    bins = many.histogram()
+    assert len(bins) == 10
+    assert sum(count for _, count in bins) == 100
+    assert bins[0][0] == "0 to 0.1"
+    many.add(GraderFailure("late", kind="grader_timeout"))
+    assert ("timeouts", "1") in many.lines()
+    assert Summary().histogram() == []
