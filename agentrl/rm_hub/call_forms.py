@@ -21,6 +21,8 @@ from agentrl.chat.parsers.qwen_xml import parse_qwen_xml
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _FENCE = re.compile(r"```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```", re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]{3,2000})`")
+_NAMED = re.compile(r"<function=([\w.-]+)>\s*(\{.*\})\s*(?:</function>)?\s*", re.DOTALL)
 _PYTHON = re.compile(r"^\s*\[?\s*[A-Za-z_][\w.]*\(.*\)\s*\]?\s*;?\s*$", re.DOTALL)
 _MARKS = re.compile(
     r"\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_(?:begin|end)\|>|</?tool_calls?>|</?functioncall>"
@@ -59,6 +61,7 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
         return calls
     fenced = [body.strip() for body in _FENCE.findall(bare)[:_MAX_ATTEMPTS]]
     found = [call for body in fenced for call in (_values(body) or _python(body) or [])]
+    found = found or [call for body in _INLINE.findall(bare)[:_MAX_ATTEMPTS] for call in _python(body)]
     return found or _python(bare) or _embedded(bare) or _python_lines(bare)
 
 
@@ -68,7 +71,9 @@ def _tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
     calls = [Call(name, read_arguments(arguments) or {}) for name, arguments in parsed.calls]
     for broken in parsed.broken:
         body = broken.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
-        read = _values(body) or _python(body)
+        named = _NAMED.fullmatch(body)
+        arguments = read_arguments(named[2]) if named else None
+        read = [Call(named[1], arguments)] if named and arguments is not None else _values(body) or _python(body)
         if not read:
             raise Broken("a tool call is not complete or not well formed")
         calls.extend(read)

@@ -331,11 +331,11 @@ def _conclude(sentence: str, found: list[Quantity]) -> Claim | None:
                 return Claim(outside[index].values, sentence)
             break
     for index in range(len(outside) - 1, 0, -1):
-        quantity, ahead = outside[index], index - 1
-        joined = ahead and _COORDINATED.fullmatch(sentence[outside[ahead].end : quantity.start])
-        if joined and _in_passing(sentence, outside[ahead - 1].end, outside[ahead].start):
+        quantity, previous = outside[index], index - 1
+        joined = previous and _COORDINATED.fullmatch(sentence[outside[previous].end : quantity.start])
+        if joined and _in_passing(sentence, outside[previous - 1].end, outside[previous].start):
             continue
-        if not _in_passing(sentence, outside[ahead].end, quantity.start):
+        if not _in_passing(sentence, outside[previous].end, quantity.start):
             return Claim(quantity.values, sentence)
     return Claim(outside[0].values, sentence)
 

@@ -82,7 +82,7 @@ _CONCLUDED = re.compile(
 )
 _BARE = re.compile(r"(?<![\w'’-])([B-HJ]|A(?!\s+[a-z]))(?![\w'’-])")
 _DENIED = re.compile(
-    r"\b(?:not|incorrect|wrong|false|eliminat\w+|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|no es|nicht|falsch|pas|non è|não)\b"
+    r"\b(?:not|incorrect|wrong|false|eliminat\w+|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|there (?:is|was|are|will be) no|no es|nicht|falsch|pas|non è|não)\b"
     r"|n['’]t\b|не |不|아니|ない",
     re.IGNORECASE,
 )
@@ -180,4 +180,5 @@ def _last_sentence(text: str, choices: Choices) -> str | None:
     others = {letter for letter in _BARE.findall(sentences[-1]) if choices.knows(letter)}
     if len(named) == 1 and not others - set(named):
         return named[0]
-    return MANY if named else choices.within(sentences[-1])
+    hedged = re.search(r"\bor\b", sentences[-1]) and not any(" or " in text for text in choices.texts.values())
+    return MANY if named or hedged else choices.within(sentences[-1])
