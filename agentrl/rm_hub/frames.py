@@ -16,18 +16,24 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade
 
 CHUNK = 1 << 17
-MAX_REST = 1_000_000
+MAX_REST = 2_000_000
 """Most characters of label and metadata together, about."""
 MAX_FRAME = 64_000_000
 
 _LENGTH = struct.Struct("!I")
 
-BOOKKEEPING = frozenset({"messages", "counters", "step_rewards", "grade", "failure", "close_failure"})
-"""What the rollout notes on a sample for itself: graders in a process do not get it."""
+BOOKKEEPING = frozenset({"counters", "step_rewards", "grade", "failure", "close_failure"})
+"""What the rollout notes on a sample for itself: graders in a process do not get it, nor conversations they do not read."""
 
 
 def request(
-    rm_type: str, response: str, label: Any, metadata: Mapping[str, Any], needs: tuple[str, ...]
+    rm_type: str,
+    response: str,
+    label: Any,
+    metadata: Mapping[str, Any],
+    *,
+    needs: tuple[str, ...] = (),
+    conversation: bool = False,
 ) -> Iterator[bytes]:
     """The pieces of a request, to be sent in order.
 
@@ -36,7 +42,8 @@ def request(
     Raises:
         GraderFailure: at once, where the label or a needed field is no JSON, or there is too much of it.
     """
-    rest = {name: value for name, value in metadata.items() if name not in BOOKKEEPING}
+    dropped = BOOKKEEPING if conversation else BOOKKEEPING | {"messages"}
+    rest = {name: value for name, value in metadata.items() if name not in dropped}
     if weight((label, rest)) > MAX_REST:
         raise GraderFailure(
             f"--rm-type {rm_type}: label and metadata hold more than {MAX_REST:,} characters; "

@@ -142,7 +142,7 @@ class GraderPool:
         self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any], timeout: float
     ) -> bytes | None:
         # Encoded only now: a thousand items that come at once must not all be encoded in one go.
-        pieces = frames.request(rm_type, response, label, metadata, spec.needs)
+        pieces = frames.request(rm_type, response, label, metadata, needs=spec.needs, conversation=spec.conversation)
         worker = await self._worker(rm_type)
         self._busy.add(worker)
         try:

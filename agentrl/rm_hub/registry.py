@@ -41,6 +41,7 @@ class GraderSpec:
         needs_label: whether a label is required.
         needs: fields of the metadata that must be there.
         boxable: whether `boxed_NAME` exists.
+        conversation: whether it reads `metadata["messages"]`; else a recorded conversation is not sent to its process.
     """
 
     path: str
@@ -49,6 +50,7 @@ class GraderSpec:
     needs_label: bool = True
     needs: tuple[str, ...] = ()
     boxable: bool = True
+    conversation: bool = False
 
     def load(self) -> Any:
         """Import the function."""
@@ -66,11 +68,11 @@ GRADERS: Mapping[str, GraderSpec] = {
     "deepscaler": GraderSpec(f"{_HUB}.deepscaler:grade_deepscaler", reads="response", boxable=False),
     "exact_match": GraderSpec(f"{_HUB}.text:grade_exact_match"),
     "f1": GraderSpec(f"{_HUB}.text:grade_f1"),
-    "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False),
+    "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False, conversation=True),
     "gsm8k": GraderSpec(f"{_HUB}.gsm8k:grade_gsm8k"),
     "gpqa": GraderSpec(f"{_HUB}.gpqa:grade_gpqa"),
     "ifbench": GraderSpec(f"{_HUB}.ifbench:grade_ifbench", needs_label=False),
-    "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False),
+    "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False, conversation=True),
     "random": GraderSpec(f"{_HUB}.random:grade_random", needs_label=False, boxable=False),
     "code": GraderSpec(f"{_HUB}.code:grade_code", runs="async", needs_label=False, boxable=False),
     "llm_judge": GraderSpec(f"{_HUB}.llm_judge:grade_llm_judge", runs="async", needs_label=False, boxable=False),
@@ -108,7 +110,7 @@ def find(rm_type: str) -> GraderSpec:
 def _by_path(path: str) -> GraderSpec:
     function = load_object(path, what="--rm-type")
     runs: Literal["process", "async"] = "async" if inspect.iscoroutinefunction(function) else "process"
-    return GraderSpec(path, runs=runs, needs_label=False)
+    return GraderSpec(path, runs=runs, needs_label=False, conversation=True)
 
 
 def check_rm_type(rm_type: str, settings: "RmHubSettings | None" = None) -> GraderSpec:

@@ -214,7 +214,7 @@ async def test_too_much_is_refused_by_name() -> None:
         with pytest.raises(GraderFailure, match=r"5,000,000 characters; at most 4,000,000"):
             await pool.grade("exact_match", "a" * 5_000_000, "a")
         with pytest.raises(GraderFailure, match="label and metadata") as caught:
-            await pool.grade("exact_match", "a", ["a" * 2_000_000])
+            await pool.grade("exact_match", "a", ["a" * 3_000_000])
         assert caught.value.kind == "grader_too_large"
         assert pool.counts["forked"] == 0
 
@@ -227,8 +227,17 @@ async def test_labels_must_be_plain_and_other_metadata_stays_behind() -> None:
         deep: list[object] = []
         for _ in range(100_000):
             deep = [deep]
-        got = await pool.grade(faulty("echo"), "a", "a", {"env": object(), "n": 3, "deep": deep, "messages": ["long"]})
+        got = await pool.grade(faulty("echo"), "a", "a", {"env": object(), "n": 3, "deep": deep, "counters": {}})
         assert got.reason == "{'n': 3}"
+
+
+async def test_graders_that_read_the_conversation_get_it() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    label = {"name": "f", "arguments": {"x": 1}}
+    assert grade("tool_call", "", label, {"messages": messages}).correct
+    async with GraderPool(processes=1) as pool:
+        assert (await pool.grade("tool_call", "", label, {"messages": messages})).correct
 
 
 async def test_graders_that_wait_and_unknown_ones_are_refused() -> None:
@@ -263,7 +272,7 @@ def test_encoding_round_trips(pairs: list[tuple[str, str]]) -> None:
     from agentrl.rm_hub import frames
 
     for text, label in pairs:
-        sent = b"".join(frames.request("f1", text, [label], {"k": text}, ()))
+        sent = b"".join(frames.request("f1", text, [label], {"k": text}))
         read = io.BytesIO(sent).read
         assert frames.read_request(read) == {
             "rm_type": "f1",
