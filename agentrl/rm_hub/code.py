@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
@@ -25,12 +26,16 @@ from agentrl.rm_hub.code_extract import extract_code
 from agentrl.rm_hub.code_tests import Asserts, Calls, Cases, Programs, read_tests
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.tools.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from agentrl.rm_hub.code_sessions import Submission
     from agentrl.tools.sandbox import Sandbox
 
+T = TypeVar("T")
+
 _OUTPUT_BYTES = 1 << 20
+_SHORT = 20_000
 _MOST_OVERRUNS = 3
 """Tests that may overrun their deadline before the rest counts as failed without a try."""
 
@@ -78,7 +83,7 @@ class CodeGrader:
             SandboxUnavailable: this machine has none.
         """
         cases = read_tests(label, metadata)
-        program, where = extract_code(response, _needed(cases))
+        program, where = await _aside(len(response), partial(extract_code, response, _needed(cases)))
         if program is None:
             return Grade(0.0, False, None, where)
         from agentrl.tools.sandbox import SandboxBusy, SandboxFailure
@@ -117,12 +122,9 @@ class CodeGrader:
             if not run.ok:
                 said = run.stderr.strip().splitlines()[-1:] or [""]
                 results.append(f"{run.outcome}: {said[0][:200]}")
-            else:
-                results.append(
-                    ""
-                    if same_output(run.stdout, want)
-                    else f"printed {run.stdout.strip()!r:.80}, expected {want.strip()!r:.80}"
-                )
+                continue
+            same = await _aside(len(run.stdout) + len(want), partial(same_output, run.stdout, want))
+            results.append("" if same else f"printed {run.stdout.strip()!r:.80}, expected {want.strip()!r:.80}")
         return results
 
     async def _calls(self, submission: Submission, cases: Calls) -> list[str]:
@@ -142,6 +144,14 @@ async def grade_code(
     """One answer in a sandbox of its own; `CodeGrader` keeps the sandbox for many."""
     async with CodeGrader(settings or RmHubSettings()) as grader:
         return await grader.grade(response, label, metadata)
+
+
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """The result of work on texts of so many characters: long ones in a thread, so that the loop goes on."""
+    if size <= _SHORT:
+        return work()
+    result: T = await run_in_daemon_thread(work)
+    return result
 
 
 def _same(value: Any, want: Any) -> bool:

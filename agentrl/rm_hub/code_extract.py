@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-_MOST = 400_000
+_MOST = 200_000
 """Characters that are read, from the end: the program comes last."""
 _FENCE = re.compile(r"(?m)(`{3,}|~{3,})[ \t]{0,8}([\w+.#-]{0,24})[^\S\n]{0,8}(?:\n|\Z)")
 _LINE = re.compile(
