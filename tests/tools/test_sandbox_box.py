@@ -6,8 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -355,10 +356,10 @@ async def test_a_missing_bubblewrap_is_named_with_the_remedy(monkeypatch: pytest
             raise AssertionError
 
 
-async def test_a_bubblewrap_that_may_not_make_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_bubblewrap_that_may_not_make_namespaces(monkeypatch: pytest.MonkeyPatch, public: Path) -> None:
     """What a container without user namespaces does to it."""
-    install(tmp_path, "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    install(public, "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    monkeypatch.setenv("PATH", str(public), prepend=os.pathsep)
     with pytest.raises(SandboxUnavailable, match="bubblewrap: bwrap: No permissions to create new namespace"):
         async with open_box("bubblewrap"):
             raise AssertionError
@@ -399,11 +400,18 @@ async def test_sixty_four_calls_at_once_on_two_processors() -> None:
         assert outcomes == ["ok"] * 64
 
 
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that every user can read."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 def install(folder: Path, script: str) -> None:
-    """A command `bwrap` in a folder, for every user."""
+    """A command `bwrap` in a folder."""
     (folder / "bwrap").write_text(script)
-    for path in (folder / "bwrap", folder, *folder.parents[:2]):
-        path.chmod(0o755)
+    (folder / "bwrap").chmod(0o755)
 
 
 def named(name: str) -> str:

@@ -1,5 +1,7 @@
 """`Sandbox` and `Session`."""
 
+import contextlib
+import dataclasses
 import math
 import os
 import time
@@ -23,6 +25,12 @@ _START_SECONDS = 20.0
 _GRACE_SECONDS = 10.0
 _LOST = "the session was restarted after: {}; earlier variables are gone"
 _DEFAULT_LIMITS = SandboxLimits()
+
+
+class _NeverBegun(Exception):
+    """A request met a process that had just ended."""
+
+
 BackendChoice = Literal["auto", "bubblewrap", "landlock", "unsafe_subprocess"]
 
 
@@ -117,14 +125,18 @@ class Sandbox:
             SandboxFailure: the sandbox broke; the program may have run or not.
         """
         async with self._place():
-            child = await self._child(session=False)
-            ended = False
-            try:
-                result, ended = await self._ask(child, code, stdin, timeout)
-                return result
-            finally:
-                await self._release(child, ended)
-                self._refill()
+            for _ in range(3):
+                child = await self._child(session=False)
+                ended = False
+                try:
+                    result, ended = await self._ask(child, code, stdin, timeout)
+                    return result
+                except _NeverBegun:
+                    continue
+                finally:
+                    await self._release(child, ended)
+                    self._refill()
+            raise SandboxFailure("three processes in a row ended before the program reached them")
 
     def session(self) -> "Session":
         """A process whose variables stay from run to run, to be used as an async context manager."""
@@ -157,7 +169,11 @@ class Sandbox:
             await child.hang_up()
 
     async def _ask(self, child: Channel, code: str, stdin: str, timeout: float | None) -> tuple[RunResult, bool]:
-        """One request and its answer; the second value says whether the process ended."""
+        """One request and its answer; the second value says whether the process ended.
+
+        Raises:
+            _NeverBegun: the process ended before the request reached it.
+        """
         wall = min(self.limits.wall_seconds, math.inf if timeout is None else timeout)
         if not wall > 0:
             raise SettingsError(f"sandbox timeout: expected a positive number of seconds, got {timeout!r}")
@@ -166,7 +182,8 @@ class Sandbox:
         try:
             # The jailer keeps the deadline; this one is for a jailer that is itself gone or starved.
             with anyio.move_on_after(wall + _GRACE_SECONDS):
-                await child.send({"id": 1, "code": code, "stdin": stdin, "wall_seconds": wall})
+                with contextlib.suppress(ChannelClosed):  # what it said last may still be read
+                    await child.send({"id": 1, "code": code, "stdin": stdin, "wall_seconds": wall})
                 answer = await child.receive()
         except ChannelClosed:
             # The jailer is gone: out of memory, most likely. What it watched dies with it.
@@ -175,6 +192,8 @@ class Sandbox:
         if answer is None:
             await self._release(child, False)
             return RunResult("", "", "timeout", None, seconds), True
+        if "gone" in answer:
+            raise _NeverBegun
         result = RunResult(answer["stdout"], answer["stderr"], answer["outcome"], answer["returncode"], seconds)
         return result, answer["ended"]
 
@@ -326,25 +345,30 @@ class Session:
         if self._turn is None or self._closed:
             raise SandboxUnavailable("the session is not open: use it inside `async with box.session() as session`")
         async with self._turn, self._box._place():
-            note = ""
-            if self._child is not None and self._child.ended:
-                await self._end()
-                self._lost = "the session was restarted: its process ended between two runs; earlier variables are gone"
-            if self._child is None:
-                note, self._lost = self._lost, ""
-                self._child = await self._box._child(session=True)
-            ended = True
-            answered = False
-            self._lost = _LOST.format("cancelled")
-            try:
-                result, ended = await self._box._ask(self._child, code, "", timeout)
-                answered = True
-                self._lost = _LOST.format(result.outcome) if ended else ""
-            finally:
-                if ended:
-                    child, self._child = self._child, None
-                    await self._box._release(child, answered)
-            return RunResult(result.stdout, result.stderr, result.outcome, result.returncode, result.seconds, note)
+            for _ in range(3):
+                note = ""
+                if self._child is None:
+                    note, self._lost = self._lost, ""
+                    self._child = await self._box._child(session=True)
+                try:
+                    result = await self._once(self._child, code, timeout)
+                    return dataclasses.replace(result, note=note)
+                except _NeverBegun:
+                    self._lost = note or _LOST.format("its process ended between two runs")
+            raise SandboxFailure("three processes in a row ended before the cell reached them")
+
+    async def _once(self, child: Channel, code: str, timeout: float | None) -> RunResult:
+        ended, answered = True, False
+        self._lost = _LOST.format("cancelled")
+        try:
+            result, ended = await self._box._ask(child, code, "", timeout)
+            answered = True
+            self._lost = _LOST.format(result.outcome) if ended else ""
+            return result
+        finally:
+            if ended:
+                self._child = None
+                await self._box._release(child, answered)
 
     async def _end(self) -> None:
         child, self._child = self._child, None

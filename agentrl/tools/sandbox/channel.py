@@ -56,16 +56,6 @@ class Channel:
                 raise ChannelClosed("the sandbox's process ended")
             self._decoder.feed(data)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the other end is known to have hung up."""
-        try:
-            return not self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
     async def hang_up(self) -> None:
         """Tell the other end to stop, and wait until it has: then nothing of it is left."""
         try:

@@ -226,6 +226,7 @@ class Supervisor:
         status, usage = self.child.kill()
         self._drain()
         if self.current is None:
+            _tell(self.parent, {"gone": True})  # a request on its way here was not begun
             return
         code = os.waitstatus_to_exitcode(status)
         outcome = self.verdict
