@@ -195,8 +195,9 @@ def _boxed(text: str, found: list[_Mark], words: bool) -> Found:
         if not _together(text[earlier.end : later.start]) or len(values) > 50:
             break
         values.insert(0, earlier.text)
-    hedge = _OR.match(rest)
-    if hedge is not None and (other := prose.leading_value(rest[hedge.end() :])):
+    hedged = _OR.match(rest)
+    other = prose.leading_value(rest[hedged.end() :]) if hedged is not None else prose.hedge(rest)
+    if other:
         values.append(other)
     distinct = list(dict.fromkeys(" ".join(value.split()) for value in values))
     return Found(" or ".join(distinct), "box")

@@ -202,7 +202,8 @@ def _brackets(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
     if got.kind == "one":
         spelled = _interval_of(got.text) or _interval_of(f"{got.name} = {got.text}")
         if spelled is None:
-            return Verdict(False, "the answer is not a tuple or an interval")
+            same = wordy(got.text) and same_words(gold.text, got.text)
+            return Verdict(same, "the same in words" if same else "the answer is not a tuple or an interval")
         got = shape(spelled)
     if got.kind == "brackets":
         if gold.fence != got.fence and not _vectors(gold.fence, got.fence, len(gold.items)):

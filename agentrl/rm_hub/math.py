@@ -14,7 +14,8 @@ from fractions import Fraction
 from typing import Any
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.answers import boxed_answer, boxes, find_answer, visible
+from agentrl.rm_hub import prose
+from agentrl.rm_hub.answers import Found, boxed_answer, boxes, find_answer, visible
 from agentrl.rm_hub.equality import Verdict, compare
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.latex import LONGEST, clean
@@ -32,7 +33,7 @@ def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     """
     golds = read_labels("math", label)
     words = all(wordy(clean(gold)) for gold in golds)
-    found = find_answer(response, words)
+    found = find_answer(response, words) or (None if words else _in_words(response))
     if found is None:
         return Grade(0.0, False, None, "no final answer found")
     verdict = best(golds, found.text)
@@ -53,7 +54,19 @@ def best(golds: list[str], answer: str) -> Verdict:
         verdict = compare(gold, answer)
         if verdict.equal:
             return verdict
+    text = clean(answer)
+    if wordy(text) and not any(wordy(clean(gold)) for gold in golds):
+        # "The total is 12 apples" inside a box.
+        value = prose.find(text, words=False, lines=True)
+        if value is not None and clean(value) != text:
+            return best(golds, value)
     return verdict
+
+
+def _in_words(response: str) -> Found | None:
+    """An answer without any mathematics, for labels that can be said in words ("all real numbers")."""
+    found = find_answer(response, words=True)
+    return found if found is not None and len(found.text.split()) <= 6 and wordy(clean(found.text)) else None
 
 
 def read_labels(grader: str, label: Any) -> list[str]:

@@ -248,6 +248,8 @@ def _spelled(text: str) -> Quantity | None:
     rest = tokens[start + used :]
     if rest and rest[0].removesuffix("s") in _PARTS | {"halve": 2}:
         value /= (_PARTS | {"halve": 2})[rest.pop(0).removesuffix("s")]
+    if rest[:3] == ["and", "a", "half"]:
+        value, rest = value + Fraction(1, 2), rest[3:]
     if rest[:1] == ["and"] or any(word in _WORDS for word in rest):
         return None
     return _finish(-value if negative else value, None, (" " + " ".join(rest)) if rest else "")

@@ -23,8 +23,8 @@ _ANNOUNCED = re.compile(
       {_MARKS}
       (?:\s*(?:therefore|thus|then|hence|here|indeed|finale?|correcta|definitiva|so))?{_MARKS}
       (?:(?:ist|lautet|es|est|é|è|is|are|was|will|would|should|must|could|might|may|can|adalah|là|это|равен|je)(?!\w)
-         (?:{_MARKS}(?:be|therefore|thus|then|simply|just|indeed|clearly|given\ by|equal\ to|probably|either|likely|now|still|also|approximately|about|around|exactly|as\ follows|:|=))*
-       |:|=|：|-{{1,2}}>|→|⇒|equals?|comes\ (?:out\ )?to|turns\ out\ to\ be|—|–)
+         (?:{_MARKS}(?:(?:be|therefore|thus|then|simply|just|indeed|clearly|given\ by|equal\ to|probably|either|likely|now|still|also|approximately|about|around|exactly|as\ follows)(?!\w)|:|=))*
+       |:|=|：|-{{1,2}}>|-(?=\s)|→|⇒|equals?|comes\ (?:out\ )?to|turns\ out\ to\ be|—|–)
     | (?:最终答案|正确答案|答案|答え|解答|正解|答|결과|정답|답)\s*{_MARKS}(?:应该是|应为|就是|分别是|是|为|為|：|:|は|은|는|이|가|=)+
     | (?:الجواب|الإجابة|उत्तर|คำตอบ)\s*{_MARKS}(?:هو|هي|है|คือ|:|：)
     )""",
@@ -80,6 +80,11 @@ _HEDGED = re.compile(
     r"(?:\b(?:it|this|that|answer|or|but)\s+)?\b(?:could|might|may)\s+(?:also\s+|instead\s+|well\s+|possibly\s+)?be\s+|\b(?:or|alternatively|otherwise),?\s+(?:maybe|possibly|perhaps|it is)?\s*(?=[-\d$])",
     re.IGNORECASE,
 )
+_SEVERAL = re.compile(r"(?<![\w\\])([a-zA-Z]) = -?[\d./]+,? (?:and|or) \1 = -?[\d./]+$")
+_RETRACTED = re.compile(
+    r"(?:[\s,.:;—-]|\b(?:no|wait|actually|sorry|make that|rather|hmm|it's|it is|oops)\b){0,12}(?=-?\$?\d)",
+    re.IGNORECASE,
+)
 _FORMULA = re.compile(
     r"(?:\\[a-zA-Z]+|[\d.]+|[-+*/^=_(){}|!%]|(?<![a-zA-Z'])[b-hj-zB-HJ-Zi](?![a-zA-Z'])|\s|,(?=\d{3}))+"
 )
@@ -104,7 +109,7 @@ def find(text: str, words: bool, lines: bool) -> str | None:
         if value is not None:
             if others:
                 return value + " or " + " or ".join(others)
-            return correction(text[end:], words) or value
+            return correction(found + text[end:], words) or value
         if found and not words and len(text) - end < 4000:
             later = _last_value(text[end - len(found) :])
             if later is not None:
@@ -131,7 +136,14 @@ def correction(rest: str, words: bool = False) -> str | None:
         value = leading_value(_sentence(rest[match.end() :])[0])
         if value:
             return value
-    return None
+    at_once = _RETRACTED.match(rest)
+    return leading_value(rest[at_once.end() :]) if at_once is not None else None
+
+
+def hedge(rest: str) -> str | None:
+    """Another value that the text right after an answer holds possible."""
+    match = _HEDGED.search(rest[:120])
+    return leading_value(rest[match.end() :]) if match is not None else None
 
 
 def leading_value(text: str) -> str | None:
@@ -153,12 +165,17 @@ def _announced(text: str) -> tuple[str, int, list[str]] | None:
     for match in reversed(matches):
         said, length = _sentence(text[match.end() :])
         end = match.end() + length
+        cue = _CORRECTED.search(text, match.end(), end)
+        if cue is not None and re.search(r"\w", text[match.end() : cue.start()]):
+            said, end = text[match.end() : cue.start()], cue.start()
         if _NEGATED.match(said):
             but = _BUT.search(said)
             if but is None:
                 continue
             said = said[but.end() :]
         said = said.strip(" \t*_:\"'")
+        if said.count("}") > said.count("{"):
+            said = said.rstrip(' "}')
         hedge = _HEDGED.search(said) or _HEDGED.match(text[end : end + 80])
         said = _OR_SO.sub("", _ASIDE.sub("", _BREAK.sub("", said).strip()))
         if hedge is not None and (other := leading_value(hedge.string[hedge.end() :])):
@@ -208,6 +225,8 @@ def _value(said: str) -> str | None:
     cleaned = clean(said)
     if not cleaned:
         return None
+    if (ends := re.match(r"between (.{1,40}) and (.{1,40})$", cleaned)) is not None:
+        return f"{ends.group(1)} or {ends.group(2)}"
     if numbers.read(cleaned) is not None or not wordy(cleaned) or choice(cleaned):
         return said
     parts = shape(cleaned)
@@ -231,11 +250,15 @@ def _prosy(text: str) -> bool:
 def _in_sentence(sentence: str) -> str | None:
     """The value that a whole sentence comes to: after its last equals sign or verb, else its only or last number."""
     segments = [match for match in _SEGMENT.finditer(sentence) if _mathematics(match)]
+    if len(segments) > 1 and (joined := _joined(sentence, segments[-2:])) is not None:
+        return joined
     if segments:
         later = clean(sentence[segments[-1].end() :])
         told = [match for match in _NUMBER.finditer(later) if _VERB.search(later[: match.start()][-60:])]
         return told[-1].group().strip() if told else _content(segments[-1])
-    text = clean(sentence)
+    text = _breakdown(clean(sentence))
+    if (several := _SEVERAL.search(text)) is not None:
+        return several.group()
     found = list(_NUMBER.finditer(text))
     if not found:
         spelled = numbers.read(text)
@@ -251,6 +274,25 @@ def _in_sentence(sentence: str) -> str | None:
         if _OTHER.fullmatch(text[best.end() : following.start()].strip()):
             return f"{best.group().strip()} or {following.group().strip()}"
     return best.group().strip()
+
+
+def _breakdown(text: str) -> str:
+    """A sentence without the parts that its result is made of ("3 bolts: 2 blue and 1 white")."""
+    head, colon, tail = text.partition(": ")
+    if not colon or "=" in tail or re.search(r"total|so |answer|result", tail, re.IGNORECASE):
+        return text
+    told = [match for match in _NUMBER.finditer(head) if _VERB.search(head[: match.start()][-60:])]
+    return head if told else text
+
+
+def _joined(sentence: str, pair: list[re.Match[str]]) -> str | None:
+    """Two values that stand side by side ("$2$ and $3$"); None if they are about different things."""
+    first, second = (shape(clean(_content(segment))) for segment in pair)
+    if first.name != second.name or not re.fullmatch(
+        r"\s*,?\s*(?:and|or)\s*", sentence[pair[0].end() : pair[1].start()]
+    ):
+        return None
+    return f"{_content(pair[0])} or {_content(pair[1])}"
 
 
 def _content(segment: re.Match[str]) -> str:
@@ -315,7 +357,9 @@ def _last_words(text: str) -> str | None:
     if not lines:
         return None
     last = re.split(r"(?<=[.!?])\s+(?=[A-Z])", lines[-1])[-1].strip(" .")
+    match = re.search(r"\b(?:is|are|was|were|be|has|:)\s+(?!.*\b(?:is|are|was|were|be)\b)(.{1,80})$", last)
+    if match is not None and len(match.group(1).split()) <= 4:
+        return match.group(1).strip()
     if len(last.split()) <= 4:
         return last
-    match = re.search(r"\b(?:is|are|was|were|be|has|:)\s+(?!.*\b(?:is|are|was|were|be)\b)(.{1,80})$", last)
     return match.group(1).strip() if match else last[:200]
