@@ -8,6 +8,9 @@
 3. Every test has a deadline. After one that overran, or whose process is gone, the submission is loaded afresh.
 4. The score is 1 if all tests pass, else 0, or with `code_score="fraction"` (or metadata `{"code_score": ...}`) the
    fraction that passed. `parts` has `passed`, `tests` and `fraction`.
+5. What stays within a submission's reach: where a test names one of its classes, the operators of that class are its
+   own, and two of its objects are equal if it says so. Arguments travel by value; a list, dict or set that the
+   submission changes in place is changed for the test, too. Output to `sys.stdout` in calls is not seen by tests.
 """
 
 from __future__ import annotations

@@ -226,7 +226,8 @@ def ask(rubric: str, response: str, label: Any, metadata: Mapping[str, Any]) -> 
         question = metadata.get("question", metadata.get("prompt"))
         if question is None:
             raise GraderFailure(
-                "the judge's rubric has {question}, and the metadata have neither 'question' nor 'prompt'",
+                "the judge's rubric has {question}, and the metadata have neither 'question' nor 'prompt'; put it there "
+                "(`agentrl grade` takes it from --prompt-key)",
                 kind="grader_no_metadata",
             )
         texts["question"] = _conversation(question)
