@@ -1,11 +1,9 @@
-"""The whole example: warm start, `agentrl train` with `cpu.yaml`, before and after, report.
-
-python -m examples.retool.run --seed 0
-"""
+"""`make example-retool`: a tiny model learns to use a code interpreter, from random weights, on a laptop."""
 
 from pathlib import Path
 
 from agentrl.demo.example import Example
+from agentrl.tiny.warm_start import WarmStartSettings
 from examples.retool.data import write_synthetic
 from examples.retool.lessons import PythonLessons
 
@@ -14,6 +12,7 @@ EXAMPLE = Example(
     config=Path("examples/retool/cpu.yaml"),
     lessons=PythonLessons(),
     write_data=write_synthetic,
+    warm_start=WarmStartSettings(skill_rounds=6),
 )
 
 if __name__ == "__main__":
