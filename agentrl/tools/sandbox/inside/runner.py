@@ -35,9 +35,9 @@ def serve(control: socket.socket, *, session: bool) -> None:
 
 def reseed() -> None:
     """Make the random numbers of forked children differ; the standard library's `random` does so by itself."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
 
 
 def _run_program(control: socket.socket, code: str, main: types.ModuleType) -> None:

@@ -33,6 +33,8 @@ def main(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> Non
     """
     sys.path += settings["site"]
     missing, broken = _preload(settings["preload"])
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy.random")  # numpy loads it when it is first asked for; no child should have to
     control.send(json.dumps({"ready": True, "missing": missing, "broken": broken}).encode())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the jailers
     gc.collect()
