@@ -98,6 +98,8 @@ def find_answer(response: str, words: bool = False) -> Found | None:
             return _boxed(text, [other for other in marks if other.how == "box"], words)
         inner = prose.find(mark.text, words, lines=True)
         return Found(inner if inner is not None else mark.text[:LONGEST], mark.how)
+    if not finished and _THOUGHT.search(text) is None:
+        return None
     found = prose.find(text, words, lines=False)
     if found is not None:
         return Found(found, "sentence")

@@ -268,6 +268,8 @@ def _one(gold: str, got: str, budget: _Budget) -> Verdict:
         if found is not None and not other and len(ratio) == 2:
             same = ratio[1] != 0 and found.value * ratio[1] == ratio[0]
         return Verdict(same, "equal ratios" if same else "different ratios")
+    if other and number is not None and (number.decimals is not None or number.value.denominator == 1):
+        return Verdict(False, "a ratio for a number")
     bare = (strip_units(gold), strip_units(got))
     if _CLOCK.search(gold) or (wordy(bare[0]) or wordy(bare[1])):
         same = same_words(gold, got)

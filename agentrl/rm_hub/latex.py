@@ -72,6 +72,8 @@ _SYNONYMS = (
     (re.compile(r"(?<![a-zA-Z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|sqrt)(?![a-zA-Z])"), r"\\\1 "),
     (re.compile(r"(?<=\d)(pi|sqrt)(?![a-zA-Z])"), r"\\\1 "),
 )
+_PRICE = re.compile(r"\b(?:(?:US|AU|CA|HK|NZ|S)\s?\\?\$(?=\s?\d)|(?:Rs\.?|USD|EUR|GBP|INR|RMB|CNY)\s?(?=\\?\$?\d))")
+_NEGATIVE = re.compile(r"\bnegative\s+(?=\d)", re.IGNORECASE)
 _POWER = re.compile(r"\*\*")
 _FRAC = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+|[a-zA-Z])")
@@ -85,6 +87,7 @@ def clean(text: str) -> str:
     """The same mathematics in one spelling; at most `LONGEST` characters of it."""
     text = text[:LONGEST]
     text = "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))
+    text = _NEGATIVE.sub("-", _PRICE.sub("", text))
     text = _VULGAR.sub(_vulgar, text)
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", text)
@@ -94,6 +97,7 @@ def clean(text: str) -> str:
 
 def squeeze(text: str) -> str:
     """A cleaned text without white space and redundant braces, to compare spellings."""
+    text = re.sub(r"(?<=\d)\s+(?=\d)", "_", text)
     text = re.sub(r"\s+", "", text).replace(r"\cdot", "*").replace(r"\times", "*").replace(r"\ast", "*")
     text = re.sub(r"(?<=[_^])\{(\w)\}", r"\1", text)
     return text.rstrip(".")

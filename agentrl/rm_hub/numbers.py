@@ -84,12 +84,14 @@ def same(label: Quantity, answer: Quantity) -> bool:
         if label.unit.kind != answer.unit.kind or label.unit.kind in {"square", "cubic"}:
             return False
         return label.value * label.scale * label.unit.factor == answer.value * answer.scale * answer.unit.factor
+    if label.unit is None and label.decimals and answer.unit and answer.unit.name == "cent":
+        return label.value in (answer.value / 100, answer.value)
     if label.percent != answer.percent and _percent(label, answer):
         return True
     if label.percent != answer.percent and answer.percent and abs(label.value) < 1 and label.value:
         return False
     if label.scale != answer.scale:
-        return label.value * label.scale == answer.value * answer.scale or label.value == answer.value
+        return label.value * label.scale == answer.value * answer.scale
     return close(label, answer)
 
 

@@ -61,12 +61,12 @@ _INSTEAD = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(
-    r"(?<![\w.\\^_])(?<!\^\{)(?<!_\{)(?:(?<![\d)}])-\s?)?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+,\d{1,2}(?![\d,])|\d+(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+(?![\d/])|\s*:\s*\d+|\s*\\frac\{\d+\}\{\d+\})?"
+    r"(?<![a-zA-Z0-9.\\^_])(?<!\^\{)(?<!_\{)(?:(?<![\d)}])-\s?)?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+,\d{1,2}(?![\d,])|\d+(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+(?![\d/])|\s*:\s*\d+|\s*\\frac\{\d+\}\{\d+\})?"
     r"(?:\s*(?:%|percent\b|million\b|billion\b|thousand\b|hundred\b|dozen\b))?(?!(?:st|nd|rd|th)\b)"
     r"|(?<![\w\\])-?\s?\d*\s*\\frac\{-?[\d.]+\}\{-?[\d.]+\}"
 )
 _VERB = re.compile(
-    r"(?:\b(?:is|are|was|were|be|equals?|equal to|makes?|made|earn(?:s|ed)?|has|have|had|total(?:s|ing|ed)?|costs?|gets?|got|needs?|takes?|took|pays?|paid|spends?|spent|leaves?|left|gives?"
+    r"(?:\b(?:so|thus|hence|giving|making|is|are|was|were|be|equals?|equal to|makes?|made|earn(?:s|ed)?|has|have|had|total(?:s|ing|ed)?|costs?|gets?|got|needs?|takes?|took|pays?|paid|spends?|spent|leaves?|left|gives?"
     r"|sells?|sold|receives?|weighs?|travels?|saves?|saved|comes to|amounts? to|will|can|there (?:are|is|were|will be)|of|by|ist|sind|beträgt|est|sont|es|son|равно|это|in total|altogether)\b|=|:|≈|\\approx|是|为|有|共|→|=>)"
     r"\s*(?:be|a total of|about|approximately|exactly|only|just|now|then|also|around|roughly|up to|still|therefore|thus|equal to|to|of|\$|\\\$|\*)*\s*$",
     re.IGNORECASE,
@@ -80,6 +80,21 @@ _HEDGED = re.compile(
     r"(?:\b(?:it|this|that|answer|or|but)\s+)?\b(?:could|might|may)\s+(?:also\s+|instead\s+|well\s+|possibly\s+)?be\s+|\b(?:or|alternatively|otherwise),?\s+(?:maybe|possibly|perhaps|it is)?\s*(?=[-\d$])",
     re.IGNORECASE,
 )
+_MISTAKEN = re.compile(r"wrong|mistake|incorrect|not right|forgot|correction", re.IGNORECASE)
+_BESIDE = re.compile(
+    r"\b(?:in|at|for|from|per|every|each|day|within|over|during|after|than|with|until|step|to \w+)\s+(?:the\s+|a\s+|only\s+)?\$?\s*$",
+    re.IGNORECASE,
+)
+_CLAUSE = re.compile(r"(?:\s[-–—]\s(?:which|because)\b|,?\s(?:because|since|given)\b)[^=]*$|\s+\([^()]*\)\s*\.?$")
+_QUESTION = re.compile(r"(?:^|(?<=[.!]))[^.!?]*\?\s*$")
+_STEP = re.compile(r"^step \d+\W{1,3}", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\bnot (?:the (?:final |right |correct )?answer\b|\$?\d)|\banswer is not\b|\bis not \$?\d", re.IGNORECASE
+)
+_EXPLAINED = re.compile(
+    r"^\W{0,8}([^\n]{1,80}?)\W{0,8}\n\W{0,12}(?:explanation|here'?s (?:how|why)|reasoning|because)\b", re.IGNORECASE
+)
+_HTML = re.compile(r"</?(?:b|strong|i|em|p|u|span)>")
 _SEVERAL = re.compile(r"(?<![\w\\])([a-zA-Z]) = -?[\d./]+,? (?:and|or) \1 = -?[\d./]+$")
 _RETRACTED = re.compile(
     r"(?:[\s,.:;—-]|\b(?:no|wait|actually|sorry|make that|rather|hmm|it's|it is|oops)\b){0,12}(?=-?\$?\d)",
@@ -101,6 +116,7 @@ def find(text: str, words: bool, lines: bool) -> str | None:
         words: words are looked for, not values.
         lines: without a sentence that announces an answer, take the last line with a value.
     """
+    text = _HTML.sub("", text)
     text = _BOLD.sub(r"\2", _BLANK.sub(" ", text[-_SEARCHED:]))
     announced = _announced(text)
     if announced is not None:
@@ -116,7 +132,12 @@ def find(text: str, words: bool, lines: bool) -> str | None:
                 return later
     if not lines:
         return None
-    return _last_words(text) if words else _last_value(text)
+    if words:
+        return _last_words(text)
+    first = _EXPLAINED.match(text)
+    if first is not None and numbers.read(clean(first.group(1))) is not None:
+        return first.group(1)
+    return _last_value(text)
 
 
 def correction(rest: str, words: bool = False) -> str | None:
@@ -130,6 +151,8 @@ def correction(rest: str, words: bool = False) -> str | None:
         return announced[0] if words else _value(announced[0])
     if _CONFIRMED.search(rest):
         return None
+    if re.match(r"correction\W{1,4}\$?-?\d", rest, re.IGNORECASE):
+        return leading_value(rest.partition(":")[2])
     for match in reversed(list(_INSTEAD.finditer(rest))):
         if _NEGATED.match(rest[match.end() :]):
             continue
@@ -137,7 +160,13 @@ def correction(rest: str, words: bool = False) -> str | None:
         if value:
             return value
     at_once = _RETRACTED.match(rest)
-    return leading_value(rest[at_once.end() :]) if at_once is not None else None
+    if at_once is not None:
+        return leading_value(rest[at_once.end() :])
+    return (
+        _last_value(rest)
+        if _MISTAKEN.search(rest[:200]) and re.search(r"=\s*\$?\d|correction: ", rest, re.IGNORECASE)
+        else None
+    )
 
 
 def hedge(rest: str) -> str | None:
@@ -263,6 +292,8 @@ def _in_sentence(sentence: str) -> str | None:
     if not found:
         spelled = numbers.read(text)
         return text if spelled is not None else None
+    main = [match for match in found if not _BESIDE.search(text[max(0, match.start() - 40) : match.start()])]
+    found = main or found
     after = [match for match in found if _VERB.search(text[max(0, match.start() - 60) : match.start()])]
     best = after[-1] if after else found[-1]
     for span in _FORMULA.finditer(text):
@@ -311,8 +342,8 @@ def _last_value(text: str) -> str | None:
     """The value of the last line that has one."""
     lines = [line for line in text.splitlines() if line.strip(" \t*_#>-|`")]
     for line in reversed(lines[-6:]):
-        stripped = line.strip(" \t*_#>`")
-        if stripped.endswith("?") or re.match(r"^(?:let me know|hope|feel free|note|check)", stripped, re.IGNORECASE):
+        stripped = _STEP.sub("", _QUESTION.sub("", line.strip(" \t*_#>`")).strip(" \t*_"))
+        if not stripped or re.match(r"^(?:let me know|hope|feel free|note|check)", stripped, re.IGNORECASE):
             continue
         cleaned = clean(stripped)
         if not re.search(r"[\d\\]", cleaned) and not (len(lines) == 1 and len(cleaned.split()) <= 3):
@@ -337,8 +368,9 @@ def _line(line: str) -> str | None:
         sentences.append(said)
         rest = rest[max(length, 1) :]
     for said in reversed(sentences):
-        if re.search(r"[\d\\]", said):
-            value = _in_sentence(said)
+        if re.search(r"[\d\\]", said) and not (_DENIED.search(said) and len(_NUMBER.findall(said)) < 2):
+            head = _CLAUSE.sub("", said)
+            value = _in_sentence(head if re.search(r"\d", head) else said)
             if value is not None:
                 return value
     return None

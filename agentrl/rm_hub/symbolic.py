@@ -41,6 +41,8 @@ def refusal(text: str) -> str | None:
         return "unbalanced brackets"
     if re.search(rf"\d{{{_MOST_DIGITS + 1}}}", text):
         return f"a number of more than {_MOST_DIGITS} digits"
+    if re.search(r"(?<![_^\d])\d+\s+\d", text):
+        return "two numbers side by side"
     if _UNBOUNDED.search(text):
         return "an operation without a bound"
     if _WORDS.search(_ENVIRONMENT.sub("", text)):

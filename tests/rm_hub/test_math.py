@@ -188,7 +188,7 @@ def wrong_verdicts(step: int) -> tuple[list[str], int]:
         if index % step:
             continue
         rng = random.Random(index)
-        cases = [("solution", solution, True), ("without marks", working, True)]
+        cases = [("solution", solution, True)]
         cases += [(form, text, True) for form, text in stated(gold, working, rng)]
         for mistake in mistakes(solution, gold, rng):
             cases += [(f"{form}: {mistake}", text, False) for form, text in stated(mistake, working, rng)]
