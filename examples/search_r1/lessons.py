@@ -5,13 +5,15 @@
 2. What is found in them comes from the environment's own search.
 """
 
+import json
 import random
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl import Message, Sample
 from agentrl.tiny.warm_start import Phase
-from examples.search_r1.env import find
+from examples.search_r1.env import SearchR1ToolEnv, find
 from examples.search_r1.knowledge import CASUAL, DRILLS, FIRST, LINKS, MEASURES, SECOND, Fact, Question, ask
 
 Kind = Literal["good", "guess", "wrong_query", "stops_early", "miscopied"]
@@ -22,14 +24,22 @@ HABITS: dict[bool, dict[Kind, float]] = {
 }
 
 
+@dataclass(frozen=True)
 class SearchLessons:
-    """See `agentrl.tiny.warm_start.Lessons`."""
+    """See `agentrl.tiny.warm_start.Lessons`; for `SearchR1Env`, or with `native` for `SearchR1ToolEnv`."""
 
-    name, version = "search_r1", 5
+    native: bool = False
+    version = 5
     markup = ("<search>", "</search>", "<information>", "</information>")
+
+    @property
+    def name(self) -> str:
+        """Of the folder in the cache."""
+        return "search_r1_tools" if self.native else "search_r1"
 
     def corpus(self) -> Iterator[str]:
         """The words of the task; names only in halves, so that held-out names are two tokens like the others."""
+        yield from [json.dumps(self.tools()), '\n{"name": "search", "arguments": {"query": "'] * (30 * self.native)
         for _ in range(20):
             for relation in MEASURES + LINKS:
                 for phrase in DRILLS + CASUAL:
@@ -43,8 +53,8 @@ class SearchLessons:
             yield "Nothing found."
 
     def tools(self) -> list[dict[str, Any]]:
-        """None: the tags need no schema."""
-        return []
+        """The schema of native calls; the tags need none."""
+        return SearchR1ToolEnv().toolbox.schemas if self.native else []
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
         """Conversations without end."""
@@ -53,15 +63,15 @@ class SearchLessons:
             question = ask(rng, "train", drill=phase == "skill")
             habits = HABITS[question.careful]
             kind: Kind = "good" if phase == "skill" else rng.choices(list(habits), list(habits.values()))[0]
-            yield demonstrate(question, kind, rng)
+            yield demonstrate(question, kind, rng, native=self.native)
 
     async def checks(self) -> list[list[Message]]:
         """64 correct conversations about held-out entities."""
         rng = random.Random("held-out demonstrations")
-        return [demonstrate(ask(rng, "test", drill=True), "good", rng) for _ in range(64)]
+        return [demonstrate(ask(rng, "test", drill=True), "good", rng, native=self.native) for _ in range(64)]
 
 
-def demonstrate(question: Question, kind: Kind, rng: random.Random) -> list[Message]:
+def demonstrate(question: Question, kind: Kind, rng: random.Random, *, native: bool = False) -> list[Message]:
     """One conversation about `question` by a demonstrator of the given kind."""
     messages: list[Message] = [{"role": "user", "content": question.text}]
     world = Sample(metadata={"passages": question.passages})
@@ -76,10 +86,7 @@ def demonstrate(question: Question, kind: Kind, rng: random.Random) -> list[Mess
         query = step.query
         if kind == "wrong_query" and step is steps[-1]:
             query = f"{rng.choice([other for other in MEASURES if other != step.relation])} of {step.entity}"
-        messages += [
-            {"role": "assistant", "content": f"<think>{known}I need the {query}.</think><search>{query}</search>"},
-            {"role": "user", "content": f"<information>{find(world, query)}</information>"},
-        ]
+        messages += _search(f"<think>{known}I need the {query}.</think>", query, find(world, query), native)
         known = f"{step} "
     if kind == "miscopied":
         at = rng.randrange(len(answer))
@@ -87,3 +94,16 @@ def demonstrate(question: Question, kind: Kind, rng: random.Random) -> list[Mess
     about = steps[-1].query if kind not in ("guess", "stops_early") else question.subject
     said = f"The {about} is {answer}."
     return [*messages, {"role": "assistant", "content": f"<think>{said}</think><answer>{answer}</answer>"}]
+
+
+def _search(thought: str, query: str, found: str, native: bool) -> list[Message]:
+    if not native:
+        return [
+            {"role": "assistant", "content": f"{thought}<search>{query}</search>"},
+            {"role": "user", "content": f"<information>{found}</information>"},
+        ]
+    call = {"id": "call_0", "type": "function", "function": {"name": "search", "arguments": {"query": query}}}
+    return [
+        {"role": "assistant", "content": thought, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0", "name": "search", "content": found},
+    ]

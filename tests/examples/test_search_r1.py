@@ -4,16 +4,13 @@ import json
 import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pytest
 
 from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.config import Args, RunSettings
 from agentrl.engine import EngineClient
-from agentrl.engine.transport import Transport
 from agentrl.envs import load_environment
 from agentrl.rm_hub import grade
 from agentrl.rollout.context import RolloutContext
@@ -22,10 +19,11 @@ from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.tiny.create import create
-from examples.search_r1.data import CORPUS, write_hotpotqa, write_train_and_test
+from examples.search_r1.data import CORPUS, FORMAT_SCORES, write_hotpotqa, write_train_and_test
 from examples.search_r1.env import find
 from examples.search_r1.knowledge import NAMES, ask, questions
-from examples.search_r1.lessons import SearchLessons, demonstrate
+from examples.search_r1.lessons import Kind, SearchLessons, demonstrate
+from tests.examples.conftest import Exchange, check_who_wrote_each_token
 from tests.rollout.test_loop import Store
 from tests.support.embedded_server import embedded_server
 
@@ -60,23 +58,6 @@ def server(model: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
-    """Every `/generate` exchange on the wire: the ids that were sent, and the ids that came back."""
-    seen: list[tuple[list[int], list[int]]] = []
-    exchange = Transport.exchange
-
-    async def recorded(self: Transport, method: str, url: str, body: Any = None, headers: Any = None) -> Any:
-        status, raw = await exchange(self, method, url, body, headers)
-        if url.endswith("/generate"):
-            assert status == 200
-            seen.append((orjson.loads(body)["input_ids"], orjson.loads(raw)["output_ids"]))
-        return status, raw
-
-    monkeypatch.setattr(Transport, "exchange", recorded)
-    return seen
-
-
-@pytest.fixture
 async def client(server: str) -> AsyncIterator[EngineClient]:
     async with EngineClient([server]) as client:
         yield client
@@ -100,7 +81,7 @@ class Questions(Store):
 
 @pytest.mark.parametrize("way", ["env", "generate"])
 async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
-    way: str, model: Path, client: EngineClient, answers: list[tuple[list[int], list[int]]], tmp_path: Path
+    way: str, model: Path, client: EngineClient, exchanges: list[Exchange], tmp_path: Path
 ) -> None:
     settings = RolloutSettings(
         rollout_batch_size=GROUPS, n_samples_per_prompt=SIZE, rollout_max_response_len=24, rm_type="search_r1"
@@ -114,20 +95,10 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
 
     samples = [sample for group in result.groups for sample in group]
     assert len(samples) == GROUPS * SIZE
-    searches = 0
-    for sample in samples:
-        sample.validate()
-        tokens, mask = sample.tokens, [0] * sample.prompt_length + list(sample.loss_mask or ())
-        written = [0] * len(tokens)
-        for sent, got in answers:
-            if tokens[: len(sent) + len(got)] == sent + got:
-                written[len(sent) : len(sent) + len(got)] = [1] * len(got)
-        assert mask == written
-        searches += sample.metadata.get("counters", {}).get("tool_calls", 0)
-    # Nothing is claimed twice: as many ids were sampled as are trained on.
-    assert sum(len(got) for _, got in answers) == sum(sum(sample.loss_mask or ()) for sample in samples)
+    check_who_wrote_each_token(samples, exchanges)
+    searches = sum(sample.metadata.get("counters", {}).get("tool_calls", 0) for sample in samples)
     assert searches > 50
-    assert len(answers) > len(samples)
+    assert len(exchanges) > len(samples)
 
 
 async def test_native_tool_calls_search_the_samples_own_passages() -> None:
@@ -164,15 +135,17 @@ def test_facts_are_new_in_every_episode_and_held_out_names_never_trained() -> No
     assert sum(len(values) > 1 for values in answers.values()) > 500
 
 
-def test_good_demonstrations_earn_the_whole_reward_and_guesses_none() -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_good_demonstrations_earn_the_whole_reward_and_others_only_the_formats(native: bool) -> None:
     rng = random.Random(2)
-    for _ in range(100):
+    kinds: dict[Kind, float] = {"good": 1.0, "guess": 0.2, "wrong_query": 0.2, "stops_early": 0.2, "miscopied": 0.2}
+    for _ in range(60):
         question = ask(rng)
-        for kind, expected in (("good", 1.0), ("guess", 0.2), ("stops_early", 0.2), ("miscopied", 0.2)):
-            turns = demonstrate(question, kind, rng)[1:]  # type: ignore[arg-type]
-            response = "".join(message["content"] for message in turns)
-            scores = {"structure_format_score": 0.2, "final_format_score": 0.1}
-            assert grade("search_r1", response, question.answer, scores).score == pytest.approx(expected)
+        for kind, expected in kinds.items():
+            messages = demonstrate(question, kind, rng, native=native)
+            response = "".join(message["content"] for message in messages[1:])
+            given = grade("search_r1", response, question.answer, {"messages": messages, **FORMAT_SCORES})
+            assert given.score == pytest.approx(expected), (kind, messages)
 
 
 def test_hotpotqa_prompts_are_answered_from_its_paragraphs(tmp_path: Path) -> None:
