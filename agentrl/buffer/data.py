@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import orjson
 
-from agentrl.rowfiles import RowFile, json_type, open_rows, split_slice
 from agentrl.errors import DataError
+from agentrl.rowfiles import RowFile, json_type, open_rows, split_slice
 from agentrl.sample import Message
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.buffer import PromptData, PromptRow
-from agentrl.rowfiles import split_slice
 from agentrl.errors import DataError
+from agentrl.rowfiles import split_slice
 from tests.buffer.make import make_args, prompts, write_jsonl
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
