@@ -123,7 +123,7 @@ def flag(metadata: Mapping[str, Any], field: str, grader: str) -> bool:
 def number(metadata: Mapping[str, Any], field: str, default: float, grader: str) -> float:
     """A finite number of the metadata."""
     value = metadata.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
         raise bad_metadata(grader, field, "a finite number", value)
     return float(value)
 
@@ -135,7 +135,7 @@ def _texts(part: Any, label: Any, grader: str, depth: int) -> Iterable[str]:
         return [part] if inner is None else _each(inner, label, grader, depth)
     if isinstance(part, bool):
         return ("yes", "true") if part else ("no", "false")
-    if isinstance(part, (int, float)) and math.isfinite(part):
+    if (isinstance(part, int) and part.bit_length() < 4_000) or (isinstance(part, float) and math.isfinite(part)):
         return [str(part)]
     if depth >= 3:
         raise bad_label(grader, expected, label)

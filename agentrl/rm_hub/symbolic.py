@@ -75,6 +75,12 @@ def _factorials(text: str) -> str | None:
             return "a factorial of something that is not small"
         if inside.isdigit() and int(inside) > _MOST_FACTORIAL:
             return f"a factorial above {_MOST_FACTORIAL}"
+    for match in _BINOMIAL.finditer(text):
+        rest = text[match.end() :].lstrip()
+        top = _group(rest, 0) if rest.startswith("{") else ""
+        bottom = rest[len(top) + 2 :].lstrip()
+        if re.search(r"[\^!\\*]", top + (_group(bottom, 0) if bottom.startswith("{") else "")):
+            return "a binomial coefficient of something that is not small"
     if _BINOMIAL.search(text) and any(int(n) > 200 for n in re.findall(r"\d+", text)):
         return "a binomial coefficient above 200"
     return None
