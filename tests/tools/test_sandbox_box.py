@@ -25,7 +25,7 @@ from agentrl.tools.sandbox import (
 )
 from tests.tools.sandbox_host import ROOT
 
-BACKENDS = ["bubblewrap", "landlock", "unsafe_subprocess"]
+BACKENDS = ["bubblewrap", "landlock", pytest.param("unsafe_subprocess", marks=pytest.mark.slow)]
 
 
 def open_box(backend: str, **options: object) -> Sandbox:
@@ -132,6 +132,7 @@ async def test_timeout_is_the_smaller_of_the_two(box: Sandbox) -> None:
         await box.run("1", timeout=0)
 
 
+@pytest.mark.slow
 async def test_processor_time() -> None:
     async with open_box("auto", limits=SandboxLimits(wall_seconds=30, cpu_seconds=0.5)) as box:
         result = await box.run("while True: pass")
@@ -200,6 +201,7 @@ async def test_a_session_that_works_on_between_its_runs(safe: Sandbox) -> None:
         assert "later" in (await session.run("t.join()")).stdout
 
 
+@pytest.mark.slow
 async def test_a_session_that_never_rests_between_its_runs_is_ended() -> None:
     async with open_box("auto", limits=SandboxLimits(cpu_seconds=0.3)) as box, box.session() as session:
         spin = "def f():\n    while True: pass\nthreading.Thread(target=f, daemon=True).start()"

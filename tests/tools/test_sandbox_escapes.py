@@ -268,6 +268,7 @@ print(count)
     assert int(result.stdout) <= 8 + 50
 
 
+@pytest.mark.slow
 def test_wild_fork_bomb_is_killed_at_the_deadline(host: Host) -> None:
     code = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     assert host.run(code, timeout=1.0).outcome == "timeout"

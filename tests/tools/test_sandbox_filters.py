@@ -4,7 +4,7 @@ import contextlib
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.tools.sandbox.inside import filters, frames
@@ -51,6 +51,7 @@ def test_every_number_has_the_verdict_of_its_table(machine: str, own_view: bool)
 
 
 @machines
+@settings(max_examples=30)
 @given(st.integers(0, 2**31 - 1), st.lists(st.integers(0, 2**64 - 1), min_size=6, max_size=6), st.booleans())
 def test_any_call_has_a_verdict(machine: str, number: int, args: list[int], own_view: bool) -> None:
     assert verdict(machine, number, *args, own_view=own_view) in (ALLOW, KILL, EPERM, ENOSYS)
@@ -94,6 +95,7 @@ def test_arguments(machine: str) -> None:
     assert [check("prctl", option) for option in (1, 4, 22, 36, 38, 47)] == [EPERM] * 6
 
 
+@settings(max_examples=50)
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=5), st.data())
 def test_messages_survive_any_cut(value: object, data: st.DataObject) -> None:
     encoded = frames.encode({"value": value}) * 2
