@@ -1,6 +1,7 @@
 """`make example-search`: a tiny model learns to search, from random weights, on a laptop.
 
-With native tool calls in place of the tags: add `--env examples.search_r1.env:SearchR1ToolEnv`.
+With native tool calls in place of the tags, which are longer: add
+`--env examples.search_r1.env:SearchR1ToolEnv --rollout-max-response-len 64`.
 """
 
 import sys
