@@ -20,7 +20,7 @@ class FaultyRetoolEnv(RetoolEnv):
 
     @cached_property
     def toolbox(self) -> Toolbox:
-        real = super().toolbox
+        real = next(iter(super().toolbox))
 
         async def python(code: str) -> str:
             draw = _CHANCE.random()
@@ -28,11 +28,9 @@ class FaultyRetoolEnv(RetoolEnv):
                 raise ConnectionError("injected")
             if draw < FAILING + HANGING:
                 await anyio.sleep_forever()
-            outcome = await real.run("python", {"code": code}, state=self)
-            return outcome.text
+            return await real.call({"code": code}, state=self)
 
-        description = next(iter(real)).description
-        return Toolbox([Tool(python, description=description, timeout=3, on_failure=self.on_failure)])
+        return Toolbox([Tool(python, description=real.description, timeout=10, on_failure=self.on_failure)])
 
 
 class FailingRetoolEnv(FaultyRetoolEnv):
