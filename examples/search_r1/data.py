@@ -5,13 +5,16 @@ python -m examples.search_r1.data made-up --output-dir data/made_up
 """
 
 import json
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from examples.search_r1.knowledge import Question, questions
+from agentrl import Message
+from examples.search_r1.knowledge import Question, ask, questions
+from examples.search_r1.lessons import demonstrate
 
 HERE = Path(__file__).parent
 CORPUS = HERE / "hotpotqa" / "paragraphs.jsonl"
@@ -34,10 +37,16 @@ TOOLS = (
 """What `SearchR1Env` and `SearchR1ToolEnv` expect of a model that reads English."""
 
 
-def write_train_and_test(folder: Path, seed: int) -> tuple[Path, Path]:
-    """`train.jsonl` and `test.jsonl` of the made-up world; the test questions are the same for every seed."""
-    train = write_rows(folder / "train.jsonl", map(_made_up, questions(TRAIN_QUESTIONS, "train", seed)))
-    return train, write_rows(folder / "test.jsonl", map(_made_up, questions(TEST_QUESTIONS, "test", 0)))
+def write_train_and_test(folder: Path, seed: int, shots: int = 0) -> tuple[Path, Path]:
+    """`train.jsonl` and `test.jsonl` of the made-up world; the test questions are the same for every seed.
+
+    Every prompt begins with `shots` worked examples, for models that were not taught the format.
+    """
+    rng = random.Random("worked")
+    before = [message for _ in range(shots) for message in demonstrate(ask(rng), "good", rng)]
+    train, test = questions(TRAIN_QUESTIONS, "train", seed), questions(TEST_QUESTIONS, "test", 0)
+    train_file = write_rows(folder / "train.jsonl", (_made_up(question, before) for question in train))
+    return train_file, write_rows(folder / "test.jsonl", (_made_up(question, before) for question in test))
 
 
 def write_hotpotqa(folder: Path, instruction: str = TAGS) -> tuple[Path, Path]:
@@ -55,16 +64,16 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
     return path
 
 
-def _made_up(question: Question) -> dict[str, Any]:
-    return _row(question.text, question.answer, {"passages": question.passages})
+def _made_up(question: Question, before: list[Message]) -> dict[str, Any]:
+    return _row(question.text, question.answer, {"passages": question.passages}, before)
 
 
 def _hotpotqa(entry: dict[str, Any], instruction: str) -> dict[str, Any]:
     return _row(instruction + entry["question"], entry["answer"], {"corpus": str(CORPUS), "titles": entry["titles"]})
 
 
-def _row(text: str, label: str, metadata: dict[str, Any]) -> dict[str, Any]:
-    prompt = [{"role": "user", "content": text}]
+def _row(text: str, label: str, metadata: dict[str, Any], before: Sequence[Message] = ()) -> dict[str, Any]:
+    prompt = [*before, {"role": "user", "content": text}]
     return {"prompt": prompt, "label": label, "metadata": {**metadata, **FORMAT_SCORES}}
 
 
@@ -73,12 +82,13 @@ def _row(text: str, label: str, metadata: dict[str, Any]) -> dict[str, Any]:
 @click.option("--output-dir", required=True, type=click.Path(path_type=Path), help="For train.jsonl and test.jsonl.")
 @click.option("--tools", is_flag=True, help="HotpotQA for SearchR1ToolEnv: tool calls in place of the paper's tags.")
 @click.option("--seed", default=0, help="Of the made-up training questions.")
-def main(what: str, output_dir: Path, tools: bool, seed: int) -> None:
+@click.option("--shots", default=0, help="Worked examples before each made-up question.")
+def main(what: str, output_dir: Path, tools: bool, seed: int, shots: int) -> None:
     """Write the prompts of one of the two tasks."""
     if what == "hotpotqa":
         files = write_hotpotqa(output_dir, TOOLS if tools else TAGS)
     else:
-        files = write_train_and_test(output_dir, seed)
+        files = write_train_and_test(output_dir, seed, shots)
     click.echo("\n".join(map(str, files)))
 
 
