@@ -12,8 +12,9 @@ Everything is linear in the length of the response; only its last `TAIL` charact
 import re
 from dataclasses import dataclass
 
-from agentrl.rm_hub import prose
-from agentrl.rm_hub.latex import LONGEST
+from agentrl.rm_hub import numbers, prose
+from agentrl.rm_hub.latex import LONGEST, clean
+from agentrl.rm_hub.words import wordy
 
 TAIL = 100_000
 """Characters at the end of a response that are searched."""
@@ -137,7 +138,7 @@ def _marked(text: str) -> tuple[str, list[_Mark]]:
     if opened is not None and text[opened.end() :].strip():
         marks.append(_Mark(opened.end(), len(text), text[opened.end() :].strip(), "tag"))
     for line in _HASHES.finditer(text):
-        if line.group(1).strip():
+        if line.group(1).strip() and not _is_heading(line.group(1), text[line.end() :]):
             marks.append(_Mark(line.start(), line.end(), line.group(1).strip(), "hashes"))
     spans = [(mark.start, mark.end) for mark in found]
     marks = [
@@ -147,6 +148,12 @@ def _marked(text: str) -> tuple[str, list[_Mark]]:
         and (mark.how == "box" or not any(mark.start <= start and end <= mark.end for start, end in spans[-50:]))
     ]
     return text, sorted(marks, key=lambda mark: mark.end)
+
+
+def _is_heading(line: str, rest: str) -> bool:
+    """Whether `#### ...` is a title of what follows ("#### Step 2: Solve", "#### Final Answer") and no answer."""
+    title = clean(line)
+    return bool(rest.strip()) and wordy(title) and numbers.read(title) is None
 
 
 def _boxes(text: str) -> tuple[list[_Mark], int | None]:

@@ -35,13 +35,14 @@ _MAX_SENTENCE = 2000
 _SKIPPED = " \t\r\n*_`:：\"'“”>=$\\[](){}#是为為は"
 _LEADING = re.compile(r"(?:[\s*_`:：\"'“”>=()\[\]{}#|]|\\[\[(]|\$\$|\\begin\{[a-z]+\*?\})*")
 _END = re.compile(r"\n|(?<![A-Z])[.;](?=\s|$)|[!?。！？](?=\s|$|[^\d])|<|\\\]")
-_SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])\s+|(?<=[。！？])")
+_SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])(?<!i\.e\.)(?<!e\.g\.)\s+|(?<=[。！？])")
 _NOT = re.compile(
     r"^\s*(?:definitely |certainly )?(?:not|n't|neither)\b(?P<rest>.*?)(?:\bbut(?: rather)?\b(?P<but>.*))?$",
     re.IGNORECASE,
 )
 _OPERATOR = re.compile(
-    r"\s*(?:[+×*÷=≈→]|[-–](?!\w*\s[A-Za-z])|/)\s*[$€£]?\(?\s?[\d(]|\s*[a-z]{0,20}\s*[+×÷=≈]\s*[$€£]?\d", re.IGNORECASE
+    r"\s*(?:[+×*÷=≈→]|[-–](?!\w*\s[A-Za-z])|/)\s*[$€£]?\(?\s?-?[\d(]|\s*[a-z]{0,20}\s*[+×÷=≈]\s*[$€£]?-?\d",
+    re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(
     r"(?:\s[^\W\d]+){0,2}\s*(?:,?\s*(?:or|oder|ou|and|to|till)\s+(?:maybe |perhaps |possibly )?|[-–—](?=[$\d])|,\s|/)[$€£]?$",
@@ -83,6 +84,22 @@ _ADJUNCT = frozenset(
         "times",
         "selling",
         "having",
+        "pour",
+        "après",
+        "dans",
+        "für",
+        "nach",
+        "para",
+        "después",
+        "tras",
+        "durante",
+        "en",
+        "за",
+        "после",
+        "для",
+        "через",
+        "بعد",
+        "خلال",
     ]
 )
 _VERB = frozenset(
@@ -143,13 +160,25 @@ _VERB = frozenset(
         "drove",
         "reads",
         "read",
+        "es",
+        "est",
+        "ist",
+        "sont",
+        "son",
+        "sind",
+        "tout",
+        "insgesamt",
+        "gesamt",
+        "всего",
+        "итого",
     ]
 )
 _DETERMINERS = frozenset(["a", "an", "the", "about", "around", "roughly", "approximately", "only", "just", "exactly"])
 _WORDS = re.compile(r"[^\W\d_]+|[=≈]")
-_JOINED = re.compile(r"[,;:=+×÷*/^(-]\s*[$€£]?\(?$")
+_JOINED = re.compile(r"(?:[,;:=+×÷*/^(-]|\bi\.e\.,?)\s*[$€£]?\(?$")
 _REASON = re.compile(
-    r"\b(?:because|since|if|given that|assuming|as long as|of which)\b|,\s*[$€£]?\d[\d.,]*(?: \w+)? (?:more|less|fewer) than\b",
+    r"\b(?:because|since|if|given that|assuming|as long as|of which)\b"
+    r"|,\s*(?:which (?:is|was) )?[$€£]?\d[\d.,]*(?: \w+)? (?:more|less|fewer) than\b",
     re.IGNORECASE,
 )
 _CONDITION = re.compile(r"\s*(?:since|if|because|given|when|as)\b[^,]{0,200},(?=\s)", re.IGNORECASE)
@@ -157,11 +186,17 @@ _DENIED_BEFORE = re.compile(r"(?:\bnot|n['’]t)(?: be| equal)?\s*[$€£]?$", r
 _DENIED_AFTER = re.compile(
     r"[^.,;\d]{0,20}\b(?:is|are|was)(?: not|n['’]t)\b[^.]{0,12}\b(?:answer|right|correct)", re.IGNORECASE
 )
+_AHEAD = re.compile(
+    r"(?:after|by|in|within|for|over|during|on|at|with|at the end of)\b[^,.:=]{1,60},\s(?=[^,]*\d)", re.IGNORECASE
+)
+_PURPOSE = re.compile(r"才能|才可以|以便|为了|用来")
+_SUM = re.compile(r"[\s:]*[$€£]?\(?\s*$")
+_DETAILS = re.compile(r"\s*of (?:these|those|them|which)\b", re.IGNORECASE)
 _COORDINATED = re.compile(r"(?: [^\W\d_]+){1,3},? and ")
 _CONCLUDES = re.compile(r"(?:^|\W)(?:so|therefore|thus|hence|in total|altogether)\b", re.IGNORECASE)
 _GOES_ON_AFTER = re.compile(r",[^,]*\d")
 _GOES_ON = re.compile(
-    r"(?:[,;]|\band\b)\s*(?:and |so |thus |then |therefore |which |meaning |hence ).*\d", re.IGNORECASE
+    r"(?:[,;—–]|\s-|\band\b)\s*(?:and |so |thus |then |therefore |which |meaning |hence ).*\d", re.IGNORECASE
 )
 _BRACKETS = re.compile(r"\([^()]{0,300}\)|\[[^\[\]]{0,300}\]")
 _POSTSCRIPT = re.compile(
@@ -229,6 +264,8 @@ def _read_sentence(sentence: str, dotted_thousands: bool) -> Claim | Unclear | N
     if not found:
         value = parse_number_words(sentence)
         return None if value is None else Claim((Fraction(value),), sentence)
+    if (ahead := _AHEAD.match(sentence)) and any(item.start >= ahead.end() for item in found):
+        return _read_sentence(sentence[ahead.end() :], dotted_thousands)
     first = found[0]
     words = len(re.findall(r"[^\W\d_]+", sentence[: first.start]))
     if words > 3 or _OPERATOR.match(sentence, first.end):
@@ -276,6 +313,8 @@ def read_conclusion(text: str, *, dotted_thousands: bool) -> Claim | Unclear | N
         found = find_quantities(sentence, dotted_thousands=dotted_thousands)
         if not found:
             continue
+        if _DETAILS.match(sentence) and _adds_up(found, head[: head.rfind(raw)], dotted_thousands):
+            continue
         if bold := _bold_numbers(raw, dotted_thousands):
             return bold
         ahead = _CONDITION.match(sentence)
@@ -288,6 +327,14 @@ def read_conclusion(text: str, *, dotted_thousands: bool) -> Claim | Unclear | N
         return asked
     value = parse_number_words(text) if len(text) < _MAX_BACK else None
     return None if value is None else Claim((Fraction(value),), text.strip())
+
+
+def _adds_up(found: list[Quantity], before: str, dotted_thousands: bool) -> bool:
+    """Whether numbers only divide a total that was said just before: "8 in all. Of these, 3 are red and 5 are blue"."""
+    said = find_quantities(flatten(before[-_MAX_BACK:]), dotted_thousands=dotted_thousands)
+    return len(found) > 1 and sum((item.values[0] for item in found), Fraction(0)) in [
+        v for q in said for v in q.values
+    ]
 
 
 def _concluded_in_words(text: str) -> Claim | None:
@@ -330,6 +377,8 @@ def _conclude(sentence: str, found: list[Quantity]) -> Claim | None:
             if not _GOES_ON.search(rest):
                 return Claim(outside[index].values, sentence)
             break
+    if (total := _sum_of_terms(sentence, outside)) is not None:
+        return Claim(total.values, sentence)
     for index in range(len(outside) - 1, 0, -1):
         quantity, previous = outside[index], index - 1
         joined = previous and _COORDINATED.fullmatch(sentence[outside[previous].end : quantity.start])
@@ -338,6 +387,18 @@ def _conclude(sentence: str, found: list[Quantity]) -> Claim | None:
         if not _in_passing(sentence, outside[previous].end, quantity.start):
             return Claim(quantity.values, sentence)
     return Claim(outside[0].values, sentence)
+
+
+def _sum_of_terms(sentence: str, found: list[Quantity]) -> Quantity | None:
+    """A number whose sum stands behind it at the end of a sentence: "12 books, i.e. 5 + 7"."""
+    first = len(found) - 1
+    while first > 0 and sentence[found[first - 1].end : found[first].start].strip(" $€£") == "+":
+        first -= 1
+    terms = found[first:]
+    if first == 0 or len(terms) < 2 or not _SUM.fullmatch(sentence[found[-1].end :].rstrip(").! ")):
+        return None
+    total = sum((term.values[0] for term in terms), Fraction(0))
+    return found[first - 1] if total in found[first - 1].values else None
 
 
 def _is_denied(sentence: str, quantity: Quantity) -> bool:
@@ -353,6 +414,8 @@ def _in_passing(sentence: str, since: int, start: int) -> bool:
         return True
     if _RESULT.search(between) or _JOINED.search(between):
         return False
+    if _PURPOSE.search(between):
+        return True
     words = _WORDS.findall(between.lower())[-5:]
     for index in range(len(words) - 1, -1, -1):
         if index and words[index - 1] == "to" and words[index] not in _DETERMINERS:

@@ -16,12 +16,21 @@ from typing import Any
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import prose
 from agentrl.rm_hub.answers import Found, boxed_answer, boxes, find_answer, visible
+from agentrl.rm_hub.claims import Claim
 from agentrl.rm_hub.equality import Verdict, compare
 from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.gsm8k import final_number
 from agentrl.rm_hub.latex import LONGEST, clean
 from agentrl.rm_hub.shapes import shape
 from agentrl.rm_hub.words import wordy
 
+_PLAIN = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+_SYMBOLS = re.compile(
+    r"\\(?!(?:times|cdot|div|text|quad|qquad|approx|mathbf|textbf|begin|end|therefore|left|right)(?![a-zA-Z]))[a-zA-Z]"
+    r"|[π√^]|\d!|\d\s?(?!x\s?[$\d])[a-zA-Z](?![a-zA-Z])|(?<![a-zA-Z'’])[b-hj-wyz](?![a-zA-Z'’])\s?[-+*/(]|[\[\](]\s?-?\d+,|-\s?\(\s?\d|\d\)\s?[\^!]"
+)
+_END = 200
+"""Characters at the end of a text that must be plain prose for a number to be read from it."""
 _HASHES = re.compile(r"####\s*(.+?)\s*$")
 
 
@@ -36,6 +45,9 @@ def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     found = find_answer(response, words) or (None if words else _in_words(response))
     if found is None:
         return Grade(0.0, False, None, "no final answer found")
+    if found.how in {"last line", "sentence"} and " or " not in found.text:
+        spoken = _number_in_prose(response, golds) if found.how == "last line" or "%" not in found.text else None
+        found = found if spoken is None else Found(spoken, "conclusion")
     verdict = best(golds, found.text)
     if not verdict.equal and found.how == "box" and any(shape(clean(gold)).kind in {"list", "set"} for gold in golds):
         # One part of the answer a box, for labels with several parts.
@@ -67,6 +79,17 @@ def _in_words(response: str) -> Found | None:
     """An answer without any mathematics, for labels that can be said in words ("all real numbers")."""
     found = find_answer(response, words=True)
     return found if found is not None and len(found.text.split()) <= 6 and wordy(clean(found.text)) else None
+
+
+def _number_in_prose(response: str, golds: list[str]) -> str | None:
+    """The number that prose without boxes and tags comes to, for labels that are numbers; None if it has none."""
+    if not all(_PLAIN.fullmatch(clean(gold)) for gold in golds):
+        return None
+    text, _ = visible(response)
+    claim = None if _SYMBOLS.search(text.rstrip()[-_END:]) else final_number(text)
+    if not isinstance(claim, Claim):
+        return None
+    return str(claim.values[0])
 
 
 def read_labels(grader: str, label: Any) -> list[str]:
