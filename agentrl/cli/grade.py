@@ -145,10 +145,13 @@ class Report:
     _next: int = 0
     _waiting: dict[int, tuple[Row, Outcome]] = field(default_factory=dict)
     _shown: dict[str, list[tuple[Row, str, Any, Outcome]]] = field(default_factory=dict)
+    _first_failures: dict[str, tuple[Row, GraderFailure]] = field(default_factory=dict)
 
     def add(self, at: int, row: Row, response: str, label: Any, outcome: Outcome) -> None:
         """Note the outcome of answer number `at`."""
         self.summary.add(outcome)
+        if isinstance(outcome, GraderFailure):
+            self._first_failures.setdefault(outcome.kind, (row, outcome))
         kept = self._shown.setdefault(_sort(outcome), [])
         if len(kept) < self.explain:
             kept.append((row, response, label, outcome))
@@ -177,6 +180,8 @@ class Report:
         for name, value in self.summary.lines():
             table.add_row(name, value)
         console.print(table)
+        for row, failure in self._first_failures.values():
+            console.print(f"[red]{failure.kind}[/], first at {escape(row.where)}: {escape(_clean(str(failure)[:500]))}")
         _print_histogram(console, self.summary.histogram())
         if out is not None:
             console.print(f"results: {escape(out)}")

@@ -26,7 +26,11 @@ def command(path: Path, force: bool, **shape: str | int) -> None:
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
+    from transformers.utils import logging
+
     from agentrl.tiny import create
+
+    logging.disable_progress_bar()
 
     made = create(path, **shape)  # type: ignore[arg-type]
     click.echo(f"{made.path}: {made.arch}, {made.parameters:,} parameters, {made.vocab_size} tokens")

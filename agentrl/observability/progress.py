@@ -25,6 +25,10 @@ _SHOWN = (
     ("perf/rollout_tokens_per_second", "tokens/s", "{:,.0f}"),
     ("perf/step_seconds", "time", "{:.1f}s"),
 )
+_NO_SPREAD = (
+    "note: within each group all rewards were equal, so there was nothing to learn from (gradient 0); easier prompts, "
+    "partial rewards or a higher --n-samples-per-prompt help (said once)"
+)
 _SHOWN_OF_EVAL = ("reward", "success", "pass@1", "used_tool")
 
 
@@ -45,6 +49,7 @@ class Progress:
         if self._mode == "auto":
             self._mode = "live" if self._console.is_terminal else "plain"
         self._total, self._started, self._last_phase = total, time.monotonic(), ""
+        self._told_no_spread = False
         self._bar: RichProgress | None = None
         if self._mode == "live":
             columns = (
@@ -73,6 +78,10 @@ class Progress:
         if self._bar is not None and not evaluation:
             self._bar.update(self._task, completed=step + 1)
         self._line(describe_step(step, self._total, metrics))
+        still = metrics.get("rollout/zero_std_groups") == 1.0 and metrics.get("train/grad_norm") == 0.0
+        if still and not self._told_no_spread:
+            self._told_no_spread = True
+            self._line(_NO_SPREAD)
 
     def _line(self, text: str) -> None:
         self._console.print(f"[{time.monotonic() - self._started:7.1f}s] {text}", markup=False)

@@ -71,6 +71,15 @@ def test_results_as_jsonl_in_the_order_of_the_file(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "r.jsonl"]
 
 
+def test_the_summary_says_why_answers_were_not_graded(tmp_path, capsys):
+    path = jsonl(tmp_path / "a.jsonl", [{"response": "x"}, {"response": "y"}])
+    assert run(["grade", "--rm-type", "remote_rm", path, "--rm-url", "http://127.0.0.1:9", "--limit", "2"]) == 1
+    out = capsys.readouterr().out
+    assert "failed: grader_unreachable" in out
+    assert out.count("grader_unreachable, first at ") == 1
+    assert "127.0.0.1:9" in out
+
+
 def test_parquet_in_and_out(tmp_path, capsys):
     import pyarrow.parquet as pq
 

@@ -208,6 +208,7 @@ def test_init_makes_a_model_that_check_reports_on(tmp_path: Path) -> None:
     made = agentrl("init", "m", "--layers", "1", "--hidden", "32", "--heads", "2", "--kv-heads", "1", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "m" / "config.json").is_file()
+    assert "Writing" not in made.stderr, "no progress bars of libraries"
     again = agentrl("init", "m", cwd=tmp_path)
     assert again.returncode == 2
     assert "--force" in again.stderr

@@ -46,5 +46,15 @@ def test_off_prints_nothing() -> None:
     assert run("off", terminal=False) == ""
 
 
+def test_rewards_without_spread_are_said_once() -> None:
+    out = io.StringIO()
+    with Progress(ObservabilitySettings(progress="plain"), total=4, console=Console(file=out, width=120)) as progress:
+        progress.step(0, {"rollout/zero_std_groups": 1.0, "train/grad_norm": 0.5})
+        assert "note:" not in out.getvalue(), "another term of the loss taught something"
+        for step in (1, 2):
+            progress.step(step, {"rollout/zero_std_groups": 1.0, "train/grad_norm": 0.0})
+    assert out.getvalue().count("all rewards were equal") == 1
+
+
 def test_an_evaluation_names_its_rollout() -> None:
     assert describe_step(9, 20, EVALUATED).startswith("eval after rollout 10")
