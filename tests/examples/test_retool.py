@@ -199,7 +199,7 @@ def test_learns_though_tools_fail_and_hang(env: str, tmp_path: Path) -> None:
     rows = [row for row in read_metrics(run.folder / "metrics.jsonl") if "rollout/reward" in row]
     assert len(rows) == 10
     if env == "FailingRetoolEnv":
-        assert sum(row.get("failures/tool/raised", 0) for row in rows) > 10
+        assert sum(row.get("failures/tool/tool_raised", 0) for row in rows) > 10
         assert sum(row["rollout/retries"] for row in rows) > 10
     else:
         assert sum(row.get("rollout/tool_raised", 0) for row in rows) > 0
