@@ -35,6 +35,7 @@ _ESCAPED = (
 _BRACES = re.compile(r"\\{1,2}(?:boxed|fbox)\s*(\{)?|\\.|[{}]", re.DOTALL)
 _TAG = re.compile(r"<(/?)(answer|final_answer|final|solution)>", re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t>*]*####[ \t]*(?!#)(.*)$", re.MULTILINE)
+_MOST_TITLES = 50
 _JOIN = re.compile(
     r"\b(?:and|or|und|oder|et|ou|y|o)\b|[\s,;&$.:|*\-]|\\(?:text|quad|qquad|mathrm|textbf|or|and)(?![a-zA-Z])|[{}()\[\]\\]|[a-zA-Z](?:_\w)?\s*="
 )
@@ -137,8 +138,9 @@ def _marked(text: str) -> tuple[str, list[_Mark]]:
             opened = None
     if opened is not None and text[opened.end() :].strip():
         marks.append(_Mark(opened.end(), len(text), text[opened.end() :].strip(), "tag"))
-    for line in _HASHES.finditer(text):
-        if line.group(1).strip() and not _is_heading(line.group(1), text[line.end() :]):
+    end = len(text.rstrip())
+    for line in list(_HASHES.finditer(text))[-_MOST_TITLES:]:
+        if line.group(1).strip() and (line.end() >= end or not _is_title(line.group(1))):
             marks.append(_Mark(line.start(), line.end(), line.group(1).strip(), "hashes"))
     spans = [(mark.start, mark.end) for mark in found]
     marks = [
@@ -150,10 +152,10 @@ def _marked(text: str) -> tuple[str, list[_Mark]]:
     return text, sorted(marks, key=lambda mark: mark.end)
 
 
-def _is_heading(line: str, rest: str) -> bool:
-    """Whether `#### ...` is a title of what follows ("#### Step 2: Solve", "#### Final Answer") and no answer."""
+def _is_title(line: str) -> bool:
+    """Whether `#### ...` with text after it is a title ("#### Step 2: Solve", "#### Final Answer") and no answer."""
     title = clean(line)
-    return bool(rest.strip()) and wordy(title) and numbers.read(title) is None
+    return wordy(title) and numbers.read(title) is None
 
 
 def _boxes(text: str) -> tuple[list[_Mark], int | None]:

@@ -13,11 +13,19 @@ from agentrl.rm_hub.latex import clean, squeeze
 from agentrl.rm_hub.shapes import Shape, is_name, is_symbol, shape
 from agentrl.rm_hub.words import choice, same_words, strip_units, wordy
 
-_BASED = re.compile(r"^([0-9A-Fa-f]+)\s*_\s*\{?\s*(\w+)\s*\}?$")
+_BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*(\w+)\s*\}?$")
 _LETTERED = re.compile(r"^(?:\([A-H]\)|[A-H][.):])\s*(?=[\w\\\[({+-])")
 _COMMA_DECIMAL = re.compile(r"[+-]?\d+,\d+")
 _CLOCK = re.compile(r"\d\s*[ap]\.?\s?m\b", re.IGNORECASE)
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
+_TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
+_MODULUS = re.compile(r"\s*(?:\\pmod|\(?\s*\\?\bb?mod\b)\s*\{?\s*(\d+)\s*\}?\s*\)?$")
+_FOR_ALL = re.compile(
+    r"\s*[,;(]?\s*(?:(?:where|for|with)\s+)?(?<![a-zA-Z\\])[a-z](?:\s*,\s*[a-z])?\s*\\in\s*(?:\\mathbb\s*\{?\s*[ZNRQ]\s*\}?|[ZNRQ])(?:\^\S)?\s*\)?$"
+)
+_FUNCTION = re.compile(r"^[a-zA-Z]\s*(?:\(\s*[a-z]\s*\))?\s*=\s*(?=\\begin\s*\{cases\})")
+_ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _MOST_ALGEBRA = 40
 
 
@@ -43,8 +51,30 @@ def compare(label: str, answer: str) -> Verdict:
         return Verdict(False, "the answer is empty")
     if squeeze(gold) == squeeze(got):
         return Verdict(True, "the same text")
-    budget = _Budget()
-    return _compare(gold, got, budget)
+    alike = _without_frame(gold, got)
+    if alike is None:
+        return Verdict(False, "another modulus")
+    gold, got = alike
+    if squeeze(gold) == squeeze(got):
+        return Verdict(bool(got.strip()), "the same text")
+    return _compare(gold, got, _Budget())
+
+
+def _without_frame(gold: str, got: str) -> tuple[str, str] | None:
+    """Both without what may be left unsaid: `f(x) =` before cases, `k \\in Z` behind, a modulus; None if the moduli differ."""
+    gold, got = _FUNCTION.sub("", gold), _FUNCTION.sub("", got)
+    free = None if r"\in" in gold else _FOR_ALL.search(got)
+    if free is not None and got[: free.start()].strip():
+        got = got[: free.start()].strip()
+    first, second = _MODULUS.search(gold), _MODULUS.search(got)
+    if first is None and second is None:
+        return gold, got
+    if first is not None and second is not None and first.group(1) != second.group(1):
+        return None
+    gold, got = gold[: first.start() if first else None], got[: second.start() if second else None]
+    if r"\equiv" in got or r"\equiv" not in gold:
+        gold, got = gold.rpartition(r"\equiv")[2].strip(), got.rpartition(r"\equiv")[2].strip()
+    return gold, got
 
 
 def _compare(gold: str, got: str, budget: _Budget) -> Verdict:
@@ -146,6 +176,10 @@ def _collection(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
         same = same_words(gold.text, got.text)
         return Verdict(same, "the same words" if same else "the answer is not a list")
     items = got.items if got.kind in {"list", "set"} else (got,)
+    if got.kind == "union" and gold.kind == "list":
+        ranges = [_interval_of(item.text) for item in gold.items]
+        if all(ranges):
+            return _matching(tuple(shape(text or "") for text in ranges), got.items, budget)
     if gold.kind == "set" and not gold.items:
         return Verdict(same_words(r"\emptyset", got.text), "the label is the empty set")
     names = [item.name for item in gold.items]
@@ -270,6 +304,7 @@ def _one(gold: str, got: str, budget: _Budget) -> Verdict:
         return Verdict(same, "equal ratios" if same else "different ratios")
     if other and number is not None and (number.decimals is not None or number.value.denominator == 1):
         return Verdict(False, "a ratio for a number")
+    gold, got = _radians(gold, got), _radians(got, gold)
     bare = (strip_units(gold), strip_units(got))
     if _CLOCK.search(gold) or (wordy(bare[0]) or wordy(bare[1])):
         same = same_words(gold, got)
@@ -279,6 +314,13 @@ def _one(gold: str, got: str, budget: _Budget) -> Verdict:
         return Verdict(True, "the same text up to units")
     verdict = _algebra(gold, got, budget)
     return verdict if verdict.equal else _rounded(gold, got, number, found) or verdict
+
+
+def _radians(text: str, other: str) -> str:
+    r"""Degrees as multiples of \pi, inside trigonometric functions and beside a value that is one."""
+    if _TRIGONOMETRY.search(text) or (r"\pi" in other and r"\pi" not in text):
+        return _ANGLE.sub(r"\\frac{\1 \\pi}{180}", text)
+    return text
 
 
 def _rounded(gold: str, got: str, number: numbers.Quantity | None, found: numbers.Quantity | None) -> Verdict | None:
@@ -311,6 +353,7 @@ def _bases(gold: str, got: str) -> Verdict | None:
 
 def _ratio(text: str) -> tuple[int, ...] | None:
     """3:4 as (3, 4)."""
+    text = _TO.sub(":", text)
     if re.fullmatch(r"\d{1,9}(?:\s*:\s*\d{1,9}){1,4}", text):
         return tuple(int(part) for part in text.split(":"))
     return None

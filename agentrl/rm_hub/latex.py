@@ -62,6 +62,10 @@ _SYNONYMS = (
     (re.compile(r"\\ast(?![a-zA-Z])|\*(?!\*)"), "*"),
     (re.compile(r"\\(?:land|wedge|lor|vee)(?![a-zA-Z])"), " and "),
     (re.compile(r"\\(?:simeq|thickapprox|doteq)(?![a-zA-Z])|~="), r"\\approx "),
+    (re.compile(r"\{?\s*(\d{1,4}|[a-z])\s*\\choose\s*(\d{1,4}|[a-z])\s*\}?"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))"), r"\\ln "),
+    (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
+    (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*(st|nd|rd|th)\s*\}|(st|nd|rd|th)\b)"), r"\1\2"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\&"), " and "),
     (re.compile(r"\\#"), "#"),
@@ -79,6 +83,7 @@ _FRAC = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+|[a-zA-Z])")
 _ROOT_PAREN = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _POWER_PAREN = re.compile(r"\^\s*\(([^()]*)\)")
+_ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm)\s?\]")
 _MATRIX = re.compile(r"\\begin\{")
 _QUOTES = " \t\n\"'`*_"
 
@@ -107,6 +112,8 @@ def _latex(text: str) -> str:
     if r"\\begin{" in text:
         text = text.replace(r"\\", "\\")
     matrix = _MATRIX.search(text) is not None
+    if matrix:
+        text = _ROW_SPACE.sub(r"\\\\ ", text)
     if not matrix:
         # A doubled backslash before a letter is one that was escaped once too often.
         text = re.sub(r"\\\\(?=[a-zA-Z({\[$%,!])", r"\\", text)

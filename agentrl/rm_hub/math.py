@@ -45,9 +45,13 @@ def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     found = find_answer(response, words) or (None if words else _in_words(response))
     if found is None:
         return Grade(0.0, False, None, "no final answer found")
-    if found.how in {"last line", "sentence"} and " or " not in found.text:
-        spoken = _number_in_prose(response, golds) if found.how == "last line" or "%" not in found.text else None
-        found = found if spoken is None else Found(spoken, "conclusion")
+    said = found.text.strip()
+    loose = re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{2}|\d\s?%$", clean(said)) or re.search("[→⟹⇒]|[^\x00-\u024f]", said)
+    in_prose = found.how in {"last line", "sentence"} and (
+        _PLAIN.fullmatch(said) is not None or (found.how == "last line" and loose is not None)
+    )
+    if in_prose and " or " not in found.text and (spoken := _number_in_prose(response, golds)) is not None:
+        found = Found(spoken, "conclusion")
     verdict = best(golds, found.text)
     if not verdict.equal and found.how == "box" and any(shape(clean(gold)).kind in {"list", "set"} for gold in golds):
         # One part of the answer a box, for labels with several parts.

@@ -31,16 +31,19 @@ _ANNOUNCED = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _HEADING = re.compile(rf"^[# \t>*_]{{0,8}}(?:the\s+)?(?:final\s+)?answer{_MARKS}$", re.IGNORECASE | re.MULTILINE)
+_COPULA = re.compile(r"(?<=[$)}\]])\s*(?:です|である|だ|となります|になります|입니다|이다)$")
+_LINKS = re.compile(r"\b(?:and|or)\b")
 _NEGATED = re.compile(r"^\W*(?:not|n't|no longer|nicht|pas|no es|не|不是)\b", re.IGNORECASE)
 _BUT = re.compile(r"\b(?:but(?: rather)?|rather|sondern|mais|sino|а|а именно|instead)\b|而是", re.IGNORECASE)
-_END = re.compile(r"(?<![.\s])[.!?](?=\s+[^\s\d]|\s*$|\s*\*\*)|。|！|？|\n|(?<=\d)\.(?=[A-Z])")
+_END = re.compile(r"(?<![.\s])(?:[.?]|!(?!\s*[=+*/)\\-]))(?=\s+[^\s\d]|\s*$|\s*\*\*)|。|！|？|\n|(?<=\d)\.(?=[A-Z])")
 _BREAK = re.compile(
-    r"(?:,|;|\s[-–—]{1,2}\s|\s)\s*(?:so|because|since|which|as (?:we|the|it|there|required|shown|desired|stated)|where|given that|after|when|if|rounded|assuming|not\s+\S+"
+    r"(?:,|;|\s[-–—]{1,2}\s|\s)\s*(?:so|because|since|which|as (?:we|the|it|there|required|shown|desired|stated)|where|given that|after|when|if|rounded|assuming|(?<!does )not\s+\S+"
     r"|meaning|i\.e\.|that is|for a total|making|leaving|using|by\s+\w+ing|weil|denn|car|porque|так как|因为)\b.*$|\s(?:[-–—]|--)\s(?=[a-zA-Z]{3}).*$|(?:,|;)\s+(?!and\b|or\b|und\b|oder\b|y\b|et\b|ou\b|[a-zA-Z]\s*=)[a-z]{2,}\b(?!\s*=).*$",
     re.IGNORECASE | re.DOTALL,
 )
 _ASIDE = re.compile(
-    r"\s+\((?=[^()]*[a-zA-Z]{2})(?!\s*(?:or|oder|maybe|possibly|perhaps)\b)[^()]*\)\s*\.?$", re.IGNORECASE
+    r"\s+\((?=[^()]*(?<![\\a-zA-Z])[a-zA-Z]{2})(?!\s*(?:or|oder|maybe|possibly|perhaps)\b)[^()]*\)\s*\.?$",
+    re.IGNORECASE,
 )
 _FRAME = re.compile(
     r"^(?:that\s+)?(?:the\s+(?:total|final|exact|correct|value|number|amount|answer)\s+(?:of\s+)?)?(?:is\s+)?(?:about|approximately|roughly|around|exactly|precisely|only|just|simply|"
@@ -202,7 +205,7 @@ def _announced(text: str) -> tuple[str, int, list[str]] | None:
             if but is None:
                 continue
             said = said[but.end() :]
-        said = said.strip(" \t*_:\"'")
+        said = _COPULA.sub("", said.strip(" \t*_:\"'"))
         if said.count("}") > said.count("{"):
             said = said.rstrip(' "}')
         hedge = _HEDGED.search(said) or _HEDGED.match(text[end : end + 80])
@@ -378,7 +381,7 @@ def _line(line: str) -> str | None:
 
 def _value_or_none(line: str) -> str | None:
     cleaned = clean(line)
-    if len(cleaned) <= 200 and (numbers.read(cleaned) is not None or not wordy(cleaned)):
+    if len(cleaned) <= 200 and (numbers.read(cleaned) is not None or not wordy(_LINKS.sub(" ", cleaned))):
         return line
     return None
 

@@ -19,6 +19,10 @@ _BARE = re.compile(r"^[(\[]\s*(\\begin\{(matrix|smallmatrix|array)\}.*\\end\{\2\
 _RELATION = re.compile(r"\\(?:le|ge|ne|equiv|sim|leq|geq)(?![a-zA-Z])|[<>]")
 _NAME = re.compile(r"^[^0-9+*/^=<>|\\]{1,40}$|^\|[A-Z]{2}\|$")
 _SYMBOL = re.compile(r"^\\?[A-Za-z]+'*(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*\([^()]*\))?'*$")
+_OUTWARD = re.compile(r"^([\](\[])([^\[\](){}]{1,60}[,;][^\[\](){}]{1,60})([\])\[])$")
+_BUILDER = re.compile(
+    r"^\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|R)\s*)?(?:\\mid|:|\|)\s*(?=.*(?<![a-zA-Z])\1(?![a-zA-Z]))"
+)
 MOST_ITEMS = 40
 
 
@@ -45,7 +49,7 @@ class Shape:
 
 def shape(text: str, depth: int = 0) -> Shape:
     """Take a cleaned text apart."""
-    text = text.strip()
+    text = _OUTWARD.sub(_inward, text.strip())
     if depth > 4:
         return Shape("one", text)
     matrix = _matrix(text, depth)
@@ -68,6 +72,8 @@ def shape(text: str, depth: int = 0) -> Shape:
     if fenced is not None:
         opening, inside, closing = fenced
         parts = [part for part in _split(inside, {",", ";"}) if part.strip()]
+        if opening == r"\{" and (rule := _BUILDER.match(inside)) is not None:
+            return shape(inside[rule.end() :], depth + 1)
         if opening == r"\{":
             return Shape("set", text, tuple(shape(part, depth + 1) for part in parts))
         if opening == "{" and closing == "}" and parts:
@@ -83,6 +89,12 @@ def shape(text: str, depth: int = 0) -> Shape:
             "list", text, tuple(Shape("one", text.replace(r"\pm", sign).strip().lstrip("+").strip()) for sign in "+-")
         )
     return Shape("one", text)
+
+
+def _inward(interval: re.Match[str]) -> str:
+    """`]1, 2]` as `(1, 2]`, as intervals are written in France."""
+    opening, inside, closing = interval.groups()
+    return f"{'(' if opening == ']' else opening}{inside}{')' if closing == '[' else closing}"
 
 
 def _items(parts: list[str], depth: int) -> tuple[Shape, ...]:
@@ -126,6 +138,8 @@ def _named(text: str) -> tuple[str, str]:
             return (inner[0] or "value", inner[1])
     if not last:
         return ("", text)
+    if len(parts) == 2 and re.fullmatch(r"-?[\d./]+", first) and re.fullmatch(r"[a-zA-Z]", last):
+        return (last, first)
     return (first or "value", last)
 
 

@@ -60,12 +60,12 @@ def _powers(text: str) -> str | None:
             return "a tower of powers"
         for digits in re.findall(r"\d+", exponent):
             base_is_number = re.search(r"[\d.]\s*\)?\s*$", text[: match.start()]) is not None
-            if int(digits) > (1000 if base_is_number else _HIGHEST_POWER) and "/" not in exponent:
+            if int(digits) > (2100 if base_is_number else _HIGHEST_POWER) and "/" not in exponent:
                 return f"an exponent above {_HIGHEST_POWER}"
             budget += int(digits)
         if "!" in exponent:
             return "a factorial in an exponent"
-    return "exponents too large together" if budget > 2000 else None
+    return "exponents too large together" if budget > 4400 else None
 
 
 def _factorials(text: str) -> str | None:
@@ -106,7 +106,23 @@ def equal(label: str, answer: str) -> tuple[bool, str]:
         verdict = bool(_math_verify().verify(list(gold), list(got), timeout_seconds=None, raise_on_error=True))
     except Exception as error:  # noqa: BLE001  (sympy raises anything; what cannot be compared is not shown equal)
         return False, f"could not be compared ({type(error).__name__})"
+    if not verdict and _same_complex(gold[0], got[0]):
+        return True, "equal complex numbers"
     return verdict, "equal by math-verify" if verdict else "different by math-verify"
+
+
+def _same_complex(label: Any, answer: Any) -> bool:
+    """Whether two expressions whose only letter is i, in at least one of them, are the same number to 25 digits."""
+    letters = [getattr(tree, "free_symbols", None) for tree in (label, answer)]
+    if None in letters or {str(symbol) for found in letters for symbol in found or ()} != {"i"}:
+        return False
+    import sympy  # type: ignore[import-untyped]
+
+    try:
+        left, right = (sympy.N(tree.subs({s: sympy.I for s in tree.free_symbols}), 30) for tree in (label, answer))
+        return bool(abs(complex(left)) < 1e6 and abs(complex(left - right)) < 1e-20)
+    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
+        return False
 
 
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
@@ -137,7 +153,8 @@ def parse(text: str) -> tuple[Any, ...]:
     """latex2sympy's trees of one LaTeX expression; empty if it is none."""
     library = _math_verify()
     # It looks for a free-standing i to see that numbers are complex.
-    text = re.sub(r"(?<=\d)i(?![a-zA-Z])", " i", text)
+    text = re.sub(r"(?<=[\d+*/({-])i(?![a-zA-Z])", " i ", text)
+    text = re.sub(r"\^\s*(?:\{\s*0?\.5\s*\}|0?\.5(?!\d))", r"^{\\frac{1}{2}}", text)
     found = library.parse(
         f"$${text}$$",
         extraction_config=[library.LatexExtractionConfig(boxed_match_priority=-1)],
