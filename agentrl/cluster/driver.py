@@ -34,8 +34,11 @@ def train(settings: RunSettings) -> int:
             Progress(settings.observability, total=settings.rollout.num_rollout, done=first) as progress,
         ):
             progress.phase("starting Ray, the trainer and the engines")
+            if first >= settings.rollout.num_rollout:
+                progress.note(f"all {first} rollouts were trained before; a larger --num-rollout goes on from there")
             with assemble(settings, folder, checkpoint) as cast:
                 TrainLoop(cast, logger, progress).run(first)
+            progress.note(f"the model is in {folder.model}")
     return 0
 
 

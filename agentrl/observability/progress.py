@@ -83,6 +83,11 @@ class Progress:
             self._told_no_spread = True
             self._line(_NO_SPREAD)
 
+    def note(self, text: str) -> None:
+        """Say something that stays on the terminal."""
+        if self._mode != "off":
+            self._line(text)
+
     def _line(self, text: str) -> None:
         self._console.print(f"[{time.monotonic() - self._started:7.1f}s] {text}", markup=False)
 

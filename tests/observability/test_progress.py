@@ -56,5 +56,14 @@ def test_rewards_without_spread_are_said_once() -> None:
     assert out.getvalue().count("all rewards were equal") == 1
 
 
+@pytest.mark.parametrize(("mode", "said"), [("plain", 1), ("live", 1), ("off", 0)])
+def test_notes_stay(mode: str, said: int) -> None:
+    out = io.StringIO()
+    settings = ObservabilitySettings.model_validate({"progress": mode})
+    with Progress(settings, total=4, console=Console(file=out, width=120)) as progress:
+        progress.note("the model is in x")
+    assert out.getvalue().count("the model is in x") == said
+
+
 def test_an_evaluation_names_its_rollout() -> None:
     assert describe_step(9, 20, EVALUATED).startswith("eval after rollout 10")
