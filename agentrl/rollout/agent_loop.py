@@ -51,15 +51,20 @@ async def run_environment(
     except BaseException:
         # What ended the trajectory goes on; a close that fails as well is noted on the sample.
         try:
-            await _close(env)
+            await close_environment(env)
         except EnvFailure as failure:
             sample.metadata["close_failure"] = str(failure)
         raise
-    await _close(env)
+    await close_environment(env)
     return finished
 
 
-async def _close(env: Environment) -> None:
+async def close_environment(env: Environment) -> None:
+    """Call `close`, also on the way out of a cancelled trajectory.
+
+    Raises:
+        EnvFailure: it raised or took too long.
+    """
     with anyio.CancelScope(shield=True):
         await guarded(env.close(), what=f"{_name(env)}.close", timeout=CLOSE_TIMEOUT, failure=EnvFailure)
 

@@ -7,16 +7,17 @@ the ids, log-probs and weight versions are recorded. When the function returns, 
 tokens get the recorded ones; `build_loss_mask(sample)` does so at once.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from agentrl.chat import ChatSession, ToolCall
 from agentrl.engine.wire import SamplingParams
+from agentrl.envs import Environment
 from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
-from agentrl.rollout.agent_loop import record_generation
-from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.agent_loop import close_environment, record_generation
+from agentrl.rollout.context import RolloutContext, entered
 from agentrl.sample import Message, Origin, Sample, Status
 from agentrl.tools import Toolbox
 
@@ -41,11 +42,13 @@ class Recorder:
     params: SamplingParams
     origin: Sample
     records: list[_Record] = field(default_factory=list)
+    environment: Environment | None = None
     toolbox: Toolbox = field(default_factory=Toolbox)
 
     def __post_init__(self) -> None:
         if self.context.environment is not None:
-            self.toolbox = self.context.environment.create(self.context.args).toolbox
+            self.environment = self.context.environment.create(self.context.args)
+            self.toolbox = self.environment.toolbox
 
     async def turn(self, conversation: list[Message]) -> str:
         """Sample the next assistant turn of `conversation`; returns its text without control tokens."""
@@ -137,14 +140,17 @@ def _copy_tokens(source: Sample, target: Sample) -> None:
 _RECORDER: ContextVar[Recorder | None] = ContextVar("agentrl_recorder", default=None)
 
 
-@contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Make `recorder` the one that the helpers of this module write to."""
+@asynccontextmanager
+async def recording(recorder: Recorder) -> AsyncIterator[None]:
+    """Make `recorder` the one that the helpers of this module write to; its environment is closed at the end."""
     token = _RECORDER.set(recorder)
     try:
-        yield
+        with entered(recorder.context):
+            yield
     finally:
         _RECORDER.reset(token)
+        if recorder.environment is not None:
+            await close_environment(recorder.environment)
 
 
 def _recorder() -> Recorder:
@@ -171,8 +177,15 @@ def extract_tool_call(response: str) -> ToolCall | None:
 
 
 async def execute_tool(call: ToolCall) -> str:
-    """Run a call against the tools of `--env`; what goes wrong in the tool comes back as text for the model."""
-    return (await _recorder().toolbox.run(call.name, call.arguments)).text
+    """Run a call against the tools of `--env`; what goes wrong in the tool comes back as text for the model.
+
+    Tools that keep state (variables of a Python session) keep it for one call of the generate function.
+
+    Raises:
+        ToolFailure: the tool failed, and its `on_failure` is "fail".
+    """
+    recorder = _recorder()
+    return (await recorder.toolbox.run(call.name, call.arguments, state=recorder.environment)).text
 
 
 def build_loss_mask(sample: Sample) -> list[int]:

@@ -21,7 +21,7 @@ from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
 from agentrl.rm_hub.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.rollout.context import RolloutContext, entered
+from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import guarded, mark_failed, mask_out, ungrouped
 from agentrl.rollout.filters import GroupFilter, judge
 from agentrl.rollout.functions import GenerateFunction, settle
@@ -162,7 +162,7 @@ class TrajectoryRunner:
         else:
             name = self.generate.name
             recorder = Recorder(self.context, params, sample)
-            with entered(self.context), recording(recorder):
+            async with recording(recorder):
                 call = self.generate.call_one(self.context.args, sample, params, evaluation)
                 generated = await guarded(
                     call, what=name, timeout=self.context.settings.trajectory_timeout, failure=EnvFailure
@@ -184,13 +184,12 @@ class TrajectoryRunner:
             fresh = [_fresh(sample, attempt) for sample in samples]
             recorder = Recorder(self.context, params, fresh[0])
             try:
-                async with self._limit:
-                    with entered(self.context), recording(recorder):
-                        call = self.generate.call_group(self.context.args, fresh, evaluation)
-                        timeout = settings.trajectory_timeout * len(samples)
-                        finished = await guarded(
-                            call, what=name, timeout=timeout, failure=EnvFailure, late=TrajectoryTimeout
-                        )
+                async with self._limit, recording(recorder):
+                    call = self.generate.call_group(self.context.args, fresh, evaluation)
+                    timeout = settings.trajectory_timeout * len(samples)
+                    finished = await guarded(
+                        call, what=name, timeout=timeout, failure=EnvFailure, late=TrajectoryTimeout
+                    )
                 recorder.fill([member for members in finished for member in members])
                 return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
             except Failure as failure:

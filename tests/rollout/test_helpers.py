@@ -1,12 +1,15 @@
 """The helpers for custom generate functions: every conversation its own seeds and its own sample."""
 
+from typing import Annotated
+
 import anyio
 import pytest
 
-from agentrl import Sample
-from agentrl.chat import Chat
+from agentrl import Environment, Sample, tool
+from agentrl.chat import Chat, ToolCall
 from agentrl.errors import EnvFailure
-from agentrl.rollout.helpers import Recorder, build_loss_mask, generate_single, recording
+from agentrl.rollout.helpers import Recorder, build_loss_mask, execute_tool, generate_single, recording
+from agentrl.tools import Injected
 from tests.rollout.scripted import ScriptedEngine, make_context
 
 END = "<|im_end|>"
@@ -32,7 +35,7 @@ def recorder(chat: Chat, engine: ScriptedEngine, index: int, attempt: int = 0) -
 async def test_seeds_differ_between_samples_attempts_conversations_and_turns(chat: Chat) -> None:
     engine = SeedsEngine(chat)
     for index, attempt in ((0, 0), (1, 0), (0, 1)):
-        with recording(recorder(chat, engine, index, attempt)):
+        async with recording(recorder(chat, engine, index, attempt)):
             for _ in range(2):
                 conversation = [{"role": "user", "content": "hello"}]
                 await generate_single(conversation)
@@ -45,7 +48,7 @@ async def test_seeds_differ_between_samples_attempts_conversations_and_turns(cha
 async def test_the_same_sample_gets_the_same_seeds_again(chat: Chat) -> None:
     engine = SeedsEngine(chat)
     for _ in range(2):
-        with recording(recorder(chat, engine, 5)):
+        async with recording(recorder(chat, engine, 5)):
             await generate_single([{"role": "user", "content": "hello"}])
     assert engine.seeds[0] == engine.seeds[1]
 
@@ -53,7 +56,7 @@ async def test_the_same_sample_gets_the_same_seeds_again(chat: Chat) -> None:
 async def test_side_by_side_conversations_are_told_apart_by_their_list(chat: Chat) -> None:
     engine = ScriptedEngine(chat, [f"fine{END}"])
     samples = [Sample(index=i, prompt=[{"role": "user", "content": f"question {i}"}]) for i in range(3)]
-    with recording(recorder(chat, engine, 0)):
+    async with recording(recorder(chat, engine, 0)):
 
         async def one(sample: Sample, wait_for: anyio.Event, done: anyio.Event) -> None:
             await wait_for.wait()
@@ -73,7 +76,7 @@ async def test_side_by_side_conversations_are_told_apart_by_their_list(chat: Cha
 
 async def test_a_conversation_that_could_be_several_samples_is_refused(chat: Chat) -> None:
     engine = ScriptedEngine(chat, [f"fine{END}"])
-    with recording(recorder(chat, engine, 0)):
+    async with recording(recorder(chat, engine, 0)):
         for at in range(2):
             await generate_single([{"role": "user", "content": f"question {at}"}])
         with pytest.raises(EnvFailure, match=r"2 recorded conversations could be sample 7's.*build_loss_mask"):
@@ -83,7 +86,34 @@ async def test_a_conversation_that_could_be_several_samples_is_refused(chat: Cha
 async def test_asking_twice_with_nothing_new_is_refused(chat: Chat) -> None:
     engine = ScriptedEngine(chat, [f"fine{END}"])
     conversation = [{"role": "user", "content": "hello"}]
-    with recording(recorder(chat, engine, 0)):
+    async with recording(recorder(chat, engine, 0)):
         await generate_single(conversation)
         with pytest.raises(EnvFailure, match="nothing new in the conversation"):
             await generate_single(conversation)
+
+
+async def test_tools_that_keep_state_have_it_and_their_environment_is_closed(chat: Chat) -> None:
+    class Counting(Environment):
+        closed = 0
+
+        @tool
+        async def count(self) -> int:
+            """How often it was called in this trajectory."""
+            self.calls = getattr(self, "calls", 0) + 1
+            return self.calls
+
+        async def close(self) -> None:
+            type(self).closed += 1
+
+    @tool
+    async def whose(state: Annotated[object, Injected]) -> str:
+        """Whose call it is."""
+        return type(state).__name__
+
+    Counting.tools = (whose,)
+    context = make_context(chat, ScriptedEngine(chat, [f"fine{END}"]), Counting)
+    for _ in range(2):
+        async with recording(Recorder(context, context.params(), Sample(group_index=0, index=0))):
+            assert [await execute_tool(ToolCall("1", "count", {})) for _ in range(2)] == ["1", "2"]
+            assert await execute_tool(ToolCall("1", "whose", {})) == "Counting"
+    assert Counting.closed == 2
