@@ -11,6 +11,7 @@
 """
 
 import os
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -110,7 +111,8 @@ class GraderPool:
         self._nursery.close()
 
     def __del__(self) -> None:
-        if not self._closed:
+        # While the interpreter shuts down nothing can be called safely; the kernel ends the workers with it.
+        if not self._closed and not sys.is_finalizing():
             for worker in (*self._idle, *self._busy):
                 worker.kill()
             self._nursery.close()
