@@ -32,6 +32,6 @@ def command(path: Path, force: bool, **shape: str | int) -> None:
 
     logging.disable_progress_bar()
 
-    made = create(path, **shape)  # type: ignore[arg-type]
+    made = create(path, draw_pad_row=True, **shape)  # type: ignore[arg-type]
     click.echo(f"{made.path}: {made.arch}, {made.parameters:,} parameters, {made.vocab_size} tokens")
     click.echo(f"Next: agentrl check {made.path}")

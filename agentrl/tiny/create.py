@@ -52,6 +52,7 @@ def create(
     seed: int = 0,
     corpus: Iterable[str] | None = None,
     markup: Sequence[str] = (),
+    draw_pad_row: bool = False,
 ) -> TinyModel:
     """Write a tiny causal language model with random float32 weights.
 
@@ -69,6 +70,9 @@ def create(
         seed: of the weights.
         corpus: texts to train the tokenizer on; words that are frequent here become single tokens.
         markup: tags that are to be one token each, besides `MARKUP_TOKENS`.
+        draw_pad_row: give the padding token a random embedding, like all others, instead of transformers' zeros. A
+            model that is not taught first samples that token now and then, and the gradient of RMSNorm at zero is
+            a thousand times too large.
 
     Raises:
         SettingsError: the sizes do not fit together, or the folder cannot be made.
@@ -99,7 +103,7 @@ def create(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = _model(arch, config, seed)
+    model = _model(arch, config, seed, draw_pad_row)
     try:
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
@@ -118,13 +122,15 @@ def _config(arch: Arch, **sizes: Any) -> "PretrainedConfig":
     return family(**sizes, rope_parameters=rope, initializer_range=_INIT_STD, bos_token_id=None, dtype="float32")
 
 
-def _model(arch: Arch, config: "PretrainedConfig", seed: int) -> "PreTrainedModel":
+def _model(arch: Arch, config: "PretrainedConfig", seed: int, draw_pad_row: bool) -> "PreTrainedModel":
     import torch
     import transformers
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, _ARCHS[arch][1])(config)
+        if draw_pad_row:
+            torch.nn.init.normal_(model.get_input_embeddings().weight[config.pad_token_id].data, std=_INIT_STD)
     for name, parameter in model.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             torch.nn.init.constant_(parameter, _QK_NORM_START)

@@ -87,3 +87,16 @@ def test_template_renders_hermes_calls_and_merges_tool_results(folder: Path) -> 
 def test_sizes_that_do_not_fit(tmp_path: Path, sizes: dict, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         tiny.create(tmp_path, **sizes)
+
+
+def test_the_padding_token_can_have_an_embedding_like_the_others(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    rows = {}
+    for drawn in (False, True):
+        made = tiny.create(tmp_path / str(drawn), seed=3, draw_pad_row=drawn)
+        model = AutoModelForCausalLM.from_pretrained(made.path)
+        pad, rows[drawn] = model.config.pad_token_id, model.get_input_embeddings().weight
+    assert 0.5 < rows[True][pad].norm() / rows[True].norm(dim=1).median() < 2
+    rest = [at for at in range(len(rows[True])) if at != pad]
+    assert rows[True][rest].equal(rows[False][rest]), "nothing else changes"
