@@ -1,7 +1,8 @@
 """Reading the tool calls of an answer, in whatever form a model writes them.
 
 1. Forms: `<tool_call>` with JSON (Hermes, Qwen) or XML (Qwen3-Coder, GLM), JSON alone, in a fence or after
-   `[TOOL_CALLS]` or `<|python_tag|>` (Llama, Mistral), and Python calls `[f(a=1), g(b="x")]`.
+   `[TOOL_CALLS]` or `<|python_tag|>` (Llama, Mistral), DeepSeek's and Kimi's sections, `Action:` with `Action Input:`
+   (ReAct), and Python calls `[f(a=1), g(b="x")]`.
 2. Nothing is executed: Python is parsed to a tree of which only calls with literal keyword arguments are read.
 3. A call that is begun and not complete makes the answer broken; nothing is guessed.
 """
@@ -23,10 +24,23 @@ _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _FENCE = re.compile(r"```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```", re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]{3,2000})`")
 _NAMED = re.compile(r"<function=([\w.-]+)>\s*(\{.*\})\s*(?:</function>)?\s*", re.DOTALL)
-_PYTHON = re.compile(r"^\s*\[?\s*[A-Za-z_][\w.]*\(.*\)\s*\]?\s*;?\s*$", re.DOTALL)
+_PYTHON = re.compile(r"^\s*\[?\s*[^\W\d][\w.]*\(.*\)\s*\]?\s*;?\s*$", re.DOTALL)
 _MARKS = re.compile(
     r"\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_(?:begin|end)\|>|</?tool_calls?>|</?functioncall>"
 )
+_LEADING = re.compile(rf"\s*(?:{_MARKS.pattern})")
+_TRAILING = re.compile(rf"(?:{_MARKS.pattern})\s*\Z")
+_LONGEST_MARK = 64
+_BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_KIMI = (("<|tool_call_begin|>", _BEGIN), ("<|tool_call_argument_begin|>", _SEPARATOR), ("<|tool_call_end|>", _END))
+_SECTION = re.compile(
+    rf"\s*(?:function\s*{_SEPARATOR})?\s*(?:functions\.)?([^\s<:]{{1,200}})(?::\d{{1,6}})?\s*(?:{_SEPARATOR})?\s*(?:```(?:json)?)?\s*(?=\{{)"
+)
+_REACT = re.compile(
+    r"^[\s*]{0,4}Action[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n[\s*]{0,4}Action Input[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*",
+    re.MULTILINE,
+)
+_NAME_ONLY = re.compile(r"[^\W\d][\w.-]{0,200}")
 _MAX_PYTHON = 10_000
 _MAX_ATTEMPTS = 64
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
@@ -56,13 +70,57 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
     """
     if "<tool_call>" in text or "<function=" in text:
         return _tagged(text, tools)
+    if _BEGIN in text:
+        return [_section(part) for part in text.split(_BEGIN)[1:]]
+    if reacted := [_react(text, match) for match in list(_REACT.finditer(text))[:_MAX_ATTEMPTS]]:
+        return reacted
+    edged = _inside_marks(text)
+    if (calls := _values(edged) or _python(edged) or None) is not None:
+        return calls
     bare = _MARKS.sub("\n", text).strip()
     if (calls := _values(bare)) is not None:
         return calls
-    fenced = [body.strip() for body in _FENCE.findall(bare)[:_MAX_ATTEMPTS]]
+    fenced = [body.strip() for body in _FENCE.findall(edged)[:_MAX_ATTEMPTS]]
     found = [call for body in fenced for call in (_values(body) or _python(body) or [])]
     found = found or [call for body in _INLINE.findall(bare)[:_MAX_ATTEMPTS] for call in _python(body)]
     return found or _python(bare) or _embedded(bare) or _python_lines(bare)
+
+
+def _inside_marks(text: str) -> str:
+    """An answer without the marks around it; those inside may be part of an argument."""
+    start = 0
+    while mark := _LEADING.match(text, start):
+        start = mark.end()
+    text = text[start:].rstrip()
+    for _ in range(_MAX_ATTEMPTS):
+        mark = _TRAILING.search(text[-_LONGEST_MARK:])
+        if mark is None:
+            break
+        text = text[: len(text) - (mark.end() - mark.start())].rstrip()
+    return text.lstrip()
+
+
+def in_one_notation(text: str) -> str:
+    """Kimi's special tokens as DeepSeek's, before control tokens are taken out of an answer."""
+    for kimi, deepseek in _KIMI:
+        text = text.replace(kimi, deepseek)
+    return text
+
+
+def _section(part: str) -> Call:
+    """DeepSeek: `function<sep>name` and JSON in a fence, or `name<sep>JSON`; Kimi: `functions.name:0<sep>JSON`."""
+    named = _SECTION.match(part)
+    found = read_json(part, named.end()) if named else None
+    if named is None or found is None or not isinstance(found[0], dict):
+        raise Broken("a tool call is not complete or not well formed")
+    return Call(named[1], found[0])
+
+
+def _react(text: str, match: re.Match[str]) -> Call:
+    found = read_json(text, match.end())
+    if found is None or not isinstance(found[0], dict):
+        raise Broken("the input of an action is not a JSON object")
+    return Call(match[1], found[0])
 
 
 def _tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
@@ -74,6 +132,8 @@ def _tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
         named = _NAMED.fullmatch(body)
         arguments = read_arguments(named[2]) if named else None
         read = [Call(named[1], arguments)] if named and arguments is not None else _values(body) or _python(body)
+        if not read and _NAME_ONLY.fullmatch(body) and broken.endswith("</tool_call>"):
+            read = [Call(body, {})]
         if not read:
             raise Broken("a tool call is not complete or not well formed")
         calls.extend(read)
@@ -176,7 +236,7 @@ def _python(text: str) -> list[Call]:
 def _python_call(node: ast.Call) -> Call:
     function = node.func.value if isinstance(node.func, ast.Expr) else node.func
     name = ast.unparse(function)
-    if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
+    if not re.fullmatch(r"[^\W\d][\w.]*", name):
         raise Broken("a call of something that is not a name")
     if name == "print" and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
         return _python_call(node.args[0])

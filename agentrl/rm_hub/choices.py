@@ -115,7 +115,7 @@ def read_letter(text: str, position: int, choices: Choices, *, alone: bool = Fal
         alone: nothing announces an answer here, so a bare letter needs the end of the text or a bracket behind it.
     """
     segment = _WORDS_IN_MATH.sub(r"\1", text[position : position + _MAX_SEGMENT])
-    if _NOT.match(segment):
+    if _NOT.match(segment) and not choices.begins(segment.lstrip(" *_`\"'“$:>")):
         but = _BUT.match(segment)
         if but is None:
             return None

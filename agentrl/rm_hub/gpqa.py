@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.rm_hub.boxed import find_last_box
-from agentrl.rm_hub.choices import MANY, Choices, read_choices, read_letter
+from agentrl.rm_hub.choices import MANY, Choices, plain, read_choices, read_letter
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading import after_reasoning, answer_blocks, clip, compose
 
@@ -45,6 +45,12 @@ _FORWARD = (
         r"|\b(?:going|go) with\b|\bmy (?:final )?(?:choice|pick|selection) is\b|\b(?:richtige|korrekte) (?:antwort|option|lösung)\b(?=\s[(*]{0,3}[A-J]\b)",
         re.IGNORECASE,
     ),
+    re.compile(
+        r"\brichtig(?:e|er)? (?:ist|wäre)(?: (?:die )?(?:antwort|option|lösung))?\b|(?:الإجابة|الجواب|الخيار)(?: (?:الصحيحة|الصحيح|النهائية|النهائي))?\s?(?:هي|هو|:|：)"
+        r"|\bonly (?:correct|right|valid|true) (?:one|answer|option|choice|statement) is\b"
+        r"|\b(?:which|this|that|it) (?:is|corresponds to|matches|agrees with) (?:answer )?(?:option|choice|answer)\b(?=\s[(*\[]{0,3}[A-J]\b)",
+        re.IGNORECASE,
+    ),
     re.compile(r"[\"'](?:final_?)?(?:answer|choice|option|letter)[\"']\s{0,4}:", re.IGNORECASE),
     re.compile(
         r"\b(?:actually|no,? wait|wait,? no|wait|hmm|no|correction|rather|i mean|make that|scratch that|sorry|it (?:should|must) be|so it(?:'s|’s| is)"
@@ -56,7 +62,7 @@ _FORWARD = (
 _NAMED = r"(?P<mark>(?:option|choice|answer|statement|letter)\s{1,2}[(\[*]{0,4}|[(\[*]{1,4}|(?<![\w'’-])(?<!not )(?<!nor ))(?P<letter>[A-J])[)\]*.:]{0,4}"
 _IS_CORRECT = re.compile(
     _NAMED
-    + r"(?:\s{1,2}\([^()\n]{1,80}\)|,[^,.\n]{1,60},)? (?:is|must be|would be|seems|appears to be|should be|has to be)(?: (?:therefore|thus|clearly|indeed|definitely|then))?"
+    + r"(?:\s{1,2}\([^()\n]{1,80}\)|,[^,.\n]{1,60},|(?<=[)\]:]) [^,.;:\n]{1,80}?)? (?:is|must be|would be|seems|appears to be|should be|has to be)(?: (?:therefore|thus|clearly|indeed|definitely|then))?"
     r"(?: the)?(?: (?:only|most|best|single|final|likely|correct|right|accurate|true|valid|appropriate|plausible)){1,4}\b(?! for\b)"
     r"|"
     + _NAMED.replace("mark", "mark2").replace("letter>", "letter2>")
@@ -84,6 +90,11 @@ _BARE = re.compile(r"(?<![\w'’-])([B-HJ]|A(?!\s+[a-z]))(?![\w'’-])")
 _DENIED = re.compile(
     r"\b(?:not|incorrect|wrong|false|eliminat\w+|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|there (?:is|was|are|will be) no|no es|nicht|falsch|pas|non è|não)\b"
     r"|n['’]t\b|не |不|아니|ない",
+    re.IGNORECASE,
+)
+_REJECTED = re.compile(
+    r"^\W{0,6}(?:(?:option|choice|answer|statement|letter)\b)?\W{0,4}[A-J]\W{0,4} (?:is|was|seems|looks|can|must|would|could|does|did|has)\b"
+    r"[^.\n]{0,30}?(?:\bnot\b|n['’]t\b|\b(?:wrong|incorrect|false|eliminated|excluded|impossible|unlikely)\b|ruled out)",
     re.IGNORECASE,
 )
 _SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])\s+")
@@ -150,7 +161,7 @@ def _is_hedged(text: str, position: int) -> bool:
 
 
 def _unclaimed(text: str, choices: Choices) -> str | None:
-    whole = read_letter(text, 0, choices, alone=True) or choices.by_text(text)
+    whole = _alone(text, choices)
     if whole is not None:
         return whole
     lines = [line for line in _LINES.findall(text) if line.strip()]
@@ -160,10 +171,18 @@ def _unclaimed(text: str, choices: Choices) -> str | None:
         if len(listed) < 2
         else [line for line in lines[-1:] + lines[:1] if not _OPTION_LINE.match(line)]
     ):
-        letter = read_letter(line, 0, choices, alone=True) or choices.by_text(line)
+        letter = _alone(line, choices)
         if letter is not None:
             return letter
     return _last_sentence(text, choices) if lines and not _OPTION_LINE.match(lines[-1]) else None
+
+
+def _alone(text: str, choices: Choices) -> str | None:
+    """The choice that a text is and nothing else; a list of letters may be the text of a choice."""
+    said = choices.by_text(text) if len(plain(text)) > 1 else None
+    if said is None and not _REJECTED.match(text):
+        said = read_letter(text, 0, choices, alone=True)
+    return said or choices.by_text(text)
 
 
 def _last_sentence(text: str, choices: Choices) -> str | None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.rm_hub.call_forms import Broken, Call, call_of, json_or_text, read_calls
+from agentrl.rm_hub.call_forms import Broken, Call, call_of, in_one_notation, json_or_text, read_calls
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading import after_reasoning, bad_label, bad_metadata, clip, flag
 
@@ -112,7 +112,7 @@ def _made(response: str, metadata: Mapping[str, Any]) -> list[Call] | None:
     tools = metadata.get("tools") or ()
     if isinstance(tools, str) or not isinstance(tools, Sequence) or not all(isinstance(t, Mapping) for t in tools):
         raise bad_metadata("tool_call", "tools", "a list of tool schemas", tools)
-    text = after_reasoning(_RESULT.sub("", response))
+    text = after_reasoning(in_one_notation(_RESULT.sub("", response)))
     return read_calls(text, tools) if text else None
 
 
