@@ -37,11 +37,11 @@ class Verdict:
     reason: str
 
 
+@dataclass(slots=True)
 class _Budget:
     """Comparisons by algebra that one grade may still make."""
 
-    def __init__(self) -> None:
-        self.left = _MOST_ALGEBRA
+    left: int = _MOST_ALGEBRA
 
 
 def compare(label: str, answer: str) -> Verdict:
@@ -51,8 +51,7 @@ def compare(label: str, answer: str) -> Verdict:
         return Verdict(False, "the answer is empty")
     if squeeze(gold) == squeeze(got):
         return Verdict(True, "the same text")
-    alike = _without_frame(gold, got)
-    if alike is None:
+    if (alike := _without_frame(gold, got)) is None:
         return Verdict(False, "another modulus")
     gold, got = alike
     if squeeze(gold) == squeeze(got):
@@ -95,7 +94,7 @@ def _compare(gold: str, got: str, budget: _Budget) -> Verdict:
 
 
 def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
-    if gold.kind == "one" and not _is_plain(gold) and not gold.name and got.name:
+    if gold.kind == "one" and "=" in gold.text and not gold.name and got.name:
         return _equations(gold, got, budget)
     named = _names(gold, got)
     if named is not None:
@@ -114,10 +113,6 @@ def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
     if gold.kind == "union":
         return _union(gold, got, budget)
     return _matrices(gold, got, budget)
-
-
-def _is_plain(part: Shape) -> bool:
-    return "=" not in part.text
 
 
 def _names(gold: Shape, got: Shape) -> str | None:
