@@ -3,7 +3,8 @@
 1. The model calls `python`; its code runs in the sandbox, in a session of the trajectory's own, so variables stay
    from call to call. What the code prints, or its error, is the next message. A turn without a call is the answer.
 2. The reward is the paper's: 1 for a right answer, -1 for a wrong one. So that a group of wrong answers still has a
-   direction, a wrong one gets 0.1 back for each call whose code ran, at most 0.4 (`shaped`).
+   direction, a wrong one gets 0.1 back if any code of it ran (`shaped`). Paid by the call, a bonus teaches to call on
+   and on.
 3. Which answer is right says `--rm-type` of agentrl.rm_hub.
 """
 
@@ -12,7 +13,7 @@ from agentrl.rm_hub import async_rm
 from agentrl.sample import Status
 from agentrl.tools.python import WithPython, python_tool
 
-CALL_BONUS, MOST_BONUS = 0.1, 0.4
+CALL_BONUS = 0.1
 
 
 class RetoolEnv(WithPython, Environment):
@@ -29,5 +30,5 @@ class RetoolEnv(WithPython, Environment):
 
 
 def shaped(right: bool, calls: float) -> float:
-    """1 if `right`, else -1 + min(0.1 * calls, 0.4), where `calls` counts the tool calls whose code ran."""
-    return 1.0 if right else -1.0 + min(CALL_BONUS * calls, MOST_BONUS)
+    """1 if `right`, else -1, or -0.9 where the code of at least one of the `calls` ran."""
+    return 1.0 if right else -1.0 + CALL_BONUS * (calls > 0)

@@ -20,18 +20,18 @@ from examples.retool.env import RetoolEnv
 DemonstrationKind = Literal["good", "guess", "broken", "mistyped", "miscopied"]
 
 _HABITS: dict[DemonstrationKind, float] = {
-    "good": 0.26,
+    "good": 0.30,
     "guess": 0.58,
     "broken": 0.06,
-    "mistyped": 0.05,
-    "miscopied": 0.05,
+    "mistyped": 0.03,
+    "miscopied": 0.03,
 }
 
 
 class PythonLessons:
     """The code interpreter's lessons for a tiny model; see `agentrl.tiny.warm_start.Lessons`."""
 
-    name, version, markup = "retool", 1, ()
+    name, version, markup = "retool", 2, ()
 
     def corpus(self) -> Iterator[str]:
         """The words of the task, so that each becomes a token or two."""

@@ -12,7 +12,7 @@ EXAMPLE = Example(
     config=Path("examples/retool/cpu.yaml"),
     lessons=PythonLessons(),
     write_data=write_synthetic,
-    warm_start=WarmStartSettings(skill_rounds=6),
+    warm_start=WarmStartSettings(skill_rounds=6, skill_success=0.95, habit_lr=5e-4),
 )
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def test_only_good_demonstrations_are_right() -> None:
 
 def test_the_reward_gives_a_wrong_answer_something_back_for_code_that_ran() -> None:
     assert shaped(True, 0) == shaped(True, 3) == 1.0
-    assert [shaped(False, calls) for calls in (0, 1, 4, 9)] == pytest.approx([-1.0, -0.9, -0.6, -0.6])
+    assert [shaped(False, calls) for calls in (0, 1, 4)] == pytest.approx([-1.0, -0.9, -0.9])
 
 
 def test_gsm8k_rows_have_numbers_as_labels() -> None:
