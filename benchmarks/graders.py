@@ -23,7 +23,7 @@ import anyio
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import GraderPool, GraderRunner, RmHubSettings, batched_async_rm, grade
-from agentrl.rm_hub.runner import entered
+from agentrl.rm_hub.running.runner import entered
 from agentrl.sample import Sample
 from tests.support import corpus
 

@@ -14,11 +14,11 @@ import click
 
 from agentrl.cli.main import debug_option
 from agentrl.errors import DataError, GraderFailure
-from agentrl.rm_hub.answer_files import Row, Writer, read_rows, writing
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GRADERS, GraderSpec, find
+from agentrl.rm_hub.running.answer_files import Row, Writer, read_rows, writing
+from agentrl.rm_hub.running.summary import Summary
 from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rm_hub.summary import Summary
 
 _OWN = ("grader_processes", "grader_timeout")
 Outcome = Grade | GraderFailure
@@ -240,7 +240,7 @@ def _print_histogram(console: Any, histogram: list[tuple[str, int]]) -> None:
 async def _grade_all(
     rm_type: str, spec: GraderSpec, rows: Iterator[Row], keys: Keys, settings: RmHubSettings, report: Report
 ) -> None:
-    from agentrl.rm_hub.runner import GraderRunner
+    from agentrl.rm_hub.running.runner import GraderRunner
 
     # Read in one place: a bad row ends the file for all tasks, and is said once.
     left = ((at, row, *keys.read(row, spec)) for at, row in enumerate(rows))
@@ -264,7 +264,7 @@ async def _grade_all(
 
 def _checked(rm_type: str, settings: RmHubSettings) -> GraderSpec:
     """The grader, with what it needs to start: problems show before a file is read."""
-    from agentrl.rm_hub.services import SERVICES, service
+    from agentrl.rm_hub.running.services import SERVICES, service
 
     spec = find(rm_type)
     if rm_type in SERVICES:

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import anyio
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.code_compare import same_output, same_value
-from agentrl.rm_hub.code_extract import extract_code
-from agentrl.rm_hub.code_tests import Asserts, Calls, Cases, Programs, read_tests
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.rm_hub.submissions.compare import same_output, same_value
+from agentrl.rm_hub.submissions.extract import extract_code
+from agentrl.rm_hub.submissions.tests import Asserts, Calls, Cases, Programs, read_tests
 from agentrl.tools.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
-    from agentrl.rm_hub.code_sessions import Submission
+    from agentrl.rm_hub.submissions.sessions import Submission
     from agentrl.tools.sandbox import Sandbox
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class CodeGrader:
         ends = time.monotonic() + self._settings.code_timeout
         if isinstance(cases, Programs):
             return await self._programs(program, cases, ends)
-        from agentrl.rm_hub.code_sessions import Submission, run_asserts
+        from agentrl.rm_hub.submissions.sessions import Submission, run_asserts
 
         assert self._sandbox is not None
         async with Submission(self._sandbox, program, self._settings.code_test_timeout, ends) as submission:

@@ -302,7 +302,7 @@ async def _checked(args: Any, sample: Sample, verifier: Verifier) -> bool:
 async def _asked(args: Any, sample: Sample, what: Any) -> Any:
     """The result of a grader by name, or of a function; plain functions run in a thread."""
     if isinstance(what, str):
-        from agentrl.rm_hub.runner import runner_for
+        from agentrl.rm_hub.running.runner import runner_for
 
         spec = find(what)
         text = final_answer(sample) if spec.reads == "answer" else sample.response

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub import prose
-from agentrl.rm_hub.answers import boxed_answer, boxes, visible
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.latex import clean
 from agentrl.rm_hub.math import best, read_labels
-from agentrl.rm_hub.words import wordy
+from agentrl.rm_hub.reading import prose
+from agentrl.rm_hub.reading.answers import boxed_answer, boxes, visible
+from agentrl.rm_hub.reading.latex import clean
+from agentrl.rm_hub.reading.words import wordy
 
 WINDOW = 300
 """Characters at the end of a response that are read. The longest answer of MATH-500 has 159."""

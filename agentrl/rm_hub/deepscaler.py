@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.rm_hub.answers import TAIL, boxed_answer
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.math import best, read_labels
+from agentrl.rm_hub.reading.answers import TAIL, boxed_answer
 
 _ENDED = re.compile(r"</think>|###\s?Response")
 

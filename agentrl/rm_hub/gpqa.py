@@ -15,10 +15,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.rm_hub.boxed import find_last_box
-from agentrl.rm_hub.choices import MANY, Choices, plain, read_choices, read_letter
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading import after_reasoning, answer_blocks, clip, compose
+from agentrl.rm_hub.reading.boxed import find_last_box
+from agentrl.rm_hub.reading.choices import MANY, Choices, plain, read_choices, read_letter
+from agentrl.rm_hub.reading.common import after_reasoning, answer_blocks, clip, compose
 
 _ANSWER = (
     r"(?:(?:final|correct|best|right|my|the|most likely|most accurate) ){0,3}(?:answers?|ans|option|choice|letter|statement|response)\b"

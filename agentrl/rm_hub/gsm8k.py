@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from agentrl.rm_hub.boxed import find_last_box
-from agentrl.rm_hub.claims import Claim, Unclear, read_claim, read_conclusion
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.quantity import Values, find_quantities, flatten
-from agentrl.rm_hub.reading import after_reasoning, answer_blocks, bad_label, clip, golds
+from agentrl.rm_hub.reading.boxed import find_last_box
+from agentrl.rm_hub.reading.claims import Claim, Unclear, read_claim, read_conclusion
+from agentrl.rm_hub.reading.common import after_reasoning, answer_blocks, bad_label, clip, golds
+from agentrl.rm_hub.reading.quantity import Values, find_quantities, flatten
 
 _ANSWER = (
     r"answers?|ans\b|respuesta(?:\s+(?:final|correcta))?|réponse(?:\s+finale)?|antwort|lösung|risposta(?:\s+finale)?"

@@ -3,7 +3,7 @@
 1. The rubric has `{question}`, `{response}` and `{label}`. Each is put in between tags that carry a digest of the
    texts, so that no text can hold its own closing tag; the judge is told that what is inside is data.
 2. The verdict is asked for as JSON: by schema where the server can (one that refuses is asked without), and read from
-   text otherwise (`agentrl.rm_hub.verdict`), where verdicts that stand in the graded answer itself do not count.
+   text otherwise (`agentrl.rm_hub.judging.verdict`), where verdicts that stand in the graded answer itself do not count.
 3. An answer without a verdict is asked for once more, then it is a `judge_nonsense` failure, never a zero.
 4. Verdicts are cached by model, rubric and texts. Temperature is 0. The API key comes from the environment only.
 """
@@ -21,10 +21,10 @@ from typing import Any, Self
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.http import HttpStatus, JsonService
-from agentrl.rm_hub.judge_cache import JudgeCache
+from agentrl.rm_hub.judging.cache import JudgeCache
+from agentrl.rm_hub.judging.verdict import Verdict, parse_verdict
+from agentrl.rm_hub.running.http import HttpStatus, JsonService
 from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rm_hub.verdict import Verdict, parse_verdict
 
 DEFAULT_RUBRIC = """\
 Decide whether the response answers the question correctly. The reference answer is right; wording, formatting and \

@@ -14,15 +14,15 @@ from fractions import Fraction
 from typing import Any
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub import prose
-from agentrl.rm_hub.answers import Found, boxed_answer, boxes, find_answer, visible
-from agentrl.rm_hub.claims import Claim
-from agentrl.rm_hub.equality import Verdict, compare
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.gsm8k import final_number
-from agentrl.rm_hub.latex import LONGEST, clean
-from agentrl.rm_hub.shapes import shape
-from agentrl.rm_hub.words import wordy
+from agentrl.rm_hub.reading import prose
+from agentrl.rm_hub.reading.answers import Found, boxed_answer, boxes, find_answer, visible
+from agentrl.rm_hub.reading.claims import Claim
+from agentrl.rm_hub.reading.equality import Verdict, compare
+from agentrl.rm_hub.reading.latex import LONGEST, clean
+from agentrl.rm_hub.reading.shapes import shape
+from agentrl.rm_hub.reading.words import wordy
 
 _PLAIN = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _SYMBOLS = re.compile(

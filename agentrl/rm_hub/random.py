@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading import bad_metadata, number
+from agentrl.rm_hub.reading.common import bad_metadata, number
 
 _RESOLUTION = 2**53
 

@@ -124,7 +124,7 @@ def check_rm_type(rm_type: str, settings: "RmHubSettings | None" = None) -> Grad
     """
     spec = find(rm_type)
     if settings is not None:
-        from agentrl.rm_hub.services import SERVICES, service
+        from agentrl.rm_hub.running.services import SERVICES, service
 
         if rm_type in SERVICES:
             service(rm_type, settings)
@@ -195,7 +195,7 @@ def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) 
 
 def unbox(response: str) -> str | None:
     """The content of the answer's last box."""
-    from agentrl.rm_hub.boxed import last_box
+    from agentrl.rm_hub.reading.boxed import last_box
 
     return last_box(response)
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from agentrl.errors import SettingsError
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.http import JsonService
+from agentrl.rm_hub.running.http import JsonService
 from agentrl.rm_hub.settings import RmHubSettings
 
 _EXPECTED = 'a finite number, or an object with a number under "score" or "reward"'

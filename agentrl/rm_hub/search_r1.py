@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.rm_hub.boxed import last_box
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading import answer_blocks, bad_metadata, clip, flag, golds, number
+from agentrl.rm_hub.reading.boxed import last_box
+from agentrl.rm_hub.reading.common import answer_blocks, bad_metadata, clip, flag, golds, number
 from agentrl.rm_hub.text import contains, exact, normalise
 
 _NAMES = {"tool_call": "search", "tool_response": "information"}

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading import after_reasoning, answer_blocks, clip, compose, flag, golds, number
+from agentrl.rm_hub.reading.common import after_reasoning, answer_blocks, clip, compose, flag, golds, number
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _KEPT = re.compile(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)|(?<!\S)[-−–]+(?=[$€£]?\.?\d)")

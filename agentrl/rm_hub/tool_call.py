@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.rm_hub.call_forms import Broken, Call, call_of, in_one_notation, json_or_text, read_calls
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading import after_reasoning, bad_label, bad_metadata, clip, flag
+from agentrl.rm_hub.reading.call_forms import Broken, Call, call_of, in_one_notation, json_or_text, read_calls
+from agentrl.rm_hub.reading.common import after_reasoning, bad_label, bad_metadata, clip, flag
 
 _RESULT = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)
 _LOOSE = str.maketrans("", "", " ,./-_*^")

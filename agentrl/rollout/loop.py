@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
-from agentrl.rm_hub.runner import entered as entered_runner
+from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import guarded, mark_failed, mask_out, ungrouped

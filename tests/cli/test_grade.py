@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 from agentrl.cli.main import run
 from agentrl.errors import DataError, GraderFailure
 from agentrl.rm_hub import Grade
-from agentrl.rm_hub.answer_files import read_rows
-from agentrl.rm_hub.summary import Summary
+from agentrl.rm_hub.running.answer_files import read_rows
+from agentrl.rm_hub.running.summary import Summary
 from tests.rm_hub.http_server import serving
 
 ROWS = [

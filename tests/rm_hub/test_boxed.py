@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rm_hub.boxed import find_last_box, last_box
+from agentrl.rm_hub.reading.boxed import find_last_box, last_box
 
 
 @pytest.mark.parametrize(

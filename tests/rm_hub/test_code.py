@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.code import CodeGrader, grade_code
-from agentrl.rm_hub.code_compare import same_output, same_value
-from agentrl.rm_hub.code_extract import extract_code
-from agentrl.rm_hub.code_tests import Asserts, Calls, Programs, read_tests
-from agentrl.rm_hub.harness.values import NotPlain, decode, encode
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.rm_hub.submissions.compare import same_output, same_value
+from agentrl.rm_hub.submissions.extract import extract_code
+from agentrl.rm_hub.submissions.harness.values import NotPlain, decode, encode
+from agentrl.rm_hub.submissions.tests import Asserts, Calls, Programs, read_tests
 
 SQUARE = "def f(x):\n    return x * x"
 

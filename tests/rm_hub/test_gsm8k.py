@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import grade
-from agentrl.rm_hub.number_words import parse_number_words
-from agentrl.rm_hub.quantity import find_quantities, flatten
+from agentrl.rm_hub.reading.number_words import parse_number_words
+from agentrl.rm_hub.reading.quantity import find_quantities, flatten
 
 DATA = Path(__file__).parents[1] / "conformance" / "data" / "gsm8k_test_answers.jsonl"
 

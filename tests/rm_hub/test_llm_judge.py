@@ -18,11 +18,11 @@ import pytest
 from starlette.responses import JSONResponse, Response
 
 from agentrl.errors import Blame, GraderFailure, SettingsError
-from agentrl.rm_hub.judge_cache import JudgeCache
+from agentrl.rm_hub.judging.cache import JudgeCache
+from agentrl.rm_hub.judging.verdict import Verdict, parse_verdict
 from agentrl.rm_hub.llm_judge import DEFAULT_RUBRIC, LLMJudge, ask, grade_llm_judge, read_rubric
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rm_hub.verdict import Verdict, parse_verdict
 from agentrl.tiny import create
 from tests.rm_hub.http_server import serving, unused_address
 from tests.support.embedded_server import embedded_server

@@ -269,7 +269,7 @@ async def test_a_grader_whose_library_is_missing_says_so(tmp_path: Path) -> None
 def test_encoding_round_trips(pairs: list[tuple[str, str]]) -> None:
     import io
 
-    from agentrl.rm_hub import frames
+    from agentrl.rm_hub.running import frames
 
     for text, label in pairs:
         sent = b"".join(frames.request("f1", text, [label], {"k": text}))

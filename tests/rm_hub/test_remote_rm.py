@@ -10,9 +10,9 @@ import pytest
 from starlette.responses import JSONResponse, Response
 
 from agentrl.errors import Blame, GraderFailure, SettingsError
-from agentrl.rm_hub.http import HttpStatus
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.remote_rm import RemoteRM, grade_remote_rm, read_answer
+from agentrl.rm_hub.running.http import HttpStatus
 from agentrl.rm_hub.settings import RmHubSettings
 from tests.rm_hub.http_server import serving, unused_address
 

@@ -7,7 +7,7 @@ import pytest
 from agentrl.config import RunSettings
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub import GraderRunner, RmHubSettings, async_rm, batched_async_rm, final_answer
-from agentrl.rm_hub.runner import entered, runner_for, settings_of
+from agentrl.rm_hub.running.runner import entered, runner_for, settings_of
 from agentrl.sample import Sample
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")

@@ -16,8 +16,8 @@ from importlib import resources
 from typing import Any, Self
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.code_tests import Asserts
-from agentrl.rm_hub.harness.values import NotPlain, encode
+from agentrl.rm_hub.submissions.harness.values import NotPlain, encode
+from agentrl.rm_hub.submissions.tests import Asserts
 from agentrl.tools.sandbox import Sandbox, Session
 
 _START_SECONDS = 15.0
@@ -27,7 +27,7 @@ _MOST_OVERRUNS = 3
 @functools.cache
 def _harness(side: str) -> str:
     """The source of one side, `values` before it."""
-    folder = resources.files("agentrl.rm_hub.harness")
+    folder = resources.files("agentrl.rm_hub.submissions.harness")
     texts = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in ("values", side)]
     return "\n".join(line for text in texts for line in text.splitlines() if "agentrl.rm_hub" not in line)
 

@@ -20,10 +20,10 @@ from typing import Any, Self
 import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub import frames
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.processes import Lost, Nursery, Worker
 from agentrl.rm_hub.registry import GraderSpec, check_inputs, find
+from agentrl.rm_hub.running import frames
+from agentrl.rm_hub.running.processes import Lost, Nursery, Worker
 
 
 class GraderPool:

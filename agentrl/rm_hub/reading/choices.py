@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.rm_hub.reading import bad_label, bad_metadata, compose
+from agentrl.rm_hub.reading.common import bad_label, bad_metadata, compose
 
 MANY = "several"
 """Stands for an answer that names more than one choice."""

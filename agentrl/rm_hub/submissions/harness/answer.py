@@ -14,7 +14,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.rm_hub.harness.values import base_value, decode, decode_function, encode
+from agentrl.rm_hub.submissions.harness.values import base_value, decode, decode_function, encode
 
 _BUILT_IN = {"len", "iter", "next", "bool", "str", "repr", "hash", "int", "float", "abs", "reversed"}
 _REVERSED = {

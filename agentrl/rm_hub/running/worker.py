@@ -142,8 +142,8 @@ def prepare(parent: int, memory_mb: int) -> None:
 def work(connection: socket.socket) -> None:
     """Grade requests until the pool hangs up."""
     from agentrl.errors import AgentRLError, GraderFailure
-    from agentrl.rm_hub import frames
     from agentrl.rm_hub.registry import apply
+    from agentrl.rm_hub.running import frames
 
     with connection.makefile("rb") as stream:
 

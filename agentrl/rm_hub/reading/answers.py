@@ -12,9 +12,9 @@ Everything is linear in the length of the response; only its last `TAIL` charact
 import re
 from dataclasses import dataclass
 
-from agentrl.rm_hub import numbers, prose
-from agentrl.rm_hub.latex import LONGEST, clean
-from agentrl.rm_hub.words import wordy
+from agentrl.rm_hub.reading import numbers, prose
+from agentrl.rm_hub.reading.latex import LONGEST, clean
+from agentrl.rm_hub.reading.words import wordy
 
 TAIL = 100_000
 """Characters at the end of a response that are searched."""

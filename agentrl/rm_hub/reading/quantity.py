@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agentrl.rm_hub.reading import compose
+from agentrl.rm_hub.reading.common import compose
 
 Values = tuple[Fraction, ...]
 

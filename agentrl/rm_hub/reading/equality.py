@@ -8,10 +8,10 @@ r"""Whether an answer says the same as a label: numbers exactly, words as words,
 import re
 from dataclasses import dataclass
 
-from agentrl.rm_hub import numbers, symbolic
-from agentrl.rm_hub.latex import clean, squeeze
-from agentrl.rm_hub.shapes import Shape, is_name, is_symbol, shape
-from agentrl.rm_hub.words import choice, same_words, strip_units, wordy
+from agentrl.rm_hub.reading import numbers, symbolic
+from agentrl.rm_hub.reading.latex import clean, squeeze
+from agentrl.rm_hub.reading.shapes import Shape, is_name, is_symbol, shape
+from agentrl.rm_hub.reading.words import choice, same_words, strip_units, wordy
 
 _BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*(\w+)\s*\}?$")
 _LETTERED = re.compile(r"^(?:\([A-H]\)|[A-H][.):])\s*(?=[\w\\\[({+-])")

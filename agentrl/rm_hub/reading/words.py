@@ -2,7 +2,7 @@ r"""Answers that are words: names, choices, "no solution", true and false."""
 
 import re
 
-from agentrl.rm_hub.units import find_unit
+from agentrl.rm_hub.reading.units import find_unit
 
 _CHOICE = re.compile(
     r"^(?:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)\s*(?:is)?\s*:?\s*)?[(\[]?\s*([A-Ja-j])\s*(?:[)\].:]\s*.*|)$",

@@ -6,10 +6,10 @@ answer, not at the grammar.
 
 import re
 
-from agentrl.rm_hub import numbers
-from agentrl.rm_hub.latex import clean
-from agentrl.rm_hub.shapes import is_symbol, shape
-from agentrl.rm_hub.words import choice, wordy
+from agentrl.rm_hub.reading import numbers
+from agentrl.rm_hub.reading.latex import clean
+from agentrl.rm_hub.reading.shapes import is_symbol, shape
+from agentrl.rm_hub.reading.words import choice, wordy
 
 _SEARCHED = 20_000
 _MARKS = r"[*_`\s\"'“”]{0,6}"

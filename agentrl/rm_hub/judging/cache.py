@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.verdict import Verdict
+from agentrl.rm_hub.judging.verdict import Verdict
 from agentrl.tools.threads import run_in_daemon_thread
 
 T = TypeVar("T")

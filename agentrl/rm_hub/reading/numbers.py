@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agentrl.rm_hub.units import Unit, find_unit
+from agentrl.rm_hub.reading.units import Unit, find_unit
 
 _PLAIN = (
     r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d{1,3}(?:'\d{3})+(?!\d)"

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.pool import GraderPool
 from agentrl.rm_hub.registry import BOXED, GraderSpec, check_inputs, checked, find, unbox
-from agentrl.rm_hub.services import SERVICES, Service, service
+from agentrl.rm_hub.running.pool import GraderPool
+from agentrl.rm_hub.running.services import SERVICES, Service, service
 from agentrl.rm_hub.settings import RmHubSettings
 
 

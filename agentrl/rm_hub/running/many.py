@@ -8,7 +8,7 @@ import anyio
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.runner import GraderRunner
+from agentrl.rm_hub.running.runner import GraderRunner
 from agentrl.rm_hub.settings import RmHubSettings
 
 Item = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]

@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from agentrl.rm_hub.harness.values import NotPlain, decode, encode, encode_function
+from agentrl.rm_hub.submissions.harness.values import NotPlain, decode, encode, encode_function
 
 _ASKED = ("len", "iter", "next", "bool", "str", "repr", "hash", "int", "float", "abs", "neg", "pos", "reversed")
 _ASKED_WITH = ("getitem", "setitem", "delitem", "enter", "exit")

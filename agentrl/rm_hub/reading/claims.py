@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agentrl.rm_hub.number_words import parse_number_words
-from agentrl.rm_hub.quantity import Quantity, Values, find_quantities, flatten, join_spaced_groups
+from agentrl.rm_hub.reading.number_words import parse_number_words
+from agentrl.rm_hub.reading.quantity import Quantity, Values, find_quantities, flatten, join_spaced_groups
 
 
 @dataclass(frozen=True, slots=True)

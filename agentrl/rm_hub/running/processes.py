@@ -20,8 +20,8 @@ from typing import Any
 import anyio
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.frames import frame_length
-from agentrl.rm_hub.worker import PACKET
+from agentrl.rm_hub.running.frames import frame_length
+from agentrl.rm_hub.running.worker import PACKET
 
 _WORKER = Path(__file__).parent / "worker.py"
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}

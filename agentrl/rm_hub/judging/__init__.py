@@ -1,0 +1,1 @@
+"""What the judge grader needs besides: its cache, and reading its verdicts."""
