@@ -2,6 +2,8 @@
 
 1. A verdict is found by a digest of everything that went into it: model, rubric and texts.
 2. The file is read and written in a thread: waiting for another process's lock does not stop the event loop.
+3. It keeps SQLite's rollback journal: switching to the write-ahead log is refused at once, without waiting, while
+   another process opens the file, and what that log saves is nothing beside one call to a judge.
 """
 
 from __future__ import annotations
@@ -74,7 +76,6 @@ class JudgeCache:
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=_WAIT, check_same_thread=False, isolation_level=None)
-        db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, correct INT, score REAL, reason TEXT)")
         return db
