@@ -1,15 +1,53 @@
-"""What the examples' tests share: every id that the engine returned, recorded on the wire."""
+"""What the examples' tests share: groups of their own prompts, and every id that the engine returned, on the wire.
 
-from collections.abc import Sequence
+A test module has a module-scoped fixture `model`, the folder that `server` serves.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
 from agentrl import Sample
+from agentrl.engine import EngineClient
 from agentrl.engine.transport import Transport
+from tests.rollout.test_loop import Store
+from tests.support.embedded_server import embedded_server
 
 Exchange = tuple[list[int], list[int]]
+GROUPS, SIZE = 25, 8
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[str]:
+    with embedded_server(model, "--dtype", "float32", "--slots", "64") as url:
+        yield url
+
+
+@pytest.fixture
+async def client(server: str) -> AsyncIterator[EngineClient]:
+    async with EngineClient([server]) as client:
+        yield client
+
+
+class Questions(Store):
+    """`GROUPS` groups of `SIZE` samples from a prompt file of an example."""
+
+    def __init__(self, prompts: Path) -> None:
+        super().__init__(groups=GROUPS, size=SIZE)
+        self.rows = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
+
+    def lease(self, n: int, step: int) -> list[list[Sample]]:
+        groups = super().lease(n, step)
+        for group in groups:
+            for sample in group:
+                row = self.rows[sample.group_index or 0]
+                sample.prompt, sample.label = row["prompt"], row["label"]
+                sample.metadata = dict(row.get("metadata", {}))
+        return groups
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """The code-interpreter example: who wrote which token, what the lessons show, that its settings hold, faulty tools."""
 
-import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.chat.demonstration import to_sample
 from agentrl.config import Args, RunSettings
@@ -27,13 +25,10 @@ from examples.retool.data import HELD_OUT_NUMBERS, gsm8k_rows, make_problem, mak
 from examples.retool.env import shaped
 from examples.retool.lessons import PythonLessons, demonstrate
 from examples.retool.run import EXAMPLE as EXAMPLE_RUN
-from tests.examples.conftest import Exchange, check_who_wrote_each_token
-from tests.rollout.test_loop import Store
-from tests.support.embedded_server import embedded_server
+from tests.examples.conftest import GROUPS, SIZE, Exchange, Questions, check_who_wrote_each_token
 from tests.support.runs import RunKit
 
 EXAMPLE = Path("examples/retool")
-GROUPS, SIZE = 25, 8
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +57,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[str]:
-    with embedded_server(model, "--dtype", "float32", "--slots", "64") as url:
-        yield url
-
-
-@pytest.fixture
-async def client(server: str) -> AsyncIterator[EngineClient]:
-    async with EngineClient([server]) as client:
-        yield client
-
-
 @pytest.fixture
 async def environment() -> AsyncIterator[type[Environment]]:
     """The example's environment with its sandbox open."""
@@ -81,22 +64,6 @@ async def environment() -> AsyncIterator[type[Environment]]:
     await found.setup(None)
     yield found
     await found.teardown()
-
-
-class Questions(Store):
-    """Groups of samples from the example's own prompt file."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(groups=GROUPS, size=SIZE)
-        self.rows = [json.loads(line) for line in write_synthetic(folder, 0)[0].open(encoding="utf-8")]
-
-    def lease(self, n: int, step: int) -> list[list[Sample]]:
-        groups = super().lease(n, step)
-        for group in groups:
-            for sample in group:
-                row = self.rows[sample.group_index or 0]
-                sample.prompt, sample.label = row["prompt"], row["label"]
-        return groups
 
 
 @pytest.mark.parametrize("way", ["env", "generate"])
@@ -117,7 +84,7 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     reward = RewardFunction.load(str(EXAMPLE / "generate.py"), group=False) if own else None
     context = RolloutContext(settings, args, Chat.load(str(model)), client, 1024, environment)
     runner = TrajectoryRunner(context, Grader(settings, args, reward), generate)
-    result = await RolloutLoop(runner, Questions(tmp_path)).run(0)
+    result = await RolloutLoop(runner, Questions(write_synthetic(tmp_path, 0)[0])).run(0)
 
     samples = [sample for group in result.groups for sample in group]
     assert len(samples) == GROUPS * SIZE

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,9 @@ from examples.search_r1.data import CORPUS, FORMAT_SCORES, write_hotpotqa, write
 from examples.search_r1.env import find
 from examples.search_r1.knowledge import NAMES, ask, questions
 from examples.search_r1.lessons import Kind, SearchLessons, demonstrate
-from tests.examples.conftest import Exchange, check_who_wrote_each_token
-from tests.rollout.test_loop import Store
-from tests.support.embedded_server import embedded_server
+from tests.examples.conftest import GROUPS, SIZE, Exchange, Questions, check_who_wrote_each_token
 
 EXAMPLE = Path("examples/search_r1")
-GROUPS, SIZE = 25, 8
 
 
 @pytest.fixture(scope="module")
@@ -51,34 +47,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[str]:
-    with embedded_server(model, "--dtype", "float32", "--slots", "64") as url:
-        yield url
-
-
-@pytest.fixture
-async def client(server: str) -> AsyncIterator[EngineClient]:
-    async with EngineClient([server]) as client:
-        yield client
-
-
-class Questions(Store):
-    """Groups of samples from the example's own prompt file."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(groups=GROUPS, size=SIZE)
-        self.rows = [json.loads(line) for line in write_train_and_test(folder, 0)[0].open(encoding="utf-8")]
-
-    def lease(self, n: int, step: int) -> list[list[Sample]]:
-        groups = super().lease(n, step)
-        for group in groups:
-            for sample in group:
-                row = self.rows[sample.group_index or 0]
-                sample.prompt, sample.label, sample.metadata = row["prompt"], row["label"], dict(row["metadata"])
-        return groups
-
-
 @pytest.mark.parametrize("way", ["env", "generate"])
 async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     way: str, model: Path, client: EngineClient, exchanges: list[Exchange], tmp_path: Path
@@ -91,7 +59,7 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     generate = None if environment else GenerateFunction.load(str(EXAMPLE / "generate.py"))
     context = RolloutContext(settings, args, Chat.load(str(model)), client, 1024, environment)
     runner = TrajectoryRunner(context, Grader(settings, args, None), generate)
-    result = await RolloutLoop(runner, Questions(tmp_path)).run(0)
+    result = await RolloutLoop(runner, Questions(write_train_and_test(tmp_path, 0)[0])).run(0)
 
     samples = [sample for group in result.groups for sample in group]
     assert len(samples) == GROUPS * SIZE
