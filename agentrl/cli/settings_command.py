@@ -1,6 +1,6 @@
 """The kind of command that takes all settings as flags: `train`, `eval`, `rollout`.
 
-`--help` explains what a first run needs and lists the rest by room; `--help-all` explains every setting.
+`--help` explains what the command's first use needs and lists the rest by room; `--help-all` explains every setting.
 """
 
 import textwrap
@@ -27,13 +27,17 @@ class SettingsCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Essentials in full, the other settings as names."""
         _own_section(self, ctx, formatter)
-        known = all_fields()
-        essential = [known[name] for name in ESSENTIAL if name in known]
+        essential = ESSENTIAL[self.name or "train"]
         with formatter.section("Essentials"):
-            formatter.write_dl([_row(field) for field in essential])
+            formatter.write_dl([_row(all_fields()[name]) for name in essential])
         formatter.write_paragraph()
-        formatter.write_text(f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them.")
-        for title, group in _groups(skip=frozenset(ESSENTIAL)):
+        shared = (
+            "" if self.name == "train" else " One file serves train, rollout and eval: training's are ignored here."
+        )
+        formatter.write_text(
+            f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them.{shared}"
+        )
+        for title, group in _groups(skip=frozenset(essential)):
             with formatter.section(title):
                 width = formatter.width - formatter.current_indent
                 names = "  ".join(_names(field) for field in group)

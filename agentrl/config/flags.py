@@ -18,25 +18,25 @@ from agentrl.config.problems import did_you_mean, nearest
 from agentrl.config.values import json_or_text, read_texts
 from agentrl.errors import SettingsError
 
-ESSENTIAL = (
-    "env",
-    "hf_checkpoint",
-    "prompt_data",
-    "rm_type",
-    "custom_rm_path",
-    "num_rollout",
-    "rollout_batch_size",
-    "n_samples_per_prompt",
-    "rollout_max_response_len",
-    "lr",
-    "eval_prompt_data",
-    "eval_interval",
-    "save",
-    "save_interval",
-    "load",
-    "output_dir",
-)
-"""Shown first in `--help`: what a first run needs."""
+_PLAYED = ("env", "custom_generate_function_path", "hf_checkpoint")
+_GRADED = ("label_key", "rm_type", "custom_rm_path")
+ESSENTIAL: Mapping[str, tuple[str, ...]] = {
+    "train": (
+        *("env", "hf_checkpoint", "prompt_data", *_GRADED),
+        *("num_rollout", "rollout_batch_size", "n_samples_per_prompt", "rollout_max_response_len", "lr"),
+        *("eval_prompt_data", "eval_interval", "save", "save_interval", "load", "output_dir"),
+    ),
+    "rollout": (
+        *(*_PLAYED, "prompt_data", *_GRADED),
+        *("num_rollout", "rollout_batch_size", "n_samples_per_prompt", "rollout_max_response_len"),
+        *("rollout_temperature", "save_debug_rollout_data", "output_dir"),
+    ),
+    "eval": (
+        *(*_PLAYED, "eval_prompt_data", *_GRADED),
+        *("n_samples_per_eval_prompt", "eval_max_response_len", "eval_temperature", "output_dir"),
+    ),
+}
+"""Shown first in a command's `--help`: what its first use needs."""
 
 SECTION_TITLES: Mapping[str, str] = {
     "rollout": "Rollout: trajectories, grading, evaluation",
@@ -86,11 +86,8 @@ def aliases() -> dict[str, Alias]:
 
 
 def options() -> list[click.Option]:
-    """One click option a setting, essentials first, then room by room; defaults live in the models, not here."""
-    fields = all_fields()
-    first = [fields[name] for name in ESSENTIAL if name in fields]
-    rest = [field for field in fields.values() if field.name not in ESSENTIAL]
-    return [_option(field) for field in (*first, *rest)]
+    """One click option a setting, room by room; defaults live in the models, not here."""
+    return [_option(field) for field in all_fields().values()]
 
 
 def _option(field: FieldRef) -> click.Option:

@@ -65,6 +65,20 @@ def test_train_help_shows_essentials_first_and_every_flag() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(
+    ("command", "its_own", "of_training"),
+    [
+        ("rollout", ["--prompt-data", "--n-samples-per-prompt"], ["--lr", "--save-interval", "--eval-interval"]),
+        ("eval", ["--eval-prompt-data", "--eval-temperature"], ["--lr", "--save-interval", "--num-rollout"]),
+    ],
+)
+def test_essentials_are_the_commands_own(command: str, its_own: list[str], of_training: list[str]) -> None:
+    essentials = agentrl(command, "--help").stdout.partition("Essentials:")[2].partition("All other settings")[0]
+    flags = {line.split()[0] for line in essentials.splitlines() if line.strip().startswith("--")}
+    assert flags >= {"--hf-checkpoint", "--env", "--label-key", *its_own}
+    assert flags.isdisjoint(of_training)
+
+
 def test_help_all_explains_every_setting() -> None:
     from agentrl.config.fields import all_fields
 
