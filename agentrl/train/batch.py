@@ -217,14 +217,15 @@ class TrainBatch:
         )
 
     def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
-        """Sample indices of each of `num_steps` optimizer steps: whole groups in order, as even as they come.
+        """Sample indices of each of `num_steps` optimizer steps: whole trajectories in order, as even as they come.
 
-        Every sample is in exactly one step. With fewer groups than steps there is one step a group.
+        Every sample is in exactly one step; a group may lie in two of them, since advantages are computed before.
+        With fewer trajectories than steps there is one step a trajectory.
         """
-        group_of_sample = np.unique(self.group_ids, return_inverse=True)[1]
-        groups = int(group_of_sample.max()) + 1 if len(self) else 0
-        for chunk in np.array_split(np.arange(groups), max(1, min(num_steps, groups))):
-            yield np.flatnonzero(np.isin(group_of_sample, chunk))
+        trajectory_of_sample = np.unique(self.rollout_ids, return_inverse=True)[1]
+        trajectories = int(trajectory_of_sample.max()) + 1 if len(self) else 0
+        for chunk in np.array_split(np.arange(trajectories), max(1, min(num_steps, trajectories))):
+            yield np.flatnonzero(np.isin(trajectory_of_sample, chunk))
 
     # ---- files --------------------------------------------------------------------------------------------
 

@@ -33,7 +33,9 @@ class TrainSettings(Settings):
     global_batch_size: int | None = Field(
         None, ge=1, description="Trajectories per optimizer step; by default a rollout's, over num_steps_per_rollout."
     )
-    num_steps_per_rollout: int = Field(1, ge=1, description="Optimizer steps that a rollout's groups are split into.")
+    num_steps_per_rollout: int = Field(
+        1, ge=1, description="Optimizer steps that a rollout's trajectories are split into."
+    )
     micro_batch_size: int = Field(1, ge=1, description="Samples per microbatch when use_dynamic_batch_size is off.")
     use_dynamic_batch_size: bool = Field(False, description="Pack samples into microbatches by number of tokens.")
     max_tokens_per_gpu: int | None = Field(

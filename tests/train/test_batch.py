@@ -75,14 +75,22 @@ def test_select_takes_whole_samples_in_the_order_asked(groups: list[list[Sample]
 
 
 @given(group_lists(), st.integers(1, 7))
-def test_steps_are_whole_groups_and_cover_everything_once(groups: list[list[Sample]], steps: int) -> None:
+def test_steps_are_whole_trajectories_and_cover_everything_once(groups: list[list[Sample]], steps: int) -> None:
     batch = TrainBatch.from_samples(groups)
     parts = list(batch.split(steps))
-    assert np.concatenate(parts).tolist() == list(range(len(batch)))
-    sets = [set(batch.group_ids[part].tolist()) for part in parts]
-    assert sum(map(len, sets)) == len(set().union(*sets)) == len(groups)
-    assert len(parts) == min(steps, len(groups))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
+    sets = [set(batch.rollout_ids[part].tolist()) for part in parts]
+    trajectories = len(set().union(*sets))
+    assert sum(map(len, sets)) == trajectories
+    assert len(parts) == min(steps, trajectories)
     assert max(map(len, sets)) - min(map(len, sets)) <= 1
+
+
+@pytest.mark.parametrize(("groups", "each", "steps"), [(2, 8, 4), (3, 4, 2), (1, 4, 4), (16, 8, 4)])
+def test_steps_have_the_global_batch_size_even_where_groups_do_not_divide(groups: int, each: int, steps: int) -> None:
+    samples = [[make_sample(g * each + i) for i in range(each)] for g in range(groups)]
+    parts = list(TrainBatch.from_samples(samples).split(steps))
+    assert [len(part) for part in parts] == [groups * each // steps] * steps
 
 
 def test_siblings_share_a_rollout_number_only_within_their_group() -> None:

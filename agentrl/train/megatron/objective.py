@@ -1,6 +1,6 @@
 """From a batch and log-probs to what one optimizer step needs: advantages and weights per token.
 
-1. Advantages are computed over the whole rollout before its first step; groups are never split.
+1. Advantages are computed over the whole rollout before its first step, so a step may hold part of a group.
 2. Weights are computed over one step's samples, so that a step's loss is their weighted sum in every layout.
 """
 
