@@ -59,14 +59,35 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.kl_coef and self.advantage_estimator == "grpo":
-            raise ValueError(
+        if self.kl_loss_coef and not self.use_kl_loss:
+            raise ValueError(f"kl_loss_coef is {self.kl_loss_coef} but use_kl_loss is off; set use_kl_loss")
+        if problems := [*self._unused_by_grpo(), *self._unused_by_sft()]:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _unused_by_grpo(self) -> list[str]:
+        if self.advantage_estimator != "grpo":
+            return []
+        problems = []
+        if self.kl_coef:
+            problems.append(
                 "kl_coef has no effect with advantage_estimator grpo, which has no token rewards; "
                 "use use_kl_loss with kl_loss_coef"
             )
-        if self.kl_loss_coef and not self.use_kl_loss:
-            raise ValueError(f"kl_loss_coef is {self.kl_loss_coef} but use_kl_loss is off; set use_kl_loss")
-        return self
+        problems += [
+            f"{name} {value} has no effect with advantage_estimator grpo, which has one advantage a trajectory; leave it out"
+            for name, value in (("gamma", self.gamma), ("lambd", self.lambd))
+            if value != 1.0
+        ]
+        return problems
+
+    def _unused_by_sft(self) -> list[str]:
+        """Terms of the loss that the negative log-likelihood does not have."""
+        terms = (("use_kl_loss", self.use_kl_loss), ("kl_coef", self.kl_coef), ("entropy_coef", self.entropy_coef))
+        given = [name for name, value in terms if value]
+        if self.loss_type != "sft_loss" or not given:
+            return []
+        return [f"{', '.join(given)} would have no effect with loss_type sft_loss; leave it out"]
 
     @property
     def needs_reference(self) -> bool:
