@@ -208,6 +208,28 @@ def missing(flat: Flat, purpose: str) -> list[str]:
     return problems
 
 
+def untrainable(flat: Flat) -> list[str]:
+    """What generates and evaluates well but cannot train, or would be asked for in vain."""
+    problems = []
+    if not flat["rollout_temperature"]:
+        problems.append(
+            "--rollout-temperature 0: the policy that is trained is the one that samples, and greedy choice has no "
+            "probabilities to train; use 1 (--eval-temperature 0 evaluates greedily)"
+        )
+    normalised = flat["loss_type"] == "policy_loss" and flat["rewards_normalization"]
+    alone = flat["n_samples_per_prompt"] == 1 and flat["load_debug_rollout_data"] is None
+    if alone and normalised and flat["advantage_estimator"] == "grpo":
+        problems.append(
+            "--n-samples-per-prompt 1: grpo compares a trajectory with the others of its prompt, so that one alone has "
+            "advantage 0 and nothing is learned; use at least 2, or --no-rewards-normalization"
+        )
+    if flat["eval_interval"] is not None and not flat["eval_prompt_data"]:
+        problems.append(
+            f"--eval-interval {flat['eval_interval']}: there is nothing to evaluate; give --eval-prompt-data NAME PATH"
+        )
+    return problems
+
+
 def _samples(flat: Flat) -> int:
     total: int = flat["rollout_batch_size"] * flat["n_samples_per_prompt"]
     return total

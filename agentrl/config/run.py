@@ -138,12 +138,13 @@ class RunSettings(Settings):
         return Args({**{f"sglang_{k}": v for k, v in options.items()}, **flat})
 
     def check_complete(self, purpose: Purpose) -> Self:
-        """Check that nothing the command needs is missing; returns the settings.
+        """Check that nothing the command needs is missing, and that training can train; returns the settings.
 
         Raises:
-            SettingsError: lists what is missing and how to give it.
+            SettingsError: lists what is missing or cannot be and how to give it.
         """
-        if problems := checks.missing(self.flat(), purpose):
+        flat = self.flat()
+        if problems := checks.missing(flat, purpose) + (checks.untrainable(flat) if purpose == "train" else []):
             raise one_error(problems)
         return self
 

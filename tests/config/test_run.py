@@ -187,6 +187,31 @@ def test_what_is_missing_is_said(model: Path, tmp_path: Path) -> None:
     assert complete.check_complete("train") is complete
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--rollout-temperature 0", "--eval-temperature 0 evaluates greedily"),
+        ("--n-samples-per-prompt 1", "use at least 2, or --no-rewards-normalization"),
+        ("--eval-interval 5", "--eval-interval 5: there is nothing to evaluate; give --eval-prompt-data"),
+    ],
+)
+def test_what_cannot_train_is_refused_for_training_only(model: Path, tmp_path: Path, line: str, words: str) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n")
+    found = build(f"--hf-checkpoint {model} --prompt-data {data} {line}")
+    with pytest.raises(SettingsError, match=words):
+        found.check_complete("train")
+    assert found.check_complete("rollout") is found
+
+
+def test_one_sample_a_prompt_trains_where_rewards_are_not_compared(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n")
+    base = f"--hf-checkpoint {model} --prompt-data {data} --n-samples-per-prompt 1"
+    for line in ("--no-rewards-normalization", "--loss-type sft_loss", "--advantage-estimator my.mod:fn"):
+        assert build(f"{base} {line}").check_complete("train")
+
+
 # ---- carrying ---------------------------------------------------------------------------------------------
 
 
