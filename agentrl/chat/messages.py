@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ _JSON_TYPES = {
     "str": "string",
     "none": "null",
 }
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
 
@@ -81,13 +83,29 @@ class ParsedTurn:
         return message
 
 
+def whole_text(value: Any) -> Any:
+    """`value` with half surrogate pairs in its strings (also in keys, lists and dicts) replaced by U+FFFD.
+
+    A model that writes half a pair as a JSON escape makes text that no tokenizer and no file takes.
+    """
+    if isinstance(value, str):
+        if value.isascii() or not _SURROGATE.search(value):
+            return value
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {whole_text(key): whole_text(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [whole_text(item) for item in value]
+    return value
+
+
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Fresh messages in the normal form.
 
     Raises:
         TemplateError: a message is not a mapping, lacks a role, or has content that is not text.
     """
-    return [_message(message, index) for index, message in enumerate(messages)]
+    return [_message(whole_text(message), index) for index, message in enumerate(messages)]
 
 
 def _message(message: Mapping[str, Any], index: int) -> Message:
@@ -139,7 +157,7 @@ def _arguments(arguments: Any) -> Any:
         return {}
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments)
+            value = whole_text(json.loads(arguments))
         except ValueError:
             return arguments
         return value if isinstance(value, dict) else arguments

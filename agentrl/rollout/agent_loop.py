@@ -16,6 +16,7 @@ from typing import TypeVar
 import anyio
 
 from agentrl.chat import ChatSession, Delta, ParsedTurn
+from agentrl.chat.messages import whole_text
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure
@@ -93,7 +94,7 @@ class _Trajectory:
                 self.sample.status = Status.TRUNCATED
                 break
             step = await self._step(_turn(index, generation, parsed, self.sample))
-            self.messages.extend(step.messages)
+            self.messages.extend(whole_text(step.messages))
             if step.done:
                 self.sample.status = Status.COMPLETED
                 break
@@ -109,7 +110,7 @@ class _Trajectory:
         settings = self.context.settings
         messages = await self._env("reset", self.env.reset(self.sample))
         self._check_messages("reset", messages)
-        self.messages = [dict(m) for m in messages]
+        self.messages = [whole_text(dict(m)) for m in messages]
         tools = self.env.toolbox.schemas or self.sample.metadata.get("tools")
         session = self.context.chat.session(messages, tools)
         prompt = session.prompt_ids

@@ -110,3 +110,14 @@ def test_no_tools_and_bad_tools() -> None:
 def test_normalising_twice_changes_nothing(messages: list[dict[str, Any]]) -> None:
     once = normalise_messages(messages)
     assert normalise_messages(once) == once == messages
+
+
+HALF = "half \ud83d pair"
+
+
+def test_half_a_surrogate_pair_never_reaches_a_tokenizer() -> None:
+    call = {"name": HALF, "arguments": '{"a": "half \\ud83d pair"}'}
+    found = normalise_messages([{"role": "assistant", "content": [HALF, "\ud83d\ude00"], "tool_calls": [call]}])[0]
+    assert found["content"] == "half \ufffd pair\N{GRINNING FACE}"
+    function = found["tool_calls"][0]["function"]
+    assert function == {"name": "half \ufffd pair", "arguments": {"a": "half \ufffd pair"}}

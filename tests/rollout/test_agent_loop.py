@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from agentrl import Environment, Sample, Status, Step, tool
+from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.chat import Chat
 from agentrl.errors import ContextOverflow, EnvFailure
 from agentrl.rollout.agent_loop import run_environment
@@ -18,6 +19,12 @@ CALL = '<tool_call>\n{"name": "double", "arguments": {"x": 21}}\n</tool_call>' +
 def double(x: int) -> int:
     """Twice a number."""
     return 2 * x
+
+
+@tool
+def shout(text: str) -> str:
+    """Repeats a text, with half of an emoji."""
+    return text + "! \ud83d"
 
 
 class DoubleEnv(Environment):
@@ -142,3 +149,16 @@ async def test_a_tools_exception_is_an_observation(chat: Chat) -> None:
     assert "the backend is down" in sample.response
     assert sample.metadata["counters"]["tool_raised"] == 1
     assert sample.status is Status.COMPLETED
+
+
+async def test_half_a_surrogate_pair_from_model_or_tool_does_not_end_the_run(chat: Chat) -> None:
+    class ShoutEnv(DoubleEnv):
+        tools = [shout]
+
+    calls = [
+        f'<tool_call>\n{{"name": "{name}", "arguments": {{"text": "a \\ud83d"}}}}\n</tool_call>{END}'
+        for name in ("shout", "x\\ud83d")
+    ]
+    sample, _ = await play(chat, [*calls, f"done{END}"], ShoutEnv)
+    assert "a \ufffd! \ufffd" in sample.response
+    assert decode_group(encode_group([sample]))[0].metadata == sample.metadata

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.chat.messages import ParsedTurn, ToolCall
+from agentrl.chat.messages import ParsedTurn, ToolCall, whole_text
 from agentrl.chat.parsers.base import Parsed, ToolCallParser, read_arguments, read_json
 from agentrl.chat.parsers.glm import parse_glm
 from agentrl.chat.parsers.hermes import parse_hermes
@@ -79,7 +79,7 @@ class TurnParser:
         split = split_reasoning(text, self.tags, opened=self.opens_reasoning, call_marker=self.family.call_marker)
         parsed = self.family.parse(split.rest, tools or ())
         calls = tuple(
-            ToolCall(f"call{number:05d}", name, arguments)
+            ToolCall(f"call{number:05d}", whole_text(name), whole_text(arguments))
             for number, (name, arguments) in enumerate(parsed.calls, first_call)
         )
         return ParsedTurn(parsed.text.strip(), split.reasoning, calls, tuple(parsed.broken), split.open)
