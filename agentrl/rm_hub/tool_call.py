@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.call_forms import Broken, Call, call_of, in_one_notation, json_or_text, read_calls
+from agentrl.rm_hub.reading.call_forms import Broken, Call, call_of, json_or_text, read_calls
+from agentrl.rm_hub.reading.call_notations import in_one_notation
 from agentrl.rm_hub.reading.common import after_reasoning, bad_label, bad_metadata, clip, flag
 
 _RESULT = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)

@@ -1,8 +1,8 @@
 """Reading the tool calls of an answer, in whatever form a model writes them.
 
 1. Forms: `<tool_call>` with JSON (Hermes, Qwen) or XML (Qwen3-Coder, GLM), JSON alone, in a fence or after
-   `[TOOL_CALLS]` or `<|python_tag|>` (Llama, Mistral), DeepSeek's and Kimi's sections, `Action:` with `Action Input:`
-   (ReAct), and Python calls `[f(a=1), g(b="x")]`.
+   `[TOOL_CALLS]` or `<|python_tag|>` (Llama, Mistral), DeepSeek's sections, `Action:` with `Action Input:` (ReAct),
+   and Python calls `[f(a=1), g(b="x")]`; further families' marks are rewritten by `call_notations`.
 2. Nothing is executed: Python is parsed to a tree of which only calls with literal keyword arguments are read.
 3. A call that is begun and not complete makes the answer broken; nothing is guessed.
 """
@@ -18,27 +18,29 @@ from agentrl.chat.parsers.base import read_arguments, read_json
 from agentrl.chat.parsers.glm import parse_glm
 from agentrl.chat.parsers.hermes import parse_hermes
 from agentrl.chat.parsers.qwen_xml import parse_qwen_xml
+from agentrl.rm_hub.reading.call_notations import BEGIN, SEPARATOR
 
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
+_WRAPPERS = ("function", "function_call", "tool_call")
+_LIST_MARK = re.compile(r"(?:[-*•]|\d{1,2}[.)])\s{1,4}|(?:(?:tool|function) )?(?:call|action):\s", re.IGNORECASE)
 _FENCE = re.compile(r"```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```", re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]{3,2000})`")
 _NAMED = re.compile(r"<function=([\w.-]+)>\s*(\{.*\})\s*(?:</function>)?\s*", re.DOTALL)
-_PYTHON = re.compile(r"^\s*\[?\s*[^\W\d][\w.]*\(.*\)\s*\]?\s*;?\s*$", re.DOTALL)
+_PYTHON = re.compile(r"^\s*(?:[^\W\d]\w*\s?=\s?)?\[?\s*[^\W\d][\w.]*\(.*\)\s*\]?\s*;?\s*$", re.DOTALL)
 _MARKS = re.compile(
     r"\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_(?:begin|end)\|>|</?tool_calls?>|</?functioncall>"
 )
 _LEADING = re.compile(rf"\s*(?:{_MARKS.pattern})")
 _TRAILING = re.compile(rf"(?:{_MARKS.pattern})\s*\Z")
 _LONGEST_MARK = 64
-_BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_KIMI = (("<|tool_call_begin|>", _BEGIN), ("<|tool_call_argument_begin|>", _SEPARATOR), ("<|tool_call_end|>", _END))
 _SECTION = re.compile(
-    rf"\s*(?:function\s*{_SEPARATOR})?\s*(?:functions\.)?([^\s<:]{{1,200}})(?::\d{{1,6}})?\s*(?:{_SEPARATOR})?\s*(?:```(?:json)?)?\s*(?=\{{)"
+    rf"\s*(?:function\s*{SEPARATOR})?\s*(?:functions\.)?([^\s<:]{{1,200}})(?::\d{{1,6}})?\s*(?:{SEPARATOR})?\s*(?:```(?:json)?)?\s*(?=\{{)"
 )
 _REACT = re.compile(
-    r"^[\s*]{0,4}Action[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n[\s*]{0,4}Action Input[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*",
-    re.MULTILINE,
+    r"^[\s*]{0,4}(?:Action|Tool|Function)(?: name)?[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n"
+    r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*",
+    re.MULTILINE | re.IGNORECASE,
 )
 _NAME_ONLY = re.compile(r"[^\W\d][\w.-]{0,200}")
 _MAX_PYTHON = 10_000
@@ -70,8 +72,8 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
     """
     if "<tool_call>" in text or "<function=" in text:
         return _tagged(text, tools)
-    if _BEGIN in text:
-        return [_section(part) for part in text.split(_BEGIN)[1:]]
+    if BEGIN in text:
+        return [_section(part) for part in text.split(BEGIN)[1:]]
     if reacted := [_react(text, match) for match in list(_REACT.finditer(text))[:_MAX_ATTEMPTS]]:
         return reacted
     edged = _inside_marks(text)
@@ -100,15 +102,8 @@ def _inside_marks(text: str) -> str:
     return text.lstrip()
 
 
-def in_one_notation(text: str) -> str:
-    """Kimi's special tokens as DeepSeek's, before control tokens are taken out of an answer."""
-    for kimi, deepseek in _KIMI:
-        text = text.replace(kimi, deepseek)
-    return text
-
-
 def _section(part: str) -> Call:
-    """DeepSeek: `function<sep>name` and JSON in a fence, or `name<sep>JSON`; Kimi: `functions.name:0<sep>JSON`."""
+    """`function<sep>name` and JSON in a fence, or `name<sep>JSON`; the name may be `functions.name:0` (Kimi)."""
     named = _SECTION.match(part)
     found = read_json(part, named.end()) if named else None
     if named is None or found is None or not isinstance(found[0], dict):
@@ -148,8 +143,7 @@ def call_of(value: Any) -> Call | None:
     """
     if not isinstance(value, Mapping):
         return None
-    if isinstance(value.get("function"), Mapping):
-        value = value["function"]
+    value = next((inner for key in _WRAPPERS if _is_named(inner := value.get(key))), value)
     name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
     key = next((key for key in _ARGUMENTS if key in value), None)
     if name is None:
@@ -160,6 +154,10 @@ def call_of(value: Any) -> Call | None:
     if arguments is None:
         raise Broken(f"the arguments of {name} are not an object")
     return Call(name, arguments) if name else None
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(value.get(key), str) for key in _NAMES)
 
 
 def _by_key(value: Mapping[Any, Any]) -> Call | None:
@@ -212,7 +210,8 @@ def _embedded(text: str) -> list[Call]:
 
 
 def _python_lines(text: str) -> list[Call]:
-    lines = [line.strip().strip("`") for line in text.splitlines()]
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [(line[mark.end() :] if (mark := _LIST_MARK.match(line)) else line).strip("` ") for line in lines]
     return [call for line in lines[-_MAX_ATTEMPTS:] if _PYTHON.match(line) for call in _python(line)]
 
 
@@ -222,15 +221,29 @@ def _python(text: str) -> list[Call]:
         return []
     try:
         tree = ast.parse(text.strip(), mode="exec")
-        nodes = [statement.value for statement in tree.body if isinstance(statement, ast.Expr)]
+        nodes = [node for statement in tree.body if (node := _evaluated(statement)) is not None]
         items = [item for node in nodes for item in (node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node])]
         if len(nodes) != len(tree.body) or not all(isinstance(item, ast.Call) for item in items):
             return []
-        return [_python_call(item) for item in items if isinstance(item, ast.Call)]
+        return [_python_call(item) for item in items if isinstance(item, ast.Call) and not _only_shows(item)]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, Broken):
             raise
         return []
+
+
+def _evaluated(statement: ast.stmt) -> ast.expr | None:
+    """What a statement computes: an expression, or what is assigned to one name."""
+    if isinstance(statement, ast.Expr):
+        return statement.value
+    named = isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets)
+    return statement.value if named and isinstance(statement, ast.Assign) else None
+
+
+def _only_shows(node: ast.Call) -> bool:
+    """Whether this prints something that is no call itself."""
+    shows = isinstance(node.func, ast.Name) and node.func.id == "print"
+    return shows and bool(node.args) and not any(isinstance(argument, ast.Call) for argument in node.args)
 
 
 def _python_call(node: ast.Call) -> Call:
