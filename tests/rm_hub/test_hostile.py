@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,20 @@ async def outcome_of(pool: GraderPool, name: str, response: str, label: Any, met
         return failure
 
 
+def attacks_on(name: str, canary: Path, size: int) -> Iterator[tuple[str, str]]:
+    """`attacks`, and for a grader that reads only what follows the reasoning also each of them in that place."""
+    for title, response in attacks(canary, size):
+        yield title, response
+        if name == "deepscaler":
+            yield f"{title}, after the reasoning", "</think>" + response[-90_000:]
+
+
 async def attack(
     pool: GraderPool, name: str, canary: Path, size: int
 ) -> dict[str, tuple[float, Grade | GraderFailure]]:
     label, metadata = label_of(name)
     outcomes = {}
-    for title, response in attacks(canary, size):
+    for title, response in attacks_on(name, canary, size):
         started = time.monotonic()
         outcome = await outcome_of(pool, name, response, label, metadata)
         outcomes[title] = time.monotonic() - started, outcome
