@@ -55,20 +55,25 @@ class TrainLoop:
         self._send_weights(first)
         if first == 0 and settings.rollout.eval_before_train:
             self._evaluate(-1)
-        done = covered = first - 1
+        done = covered = evaluated = first - 1
         for rollout_id in range(first, last + 1):
             if not self._rollout(rollout_id):
                 break
             done = rollout_id
             # The evaluation comes before the checkpoint: a resume repeats both or neither.
-            evaluating = _due(settings.rollout.eval_interval, rollout_id)
+            evaluating = self._evaluates(rollout_id, last)
             if _due(settings.cluster.update_weights_interval, rollout_id) or evaluating or rollout_id == last:
                 self._send_weights(rollout_id + 1)
             if evaluating:
                 self._evaluate(rollout_id)
+                evaluated = rollout_id
             if _due(settings.train.save_interval, rollout_id):
                 self._checkpoint(rollout_id)
                 covered = rollout_id
+        if evaluated < done and self._evaluates(done, done):
+            # The data ended before the planned rollout.
+            self._send_weights(done + 1)
+            self._evaluate(done)
         if covered < done:
             self._checkpoint(done)
         self.progress.phase("writing the model")
@@ -130,6 +135,11 @@ class TrainLoop:
         self.progress.phase("evaluating")
         metrics = self.cast.ask_rollouts(self.cast.worker.evaluate.remote(rollout_id + 1), what="evaluating")
         self._log(rollout_id, metrics)
+
+    def _evaluates(self, rollout_id: int, last: int) -> bool:
+        """At the interval, and after the last rollout: the model that is written is one that was evaluated."""
+        interval = self.settings.rollout.eval_interval
+        return interval is not None and (_due(interval, rollout_id) or rollout_id == last)
 
     def _log(self, rollout_id: int, metrics: dict[str, float]) -> None:
         self.logger.log(rollout_id, metrics)

@@ -80,7 +80,9 @@ class RolloutSettings(Settings):
     eval_prompt_data: tuple[str, ...] = Field(
         (), description="Evaluation sets: NAME PATH pairs, or one PATH; repeatable."
     )
-    eval_interval: PositiveInt | None = Field(None, description="Evaluate every this many rollouts.")
+    eval_interval: PositiveInt | None = Field(
+        None, description="Evaluate every this many rollouts, and after the last."
+    )
     eval_before_train: bool = Field(True, description="Evaluate once before the first rollout.")
     n_samples_per_eval_prompt: PositiveInt = Field(1, description="Trajectories a prompt in evaluation.")
     eval_temperature: float | None = Field(None, ge=0, description="Temperature in evaluation; default: training's.")

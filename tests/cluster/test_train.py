@@ -83,13 +83,28 @@ def test_ctrl_c_ends_within_seconds_and_leaves_nothing_running(kit: RunKit) -> N
     assert "Traceback" not in run.output
 
 
+def evaluated(rows: list[dict[str, float]]) -> list[float]:
+    return [row["step"] for row in rows if any(name.startswith("eval/") for name in row)]
+
+
+@pytest.mark.slow
+def test_the_last_model_is_evaluated_off_the_interval_too(kit: RunKit) -> None:
+    sets = {"eval_prompt_data": "prompts.jsonl@[0:2]", "eval_interval": 2}
+    run = kit.start(kit.arguments("evaluated", **sets))
+    assert run.wait() == 0, run.output
+    assert evaluated(run.metrics()) == [-1, 1, 2]
+
+
 def test_data_that_ends_ends_the_run_well_also_when_started_again(kit: RunKit) -> None:
-    arguments = kit.arguments("ended", prompt_data="prompts.jsonl@[0:9]", num_epoch=1, num_rollout=5)
+    sets = {"eval_prompt_data": "prompts.jsonl@[0:2]", "eval_interval": 5}
+    arguments = kit.arguments("ended", prompt_data="prompts.jsonl@[0:9]", num_epoch=1, num_rollout=5, **sets)
     first = kit.start(arguments)
     assert first.wait() == 0, first.output
-    assert [row["step"] for row in first.metrics()] == [0, 1]
+    assert [row["step"] for row in first.metrics() if "train/loss" in row] == [0, 1]
+    assert evaluated(first.metrics()) == [-1, 1]
     assert (first.folder / "model" / "model.safetensors").is_file()
     again = kit.start(arguments)
     assert again.wait() == 0, again.output
+    assert evaluated(again.metrics()) == [-1, 1]
     result = audit_ledger(first.folder / "ledger.sqlite", through_step=1, groups_per_step=4)
     assert result.ok, result.problems
