@@ -210,7 +210,9 @@ class _Trajectory:
 
     async def _env(self, method: str, call: Awaitable[T]) -> T:
         timeout = self.context.settings.env_timeout
-        return await guarded(call, what=f"{_name(self.env)}.{method}", timeout=timeout, failure=EnvFailure)
+        return await guarded(
+            call, what=f"{_name(self.env)}.{method}", timeout=timeout, failure=EnvFailure, work_only=True
+        )
 
 
 def record_generation(sample: Sample, generation: Generation, turn: int) -> None:

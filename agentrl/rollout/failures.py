@@ -6,19 +6,26 @@ whose code it was, where it raised and why.
 
 import traceback
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import anyio
 
 from agentrl.errors import AgentRLError, Failure
 from agentrl.sample import Sample, Status
+from agentrl.tools.clock import work_clock
 
 T = TypeVar("T")
 
 
 async def guarded(
-    call: Awaitable[T], *, what: str, timeout: float, failure: type[Failure], late: type[Failure] | None = None
+    call: Awaitable[T],
+    *,
+    what: str,
+    timeout: float,
+    failure: type[Failure],
+    late: type[Failure] | None = None,
+    work_only: bool = False,
 ) -> T:
     """Await `call` with a deadline; anything it raises comes out as `failure`.
 
@@ -28,9 +35,10 @@ async def guarded(
         timeout: seconds it may take.
         failure: the type that names who is to blame.
         late: the type for a missed deadline; default `failure`.
+        work_only: the time that tools inside wait for a free place does not count.
     """
     try:
-        with anyio.fail_after(timeout) as scope:
+        with anyio.fail_after(timeout) as scope, work_clock(scope) if work_only else nullcontext():
             return await call
     except TimeoutError as error:
         if scope.cancelled_caught:

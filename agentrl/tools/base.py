@@ -17,6 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.errors import Failure, PluginError, ToolFailure
 from agentrl.tools.arguments import Injected, needs_self, read_arguments
+from agentrl.tools.clock import waiting
 from agentrl.tools.docstring import parse_docstring
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
 from agentrl.tools.threads import run_in_daemon_thread
@@ -136,11 +137,12 @@ class Tool:
         """
         keywords = self._arguments.validate(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
-        # Waiting for a free place or thread is not the tool's fault, so it is outside the deadline.
-        async with self._limiter:
+        # Waiting for a free place or thread is not the tool's fault, so it is outside the deadline, and outside the
+        # environment's.
+        async with waiting(self._limiter):
             if self._is_async:
                 return await self._finish(self._function(**keywords))
-            async with anyio.to_thread.current_default_thread_limiter():
+            async with waiting(anyio.to_thread.current_default_thread_limiter()):
                 return await self._finish(run_in_daemon_thread(functools.partial(self._function, **keywords)))
 
     async def run(self, arguments: Mapping[str, Any], *, state: object = None) -> ToolOutcome:

@@ -1,5 +1,6 @@
 """The rollout loop: groups whole, failures by policy, nothing left running, nothing lost."""
 
+import time
 from collections.abc import Sequence
 
 import anyio
@@ -13,6 +14,7 @@ from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import FailureAction
+from agentrl.tools import Tool
 from tests.rollout.scripted import ScriptedEngine, make_context
 
 END = "<|im_end|>"
@@ -299,4 +301,38 @@ async def test_drops_count_towards_giving_up_only_in_a_row(chat: Chat) -> None:
 
     loop, _ = build(chat, [f"x{END}"], environment=OneGood)
     with pytest.raises(AgentRLError, match="30 groups in a row"):
+        await loop.run(0)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+async def test_waiting_for_a_busy_tool_is_not_the_environments_time(chat: Chat, synchronous: bool) -> None:
+    async def slow(x: int) -> int:
+        await anyio.sleep(0.05)
+        return x
+
+    def blocking(x: int) -> int:
+        time.sleep(0.05)
+        return x
+
+    class Busy(EchoEnv):
+        tools = [Tool(blocking if synchronous else slow, name="slow", description="Slow.", max_concurrency=1)]
+
+    call = '<tool_call>\n{"name": "slow", "arguments": {"x": 1}}\n</tool_call>'
+    # Two calls a turn, twelve trajectories: 1.2 s of work in a queue.
+    loop, _ = build(chat, [call + call + END, f"done{END}"], environment=Busy, env_timeout=0.6, rollout_batch_size=6)
+    result = await loop.run(0)
+    assert all(s.metadata["counters"]["tool_ok"] == 2 for group in result.groups for s in group)
+
+
+async def test_a_call_that_hangs_after_its_wait_still_ends(chat: Chat) -> None:
+    class Hanging(EchoEnv):
+        tools = [Tool(lambda: "x", name="quick", description="Quick.", max_concurrency=1)]
+
+        async def step(self, turn):
+            await super().step(turn)
+            await anyio.sleep_forever()
+
+    call = f'<tool_call>\n{{"name": "quick", "arguments": {{}}}}\n</tool_call>{END}'
+    loop, _ = build(chat, [call], environment=Hanging, env_timeout=0.2, rollout_batch_size=6)
+    with pytest.raises(EnvFailure, match=r"Hanging.step took longer than 0.2 s"):
         await loop.run(0)
