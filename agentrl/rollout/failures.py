@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import anyio
 
-from agentrl.errors import AgentRLError, Failure
+from agentrl.errors import AgentRLError, Failure, SampleError
 from agentrl.sample import Sample, Status
 from agentrl.tools.clock import work_clock
 
@@ -82,14 +82,31 @@ def mark_failed(sample: Sample, failure: Failure) -> Sample:
     return sample
 
 
+def trainable(sample: Sample) -> bool:
+    """Whether what a failed trajectory left behind says which of its tokens the model wrote.
+
+    User code may have been interrupted between tokens and mask: a mask that is missing or does not fit is no mask.
+    """
+    return bool(sample.response_length) and sample.loss_mask is not None and _whole(sample)
+
+
+def _whole(sample: Sample) -> bool:
+    try:
+        sample.validate()
+    except SampleError:
+        return False
+    return bool(sample.tokens)
+
+
 def mask_out(sample: Sample) -> Sample:
     """Keep the sample for statistics and baselines with reward 0, and train on none of its tokens.
 
-    One that failed before its prompt was rendered gets a single prompt token: a train batch has no place for none.
+    One that failed before its prompt was rendered, or while user code was half-way through its lists, gets a single
+    prompt token: a train batch has no place for none, nor for lists that disagree.
     """
     sample.remove_sample = True
-    if not sample.tokens:
-        sample.set_prompt_tokens([0])
+    if not _whole(sample):
+        sample.set_prompt_tokens(sample.tokens[:1] or [0])
     if sample.reward is None:
         sample.reward = 0.0
     return sample

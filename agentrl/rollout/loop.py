@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.failures import guarded, mark_failed, mask_out, ungrouped
+from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable, ungrouped
 from agentrl.rollout.filters import GroupFilter, judge
 from agentrl.rollout.functions import GenerateFunction, settle
 from agentrl.rollout.helpers import Recorder, recording
@@ -209,7 +210,7 @@ class TrajectoryRunner:
         if action is FailureAction.DROP_GROUP:
             raise DropGroup(f"{failure.blame}/{failure.kind}")
         mark_failed(sample, failure)
-        if action is not FailureAction.SCORE or not sample.response_length:
+        if action is not FailureAction.SCORE or not trainable(sample):
             return mask_out(sample)
         if sample.reward is None:
             sample.reward = 0.0
@@ -331,10 +332,8 @@ def group_id(group: Group) -> int:
 
 
 def _fresh(sample: Sample, attempt: int) -> Sample:
-    """A pending copy of a leased sample; nothing of an earlier attempt is left in it."""
-    copy = Sample.from_dict(sample.to_dict())
-    copy.prompt = [dict(m) for m in sample.prompt] if isinstance(sample.prompt, list) else sample.prompt
-    copy.metadata = dict(sample.metadata)
+    """A pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt."""
+    copy = deepcopy(sample)
     if attempt:
         copy.metadata["attempt"] = attempt
     copy.session_id = f"{sample.group_index}-{sample.index}-{attempt}"

@@ -8,13 +8,14 @@ import pytest
 
 from agentrl import Environment, Sample, Status
 from agentrl.chat import Chat
-from agentrl.errors import AgentRLError, Blame, EngineUnreachable, EnvFailure, GraderFailure
+from agentrl.errors import AgentRLError, Blame, EngineUnreachable, EnvFailure, GraderFailure, ModelFailure, ToolFailure
 from agentrl.rollout.filters import nonzero_std
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import FailureAction
 from agentrl.tools import Tool
+from agentrl.train.batch import TrainBatch
 from tests.rollout.scripted import ScriptedEngine, make_context
 
 END = "<|im_end|>"
@@ -269,8 +270,6 @@ async def test_a_rollout_that_keeps_nothing_ends_with_the_reasons(chat: Chat) ->
 
 
 async def test_a_sample_that_failed_before_its_prompt_still_fits_a_train_batch(chat: Chat) -> None:
-    from agentrl.train.batch import TrainBatch
-
     class SlowStart(EchoEnv):
         async def reset(self, sample: Sample):
             if sample.index == 1:
@@ -336,3 +335,61 @@ async def test_a_call_that_hangs_after_its_wait_still_ends(chat: Chat) -> None:
     loop, _ = build(chat, [call], environment=Hanging, env_timeout=0.2, rollout_batch_size=6)
     with pytest.raises(EnvFailure, match=r"Hanging.step took longer than 0.2 s"):
         await loop.run(0)
+
+
+async def test_a_retry_shares_nothing_with_the_attempt_before(chat: Chat) -> None:
+    async def generate(args, sample, params):
+        sample.tokens += [1, 2]
+        sample.metadata["seen"]["turns"].append(1)
+        sample.prompt[0]["content"].append("more")
+        if "attempt" not in sample.metadata:
+            raise ToolFailure("the first time")
+        sample.append_model([3], [-1.0], "0")
+        sample.reward = 1.0
+        return sample
+
+    class Nested(Store):
+        def lease(self, n: int, step: int) -> list[list[Sample]]:
+            groups = super().lease(n, step)
+            for sample in (s for group in groups for s in group):
+                sample.prompt = [{"role": "user", "content": ["q"]}]
+                sample.metadata["seen"] = {"turns": []}
+            return groups
+
+    loop, _ = build(chat, [], generate=generate, environment=None, store=Nested())
+    result = await loop.run(0)
+    assert result.stats.retries == 6
+    sample = result.groups[0][0]
+    assert sample.tokens == [1, 2, 3]
+    assert sample.metadata["seen"] == {"turns": [1]}
+    assert sample.prompt[0]["content"] == ["q", "more"]
+
+
+async def test_what_failed_without_a_mask_is_not_trained_on(chat: Chat) -> None:
+    async def generate(args, sample, params):
+        sample.tokens, sample.response_length = [1, 2, 3, 4, 5], 4
+        sample.rollout_log_probs = [-1.0, -1.0, 0.0, 0.0]  # two tokens of the model, two of a tool, and no mask yet
+        if sample.index == 0:
+            raise ModelFailure("cannot go on")
+        sample.loss_mask, sample.reward = [1, 1, 0, 0], 1.0
+        if sample.index == 2:
+            raise ModelFailure("cannot go on")
+        return sample
+
+    loop, _ = build(chat, [], generate=generate, environment=None)
+    result = await loop.run(0)
+    batch = TrainBatch.from_samples(result.groups)
+    assert [batch.sample_loss_mask(i).tolist() for i in range(3)] == [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]]
+
+
+async def test_lists_that_a_deadline_caught_half_way_do_not_end_the_run(chat: Chat) -> None:
+    async def generate(args, sample, params):
+        sample.tokens, sample.loss_mask = [1, 2, 3], [1, 1]
+        if sample.index == 0:
+            await anyio.sleep_forever()
+        sample.response_length, sample.rollout_log_probs, sample.reward = 2, [-1.0, -1.0], 1.0
+        return sample
+
+    loop, _ = build(chat, [], generate=generate, environment=None, trajectory_timeout=0.3)
+    batch = TrainBatch.from_samples((await loop.run(0)).groups)
+    assert batch.response_lengths.tolist() == [0, 2, 2, 2, 2, 2]
