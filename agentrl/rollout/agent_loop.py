@@ -9,7 +9,8 @@
 import copy
 import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace as dataclass_replace
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from agentrl.chat.messages import whole_text
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure
-from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.context import Generator, RolloutContext
 from agentrl.rollout.failures import describe, guarded
 from agentrl.sample import Message, Origin, Sample, SpecInfo, Status
 
@@ -47,25 +48,37 @@ async def run_environment(
         env = context.environment.create(context.args)
     except Exception as raised:
         raise EnvFailure(describe(f"making a {context.environment.__name__}", raised), kind="env_raised") from raised
+    async with closing(env, sample):
+        return await _Trajectory(context, env, sample, params).run(grade=grade)
+
+
+@asynccontextmanager
+async def closing(env: Environment | None, sample: Sample) -> AsyncIterator[None]:
+    """Close `env` at the end, however it comes.
+
+    Raises:
+        EnvFailure: the end was a good one, and closing failed.
+    """
     try:
-        finished = await _Trajectory(context, env, sample, params).run(grade=grade)
+        yield
     except BaseException:
         # What ended the trajectory goes on; a close that fails as well is noted on the sample.
         try:
-            await close_environment(env)
+            await _close(env)
         except EnvFailure as failure:
             sample.metadata["close_failure"] = str(failure)
         raise
-    await close_environment(env)
-    return finished
+    await _close(env)
 
 
-async def close_environment(env: Environment) -> None:
+async def _close(env: Environment | None) -> None:
     """Call `close`, also on the way out of a cancelled trajectory.
 
     Raises:
         EnvFailure: it raised or took too long.
     """
+    if env is None:
+        return
     with anyio.CancelScope(shield=True):
         await guarded(env.close(), what=f"{_name(env)}.close", timeout=CLOSE_TIMEOUT, failure=EnvFailure)
 
@@ -136,17 +149,7 @@ class _Trajectory:
         sample, context = self.sample, self.context
         budget = context.context_length - len(sample.tokens) - 1
         params = context.turn_params(self.params, sample, index, budget)
-        try:
-            generation = await context.client.generate(sample.tokens, params, session_id=sample.session_id)
-        except EngineRejected as error:
-            if error.kind != "context_overflow":
-                raise
-            raise ContextOverflow(str(error), kind="engine_context_overflow") from error
-        record_generation(sample, generation, index)
-        if generation.finish_reason.type == "abort":
-            sample.status = Status.ABORTED
-            raise EngineFailure("the engine aborted the request", kind="engine_aborted")
-        return generation
+        return await sample_turn(context.client, sample, params, index, sample.session_id)
 
     async def _step(self, turn: Turn) -> Step:
         started = time.monotonic()
@@ -215,7 +218,29 @@ class _Trajectory:
         )
 
 
-def record_generation(sample: Sample, generation: Generation, turn: int) -> None:
+async def sample_turn(
+    client: Generator, sample: Sample, params: SamplingParams, turn: int, session_id: str | None
+) -> Generation:
+    """Have the engine continue `sample`, and append what it wrote.
+
+    Raises:
+        ContextOverflow: prompt or answer are too long for the engine.
+        EngineFailure: no answer, or one that was aborted.
+    """
+    try:
+        generation = await client.generate(sample.tokens, params, session_id=session_id)
+    except EngineRejected as error:
+        if error.kind != "context_overflow":
+            raise
+        raise ContextOverflow(str(error), kind="engine_context_overflow") from error
+    _record(sample, generation, turn)
+    if generation.finish_reason.type == "abort":
+        sample.status = Status.ABORTED
+        raise EngineFailure("the engine aborted the request", kind="engine_aborted")
+    return generation
+
+
+def _record(sample: Sample, generation: Generation, turn: int) -> None:
     """Append what the engine returned to the sample, with every weight version that wrote a part of it."""
     sample.append_model(generation.ids, generation.log_probs, text=generation.text, turn=turn)
     for version, _, _ in generation.weight_versions or ((generation.weight_version, 0, 0),):

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.chat import ChatSession, ToolCall
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environment
 from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
-from agentrl.rollout.agent_loop import close_environment, record_generation
+from agentrl.rollout.agent_loop import closing, sample_turn
 from agentrl.rollout.context import RolloutContext, entered
 from agentrl.sample import Message, Origin, Sample, Status
 from agentrl.tools import Toolbox
@@ -50,6 +51,11 @@ class Recorder:
             self.environment = self.context.environment.create(self.context.args)
             self.toolbox = self.environment.toolbox
 
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """What the model may call: the tools of `--env`, else the data row's own."""
+        return self.toolbox.schemas or self.origin.metadata.get("tools")
+
     async def turn(self, conversation: list[Message]) -> str:
         """Sample the next assistant turn of `conversation`; returns its text without control tokens."""
         record = self._find(conversation)
@@ -59,8 +65,7 @@ class Recorder:
             raise ContextOverflow(f"the conversation has {len(sample.tokens)} tokens, {context.context_length} fit")
         record.turns += 1
         params = context.turn_params(self.params, sample, record.turns, budget)
-        generation = await context.client.generate(sample.tokens, params, session_id=f"custom-{id(record)}")
-        record_generation(sample, generation, record.turns)
+        generation = await sample_turn(context.client, sample, params, record.turns, f"custom-{id(record)}")
         record.session.sampled(generation.ids)
         sample.status = Status.TRUNCATED if generation.finish_reason.type == "length" else Status.COMPLETED
         record.seen = len(conversation)
@@ -71,8 +76,7 @@ class Recorder:
             if record.conversation is conversation:
                 self._show(record)
                 return record
-        tools = self.toolbox.schemas or None
-        session = self.context.chat.session(conversation, tools)
+        session = self.context.chat.session(conversation, self.tools)
         # The origin's numbers and the record's own make every conversation's sampling seeds its own.
         attempt = f"{self.origin.metadata.get('attempt', 0)}/{len(self.records)}"
         sample = Sample(group_index=self.origin.group_index, index=self.origin.index, metadata={"attempt": attempt})
@@ -121,6 +125,11 @@ class Recorder:
         _copy_tokens(record.sample, sample)
         return True
 
+    def rescue(self, sample: Sample) -> None:
+        """Leave on a sample whose generate function failed what was recorded for it, if that is beyond doubt."""
+        if not sample.tokens and len(self.records) == 1:
+            _copy_tokens(self.records[0].sample, sample)
+
     def fill(self, samples: Sequence[Sample]) -> None:
         """Give every sample that has no tokens those of its recorded conversation, in order."""
         for sample in samples:
@@ -146,11 +155,10 @@ async def recording(recorder: Recorder) -> AsyncIterator[None]:
     token = _RECORDER.set(recorder)
     try:
         with entered(recorder.context):
-            yield
+            async with closing(recorder.environment, recorder.origin):
+                yield
     finally:
         _RECORDER.reset(token)
-        if recorder.environment is not None:
-            await close_environment(recorder.environment)
 
 
 def _recorder() -> Recorder:
@@ -172,7 +180,7 @@ async def generate_single(conversation: list[Message]) -> str:
 def extract_tool_call(response: str) -> ToolCall | None:
     """The first well-formed tool call in a turn's text, or None."""
     recorder = _recorder()
-    calls = recorder.context.chat.parse(response, recorder.toolbox.schemas or None).tool_calls
+    calls = recorder.context.chat.parse(response, recorder.tools).tool_calls
     return calls[0] if calls else None
 
 

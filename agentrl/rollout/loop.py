@@ -7,6 +7,7 @@
 3. Failures follow the policy table of the settings and are counted by blame and kind.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
@@ -165,9 +166,12 @@ class TrajectoryRunner:
             recorder = Recorder(self.context, params, sample)
             async with recording(recorder):
                 call = self.generate.call_one(self.context.args, sample, params, evaluation)
-                generated = await guarded(
-                    call, what=name, timeout=self.context.settings.trajectory_timeout, failure=EnvFailure
-                )
+                try:
+                    # Its deadline is the trajectory's.
+                    generated = await guarded(call, what=name, timeout=math.inf, failure=EnvFailure)
+                except Failure:
+                    recorder.rescue(sample)
+                    raise
             recorder.fill(generated)
             generated = settle(generated, sample, name)
         if not self.grader.by_group:

@@ -1,5 +1,6 @@
 """The helpers for custom generate functions: every conversation its own seeds and its own sample."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import anyio
@@ -7,10 +8,13 @@ import pytest
 
 from agentrl import Environment, Sample, tool
 from agentrl.chat import Chat, ToolCall
-from agentrl.errors import EnvFailure
+from agentrl.engine.wire import FinishReason
+from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, ToolFailure
 from agentrl.rollout.helpers import Recorder, build_loss_mask, execute_tool, generate_single, recording
+from agentrl.rollout.loop import RolloutStats
 from agentrl.tools import Injected
 from tests.rollout.scripted import ScriptedEngine, make_context
+from tests.rollout.test_loop import Store, build
 
 END = "<|im_end|>"
 
@@ -117,3 +121,70 @@ async def test_tools_that_keep_state_have_it_and_their_environment_is_closed(cha
             assert [await execute_tool(ToolCall("1", "count", {})) for _ in range(2)] == ["1", "2"]
             assert await execute_tool(ToolCall("1", "whose", {})) == "Counting"
     assert Counting.closed == 2
+
+
+async def test_a_rows_own_tools_are_offered_and_parsed(chat: Chat) -> None:
+    tool = {"name": "look_up", "description": "Looks up.", "parameters": {"type": "object", "properties": {}}}
+    context = make_context(chat, ScriptedEngine(chat, [f"fine{END}"]))
+    origin = Sample(group_index=0, index=0, metadata={"tools": [{"type": "function", "function": tool}]})
+    sample = Sample(index=0)
+    async with recording(Recorder(context, context.params(), origin)):
+        await generate_single([{"role": "user", "content": "hello"}])
+        build_loss_mask(sample)
+    assert "look_up" in chat.decode(sample.tokens)
+
+
+class AbortingEngine(ScriptedEngine):
+    """Cuts every answer short, as a real engine does when it is paused."""
+
+    async def generate(self, input_ids, params, **options):
+        answer = await super().generate(input_ids, params, **options)
+        cut = {"ids": answer.ids[:1], "log_probs": answer.log_probs[:1], "weight_versions": ()}
+        return replace(answer, finish_reason=FinishReason("abort"), **cut)
+
+
+async def test_an_aborted_answer_is_no_finished_turn(chat: Chat) -> None:
+    with pytest.raises(EngineFailure, match="aborted the request"):
+        async with recording(recorder(chat, AbortingEngine(chat, [f"fine{END}"]), 0)):
+            await generate_single([{"role": "user", "content": "hello"}])
+
+
+async def test_the_engines_own_limit_is_an_overflow(chat: Chat) -> None:
+    refusal = EngineRejected("too long", status=400, kind="context_overflow")
+    with pytest.raises(ContextOverflow, match="too long"):
+        async with recording(recorder(chat, ScriptedEngine(chat, [refusal]), 0)):
+            await generate_single([{"role": "user", "content": "hello"}])
+
+
+async def test_a_conversation_that_outgrows_the_context_keeps_what_was_written(chat: Chat) -> None:
+    async def generate(args, sample, params):
+        conversation = [{"role": "user", "content": "hello"}]
+        while True:
+            await generate_single(conversation)
+            conversation.append({"role": "user", "content": "and then? " * 20})
+
+    loop, _ = build(chat, [f"fine{END}"], generate=generate, environment=None)
+    sample = (await loop.run(0)).groups[0][0].validate()
+    assert sample.metadata["failure"]["blame"] == "overflow"
+    assert not sample.remove_sample
+    assert sum(sample.loss_mask or ()) == sum(
+        len(chat.encode(f"fine{END}")) for s in sample.segments if s.origin == "model"
+    )
+    assert sum(sample.loss_mask or ()) > 0
+
+
+async def test_a_close_that_fails_does_not_hide_a_deadline(chat: Chat) -> None:
+    class BadClose(Environment):
+        async def close(self) -> None:
+            raise OSError("cannot close")
+
+    async def generate(args, sample, params):
+        if sample.index == 0:
+            await anyio.sleep_forever()
+        raise ToolFailure("cannot go on")
+
+    loop, _ = build(chat, [], generate=generate, environment=BadClose, trajectory_timeout=0.2, rollout_max_retries=0)
+    stats = RolloutStats()
+    group = await loop.runner.group(Store().lease(1, 0)[0], evaluation=False, stats=stats)
+    assert stats.failures == {"timeout/timeout_timeout": 1, "tool/tool": 1}
+    assert all("cannot close" in s.metadata["close_failure"] for s in group)
