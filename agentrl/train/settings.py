@@ -1,8 +1,9 @@
 """Settings of the trainer: checkpoints, batch sizes, optimizer, schedule and parallel layout."""
 
+from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.settings import Settings
 
@@ -95,6 +96,12 @@ class TrainSettings(Settings):
         10, ge=1, description="A collective that takes longer than this fails the trainer."
     )
 
+    @field_validator("hf_checkpoint", "ref_load")
+    @classmethod
+    def _at_home(cls, folder: str | None) -> str | None:
+        """A settings file has no shell to expand `~`."""
+        return str(Path(folder).expanduser()) if folder and folder.startswith("~") else folder
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = [*self._batch_problems(), *self._schedule_problems(), *self._layout_problems()]
@@ -128,14 +135,23 @@ class TrainSettings(Settings):
 
     def _layout_problems(self) -> list[str]:
         problems = []
+        if self.optimizer == "muon" and self.tensor_model_parallel_size > 1:
+            problems.append("optimizer muon needs whole matrices: set tensor_model_parallel_size to 1, or use adam")
+        if self.optimizer == "muon" and self.use_distributed_optimizer:
+            problems.append("optimizer muon cannot be sharded: turn use_distributed_optimizer off, or use adam")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             problems.append("sequence_parallel needs tensor_model_parallel_size above 1")
         if self.recompute_granularity == "full" and (
             self.recompute_method is None or self.recompute_num_layers is None
         ):
             problems.append("recompute_granularity full needs recompute_method and recompute_num_layers")
-        if self.recompute_granularity != "full" and self.recompute_method is not None:
-            problems.append("recompute_method needs recompute_granularity full")
+        for name in ("recompute_method", "recompute_num_layers"):
+            if self.recompute_granularity != "full" and getattr(self, name) is not None:
+                problems.append(f"{name} needs recompute_granularity full")
+        if not self.attention_softmax_in_fp32:
+            problems.append(
+                "attention_softmax_in_fp32 cannot be turned off: torch's attention always works so; leave it out"
+            )
         return problems
 
     @property

@@ -24,6 +24,10 @@ def test_field_names_are_unique_over_both_rooms_and_have_help() -> None:
         ({"sequence_parallel": True}, "tensor_model_parallel_size"),
         ({"recompute_granularity": "full"}, "recompute_method"),
         ({"recompute_method": "uniform"}, "recompute_granularity"),
+        ({"recompute_num_layers": 2}, "recompute_num_layers needs recompute_granularity full"),
+        ({"attention_softmax_in_fp32": False}, "cannot be turned off"),
+        ({"optimizer": "muon", "tensor_model_parallel_size": 2}, "whole matrices"),
+        ({"optimizer": "muon", "use_distributed_optimizer": True}, "cannot be sharded"),
         ({"train_backend": "fsdp9"}, "megatron"),
     ],
 )
@@ -35,6 +39,12 @@ def test_contradictions_are_named(changes: dict[str, object], words: str) -> Non
 def test_all_contradictions_are_reported_at_once() -> None:
     with pytest.raises(ValidationError, match=r"max_tokens_per_gpu.*sequence_parallel"):
         TrainSettings(use_dynamic_batch_size=True, sequence_parallel=True)
+
+
+def test_folders_may_lie_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = TrainSettings(hf_checkpoint="~/model", ref_load="~/reference")
+    assert (settings.hf_checkpoint, settings.ref_load) == ("/home/somebody/model", "/home/somebody/reference")
 
 
 def test_model_parallel_size() -> None:

@@ -3,7 +3,7 @@
 1. `step` is in two halves: gradients are made ready and their global norm taken; only if it is finite are they clipped
    and applied. A non-finite norm raises before any weight has changed.
 2. Learning rates are set on every step from the schedule; nothing is kept in the optimizer that the schedule owns.
-3. Muon orthogonalises whole matrices, so it needs tensor parallelism 1 and no distributed optimizer.
+3. Muon orthogonalises whole matrices: the settings allow it neither tensor parallelism nor the distributed optimizer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Optimizer:
             use_distributed_optimizer=settings.use_distributed_optimizer,
         )
         if settings.optimizer == "muon":
-            _check_muon(settings)
             self.inner: Any = _muon(model, settings, config, layout)
         else:
             self.inner = get_megatron_optimizer(config, [model])
@@ -101,13 +100,6 @@ class Optimizer:
     def reload(self) -> None:
         """Take over weights that were changed outside (loaded or swapped) into the master copies."""
         self.inner.reload_model_params()
-
-
-def _check_muon(settings: TrainSettings) -> None:
-    if settings.tensor_model_parallel_size > 1:
-        raise TrainError("optimizer muon needs whole matrices: set tensor_model_parallel_size to 1, or use adam")
-    if settings.use_distributed_optimizer:
-        raise TrainError("optimizer muon cannot be sharded: turn use_distributed_optimizer off, or use adam")
 
 
 def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConfig, layout: Layout) -> Any:
