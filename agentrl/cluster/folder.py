@@ -18,8 +18,19 @@ from agentrl.errors import SettingsError
 _BELOW: dict[Purpose, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
 
 
-def _unwritable(path: Path, error: OSError) -> SettingsError:
-    return SettingsError(f"--output-dir {path} cannot be written: {error.strerror}; choose another folder")
+def _unwritable(path: Path, error: OSError, flag: str = "--output-dir") -> SettingsError:
+    return SettingsError(f"{flag} {path} cannot be written: {error.strerror}; choose another folder")
+
+
+def _make_place(folder: Path) -> None:
+    """Make the folder of `--save` and write into it once: the first checkpoint may be hours away."""
+    probe = folder / f".probe.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(folder, error, "--save") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,8 @@ class RunFolder:
         path = Path(settings.observability.output_dir).expanduser().resolve() / _BELOW[purpose]
         save = Path(settings.train.save).expanduser().resolve() if settings.train.save else path / "checkpoints"
         load = Path(settings.train.load).expanduser().resolve() if settings.train.load else save
+        if purpose == "train" and settings.train.save:
+            _make_place(save)
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
             lock = (path / ".lock").open("ab")

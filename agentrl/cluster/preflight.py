@@ -82,7 +82,7 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
         _checkpoint(settings)
     template = settings.cluster.load_debug_rollout_data
     if purpose == "train" and template is not None:
-        _dump(template)
+        _dump(template, settings.rollout.num_rollout)
         return
     plugins = Plugins.load(settings.rollout)
     _someone_plays(plugins)
@@ -104,7 +104,7 @@ def _model_folder(settings: RunSettings, purpose: Purpose) -> None:
     from agentrl.train.hf import HFFolder
 
     assert settings.train.hf_checkpoint is not None
-    folder = Path(settings.train.hf_checkpoint).expanduser()
+    folder = Path(settings.train.hf_checkpoint)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise SettingsError(f"--hf-checkpoint {folder}: no tokenizer.json in it; expected a Hugging Face model folder")
     found = HFFolder(folder)
@@ -112,6 +112,11 @@ def _model_folder(settings: RunSettings, purpose: Purpose) -> None:
         found.check_weights()
     elif settings.engine.engine == "embedded" and not any(any(folder.glob(f"*.{kind}")) for kind in _WEIGHTS):
         raise CheckpointError(f"{folder}: no weights in it; expected files like model.safetensors")
+    if purpose == "train" and settings.algorithm.needs_reference and settings.train.ref_load is not None:
+        try:
+            HFFolder(settings.train.ref_load).check_weights()
+        except CheckpointError as error:
+            raise CheckpointError(f"--ref-load {error}") from error
     if purpose == "train" and ":" in (path := settings.algorithm.advantage_estimator):
         load_object(path, what="--advantage-estimator")
 
@@ -133,12 +138,19 @@ def _checkpoint(settings: RunSettings) -> None:
         )
 
 
-def _dump(template: str) -> None:
-    """A resumed run begins later, so that any rollout's file will do."""
-    pattern = dump_path(template, 0)
-    if not any(True for _ in pattern.parent.glob(f"*{pattern.suffix}")):
+def _dump(template: str, num_rollout: int) -> None:
+    """There must be a file for every rollout, or from some rollout on: a resumed run begins later."""
+    found = {number for number in range(num_rollout) if dump_path(template, number).is_file()}
+    if not found:
         raise DataError(
-            f"--load-debug-rollout-data {template}: no file like {pattern}; write one with --save-debug-rollout-data"
+            f"--load-debug-rollout-data {template}: no file like {dump_path(template, 0)}; "
+            "write one with --save-debug-rollout-data"
+        )
+    missing = next((number for number in range(min(found), num_rollout) if number not in found), None)
+    if missing is not None:
+        raise DataError(
+            f"--load-debug-rollout-data {template}: --num-rollout {num_rollout} needs {dump_path(template, missing)}, "
+            f"which is not there; set --num-rollout {missing}, or dump more rollouts"
         )
 
 

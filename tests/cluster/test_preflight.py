@@ -55,6 +55,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     (kit.folder / "syntax.py").write_text("class Env(Environment)\n    pass\n")
     (kit.folder / "raises.py").write_text("x = 1\ny = nowhere\n")
     (kit.folder / "broken.jsonl").write_text('{"input": "a"}\n{"input": "b"}\n{"input": "c"\n')
+    (kit.folder / "one_dump").mkdir()
+    (kit.folder / "one_dump" / "0.jsonl").write_text("")
     (kit.folder / "empty.jsonl").write_text("\n")
     for name in ("no_tokenizer", "no_weights"):
         (kit.folder / name).mkdir()
@@ -116,6 +118,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"engine": "external"}, ["--rollout-external-engine-addrs host:port"]),
         ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
         ({"load_debug_rollout_data": "dumps"}, ["--load-debug-rollout-data dumps", "--save-debug-rollout-data"]),
+        ({"load_debug_rollout_data": "one_dump"}, ["one_dump/1.jsonl, which is not there; set --num-rollout 1"]),
+        ({"use_kl_loss": True, "ref_load": "nowhere"}, ["--ref-load nowhere: expected a Hugging Face model folder"]),
+        ({"use_kl_loss": True, "ref_load": "no_weights"}, ["--ref-load no_weights: expected model.safetensors"]),
+        ({"save": "prompts.jsonl"}, ["--save", "prompts.jsonl cannot be written", "choose another folder"]),
         ({"tensor_model_parallel_size": 4, "actor_num_gpus_per_node": 4}, ["2 key-value heads", "1, 2"]),
         ({"global_batch_size": 3}, ["= 8 samples", "set --global-batch-size"]),
     ],
@@ -198,6 +204,12 @@ def test_good_inputs_pass_and_none_of_the_users_code_is_called(here: RunKit) -> 
     for purpose in ("train", "rollout", "eval"):
         preflight(settings.check_complete(purpose), purpose)
     assert any(name.startswith("agentrl_plugin_plugins_") for name in sys.modules)
+
+
+def test_a_resumed_run_needs_the_later_dumps_only(here: RunKit, tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}.jsonl").write_text("")
+    preflight(RunSettings.from_cli(here.arguments(load_debug_rollout_data=tmp_path)), "train")
 
 
 def test_prompts_may_name_their_own_grader(here: RunKit, tmp_path: Path) -> None:
