@@ -161,9 +161,11 @@ class MegatronBackend:
             between the trainer's and the engine's log-probs of trained tokens, in the first step (before any update); `tokens` trained in all; `steps`.
 
         Raises:
-            TrainError: a non-finite loss or gradient; the weights are then as before the failed step.
+            TrainError: a token id outside the vocabulary; or a non-finite loss or gradient, and the weights are then as
+                before the failed step.
         """
         started = time.perf_counter()
+        self._check_ids(batch)
         parts = list(batch.split(self.settings.num_steps_per_rollout))
         arrays = self._per_token(batch, len(parts))
         history = []
@@ -177,6 +179,15 @@ class MegatronBackend:
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
         seconds = time.perf_counter() - started
         return metrics | {"tokens": tokens, "steps": float(len(parts)), "train_seconds": seconds}
+
+    def _check_ids(self, batch: TrainBatch) -> None:
+        """An embedding would read past its end, or under tensor parallelism silently give zeros."""
+        highest = int(batch.tokens.max(initial=0))
+        if highest >= self.shape.vocab:
+            raise TrainError(
+                f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {self.shape.vocab}; "
+                "were they made with another model's tokenizer?"
+            )
 
     def _per_token(self, batch: TrainBatch, num_steps: int) -> dict[str, Tensor]:
         """Flat float32 [R] arrays over the whole batch, fixed before the first step."""

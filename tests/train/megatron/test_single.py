@@ -130,6 +130,26 @@ def test_non_finite_loss_leaves_the_weights_alone(folder: Path) -> None:
         made.train(batch, 0)
 
 
+def test_ids_outside_the_vocabulary_are_named(folder: Path) -> None:
+    batch = make_batch()
+    tokens = batch.tokens.copy()
+    tokens[-1] = 512
+    with (
+        backend(settings(folder)) as made,
+        pytest.raises(TrainError, match="token id 512, but the vocabulary .* has 512"),
+    ):
+        made.train(dataclasses.replace(batch, tokens=tokens), 0)
+
+
+def test_a_batch_without_a_trained_token_gives_no_gradient(folder: Path) -> None:
+    batch = make_batch()
+    with backend(settings(folder)) as made:
+        before = exported(made)
+        metrics = made.train(dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask)), 0)
+        assert metrics["loss"] == metrics["grad_norm"] == metrics["tokens"] == 0
+        assert all(torch.equal(tensor, before[name]) for name, tensor in made.export_weights())
+
+
 def test_muon_trains_matrices_and_adam_the_rest(folder: Path) -> None:
     batch = make_batch()
     with backend(settings(folder, optimizer="muon", muon_lr=1e-2)) as made:
