@@ -19,6 +19,7 @@ from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.boxed import find_last_box
 from agentrl.rm_hub.reading.choices import MANY, Choices, plain, read_choices, read_letter
 from agentrl.rm_hub.reading.common import after_reasoning, answer_blocks, clip, compose
+from agentrl.rm_hub.reading.hedges import doubts, is_hedged
 
 _ANSWER = (
     r"(?:(?:final|correct|best|right|my|the|most likely|most accurate) ){0,3}(?:answers?|ans|option|choice|letter|statement|response)\b"
@@ -51,6 +52,12 @@ _FORWARD = (
         r"|\b(?:which|this|that|it) (?:is|corresponds to|matches|agrees with) (?:answer )?(?:option|choice|answer)\b(?=\s[(*\[]{0,3}[A-J]\b)",
         re.IGNORECASE,
     ),
+    re.compile(
+        r"(?:\b(?:it|that|this|which)(?:'s|’s| is| must be)\s"
+        r"|^[\s#*_>]{0,8}(?:final|correct|result|solution|conclusion|verdict|decision|selected|pick)(?: (?:answer|choice|option|pick|verdict))?[*_ ]{0,4}[:=])"
+        r"(?=[\s*_(\[$]{0,6}(?:option |choice )?[(*]{0,3}(?-i:[A-J]|[b-hj])[)\]*_$]{0,4}(?:, not\b|[.!]?[*_]{0,2}\s*$))",
+        re.IGNORECASE | re.MULTILINE,
+    ),
     re.compile(r"[\"'](?:final_?)?(?:answer|choice|option|letter)[\"']\s{0,4}:", re.IGNORECASE),
     re.compile(
         r"\b(?:actually|no,? wait|wait,? no|wait|hmm|no|correction|rather|i mean|make that|scratch that|sorry|it (?:should|must) be|so it(?:'s|’s| is)"
@@ -59,33 +66,56 @@ _FORWARD = (
         re.IGNORECASE | re.MULTILINE,
     ),
 )
-_NAMED = r"(?P<mark>(?:option|choice|answer|statement|letter)\s{1,2}[(\[*]{0,4}|[(\[*]{1,4}|(?<![\w'’-])(?<!not )(?<!nor ))(?P<letter>[A-J])[)\]*.:]{0,4}"
+_NAMED = (
+    r"(?P<mark>\b(?i:option|choice|answer|statement|letter)\s{1,2}[(\[*]{0,4}|[(\[*]{1,4}|(?<![\w'’-])(?<!not )(?<!nor ))"
+    r"(?P<letter>[A-Ja-j])[)\]*.:]{0,4}"
+)
 _IS_CORRECT = re.compile(
     _NAMED
     + r"(?:\s{1,2}\([^()\n]{1,80}\)|,[^,.\n]{1,60},|(?<=[)\]:]) [^,.;:\n]{1,80}?)? (?:is|must be|would be|seems|appears to be|should be|has to be)(?: (?:therefore|thus|clearly|indeed|definitely|then))?"
-    r"(?: the)?(?: (?:only|most|best|single|final|likely|correct|right|accurate|true|valid|appropriate|plausible)){1,4}\b(?! for\b)"
+    r"(?: the)?(?:(?: (?:only|most|best|single|final|likely)){1,3}(?: (?:likely|correct|right|accurate|true|valid|appropriate|plausible)){0,2}"
+    r"| (?:correct|right|accurate|true|valid|appropriate))\b(?! for\b)"
     r"|"
     + _NAMED.replace("mark", "mark2").replace("letter>", "letter2>")
-    + r" (?:is|must be) (?:the|my|our) (?:final )?(?:answer|choice)\b",
+    + r" (?:(?:is|must be) (?:(?:the|my|our) (?:(?:final )?(?:answer|choice)|(?:best|better|closest|right|correct) (?:answer|choice|option|one|match|fit|pick))"
+    r"|better(?! than))\b|(?:fits|matches|works) best\b|it is(?=[.!*]{0,3}\s*$))",
 )
 _IS_CORRECT_ABROAD = re.compile(
-    r"\b(?:antwort|option|opción|réponse|risposta|resposta|alternativa) [(*]{0,3}(?P<letter>[A-J])[)*]{0,3} (?:ist|es|est|è|é) "
+    r"(?<![A-Za-z'’-])(?P<letter>[A-J])\s?(?:项|項|选项)?\s?(?:是|才是|為)?(?:正确|正確|对的|正解)"
+    r"|\b(?:antwort|option|opción|réponse|risposta|resposta|alternativa) [(*]{0,3}(?P<abroad>[A-J])[)*]{0,3} (?:ist|es|est|è|é) "
     r"(?:la |die |a )?(?:richtig|korrekt|correct|corrett|corret)",
     re.IGNORECASE,
 )
-_HEDGED = re.compile(
-    r"\b(?:tempting|tempted|might (?:think|say|assume|choose)|may (?:think|say)|one could|could be argued|some(?:one| people| students)?(?: might| may)? (?:say|think|choose|pick)"
-    r"|students?|mistak\w*|wrong(?:ly)?|initially|at first|first (?:thought|glance|instinct|guess)|naive|if|unless|suppose|were to|common (?:error|answer)|trap|previously|earlier i)\b",
-    re.IGNORECASE,
+_ONLY = re.compile(
+    r"\b(?i:only) (?:(?i:option|choice|answer|statement) )?[(\[*]{0,3}([A-J])[)\]*]{0,3}"
+    r" (?:is|fits|satisfies|matches|gives|has|can|remains|works|agrees|meets|explains|shows|contains|survives|makes)\b"
 )
-_SENTENCE_START = re.compile(r"[.!?。！？\n]\s|\n|^|[;:]\s|,? but ")
 _LINES = re.compile(r"[^\n]+")
 _OPTION_LINE = re.compile(r"^[\s>*_-]{0,6}[(\[]?([A-Ja-j])[)\].:][*_]{0,2}\s+\S")
+_VERDICT_LINE = re.compile(
+    r"^[\s>*_|•-]{0,8}(?:(?i:option|choice|statement) )?[(\[*]{0,4}([A-J])[)\]*.:]{0,4}(?=[\s|—–-])(.*)$"
+)
+_FOUND_WRONG = re.compile(
+    r"\b(?:incorrect|wrong|false|not?|eliminated|excluded|impossible|ruled out)\b|n['’]t\b|[✗✘❌×]", re.IGNORECASE
+)
+_FOUND_RIGHT = re.compile(r"\b(?:correct|true|right|yes)\b|[✓✔✅]", re.IGNORECASE)
 _CONCLUDED = re.compile(
     r"\b(?i:option|choice|answer)\s{1,2}[(\[*]{0,4}([A-J])\b|[(\[*]{1,4}([A-J])[)\]*]{1,4}(?!\w)"
-    r"|\b(?i:only) ([A-J])(?= \w)"
-    r"|\b(?i:so|thus|therefore|hence|leaves?|leaving|is|it's|be|only|to)\b:?,? (?:it(?:'s| is) )?([B-HJ])(?=[.!*]{0,3}$)|∴ ?([A-J])(?=[.!*]{0,3}$)"
+    r"|\b(?i:only) ([A-J])(?= (?!and\b|or\b)\w)"
+    r"|(?<![\w'’-])(?<!\bor )([A-HJ])(?=[.!*`]{0,3}$)|∴ ?([A-J])(?=[.!*]{0,3}$)"
 )
+_NAME_OF_THINGS = re.compile(
+    r"\b(?:vitamins?|hepatitis|types?|groups?|class|compounds?|points?|genes?|proteins?|rings?|isomers?|reagents?|reactants?|products?|species|states?|systems?|particles?|samples?|figure|alleles?"
+    r"|strains?|factor|antigens?|enzymes?|substances?|intermediates?|materials?|planets?|stars?|steps?|parts?|chains?|plasmids?|cells?|blocks?|h[ae]mophilia|influenza|structures?|molecules?|regions?"
+    r"|lines?|metals?|elements?|a|an|the|and|than|with|from|by|of|like|not|in) [*(]{0,3}$",
+    re.IGNORECASE,
+)
+_CONSEQUENCE = re.compile(r"(?:[,;:—–]\s|\s)(?:and )?(?:so|thus|therefore|hence|meaning)\b,?\s")
+_OTHERS_ANSWER = re.compile(
+    r"\b(?:incorrect|wrong|false|least \w+|second(?:[ -]best)?|initial|first|previous|earlier|worst|other|each|every|any|either|another)(?: best| likely)?\s$",
+    re.IGNORECASE,
+)
+_TAGS = re.compile(r"</?(?!answer>)[a-z]{1,12}>|^\s{0,4}```\w{0,12}$", re.MULTILINE)
 _BARE = re.compile(r"(?<![\w'’-])([B-HJ]|A(?!\s+[a-z]))(?![\w'’-])")
 _DENIED = re.compile(
     r"\b(?:not|incorrect|wrong|false|eliminat\w+|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|there (?:is|was|are|will be) no|no es|nicht|falsch|pas|non è|não)\b"
@@ -114,7 +144,7 @@ def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
         GraderFailure: of kind "grader_bad_label" or "grader_bad_metadata".
     """
     choices, wanted = read_choices(label, metadata)
-    got = chosen(compose(after_reasoning(response)[-_MAX_TEXT:]), choices)
+    got = chosen(_TAGS.sub("", compose(after_reasoning(response)[-_MAX_TEXT:])), choices)
     if got is None:
         return Grade(0.0, False, None, "no choice found")
     if got == MANY:
@@ -129,42 +159,44 @@ def chosen(text: str, choices: Choices) -> str | None:
     """The letter that an answer chooses (or the normalised text if the choices are unknown); MANY, or None."""
     claims = _claims(text)
     for start, end in reversed(claims[-_MAX_CLAIMS:]):
-        letter = text[start:end] if end - start == 1 else read_letter(text, start, choices)
-        if letter is not None and (letter == MANY or choices.knows(letter)) and not _is_hedged(text, start):
+        letter = text[start:end].upper() if end - start == 1 else read_letter(text, start, choices)
+        if letter is not None and (letter == MANY or choices.knows(letter)) and not is_hedged(text, start):
             return letter
     return _unclaimed(text, choices)
 
 
 def _claims(text: str) -> list[tuple[int, int]]:
     """(start, end): where a claimed letter is to be read; of length 1 where it is the letter itself."""
-    claims = {(match.end(), match.end()) for pattern in _FORWARD for match in pattern.finditer(text)}
+    claims = {
+        (match.end(), match.end())
+        for pattern in _FORWARD
+        for match in pattern.finditer(text)
+        if not _OTHERS_ANSWER.search(text[max(0, match.start() - 30) : match.start()])
+    }
     claims.update((start, start) for start, _ in answer_blocks(text)[-1:])
     if box := find_last_box(text):
         claims.add((box[0], box[0]))
     for match in _IS_CORRECT.finditer(text):
         group = "letter" if match["letter"] else "letter2"
         bare = match["mark" if group == "letter" else "mark2"] == ""
-        if not (bare and match[group] in "AI" and text[match.end(group)] not in ")]*.: "):
+        article = bare and match[group] in "AI" and text[match.end(group)] not in ")]*.: "
+        if not article and not (bare and match[group].islower()):
             claims.add(match.span(group))
-    claims.update(match.span("letter") for match in _IS_CORRECT_ABROAD.finditer(text))
+    claims.update(match.span(match.lastgroup or 0) for match in _IS_CORRECT_ABROAD.finditer(text))
+    claims.update(match.span(1) for match in _ONLY.finditer(text))
     return sorted(claims)
 
 
-def _is_hedged(text: str, position: int) -> bool:
-    """Whether the claim's sentence only considers it, or asks."""
-    window = text[max(0, position - 200) : position]
-    starts = [match.end() for match in _SENTENCE_START.finditer(window) if match.end() < len(window) - 1]
-    before = window[starts[-1] if starts else 0 :]
-    after = re.match(r"[^.!\n]{0,100}?([?.!\n]|$)", text[position : position + 120])
-    asks = bool(after and after[1] == "?")
-    return asks or bool(_HEDGED.search(before))
-
-
 def _unclaimed(text: str, choices: Choices) -> str | None:
-    whole = _alone(text, choices)
+    lines = [line for line in _LINES.findall(text) if line.strip()]
+    whole = _alone(text, choices) if len(lines) < 2 else choices.by_text(text)
     if whole is not None:
         return whole
-    lines = [line for line in _LINES.findall(text) if line.strip()]
+    if (judged := _only_right(lines)) and choices.knows(judged):
+        return judged
+    alone = {_alone(line, choices) for line in lines[:_MAX_CLAIMS]}
+    if len(alone) > 1 and None not in alone:
+        return MANY
     listed = {found[1].upper() for line in lines if (found := _OPTION_LINE.match(line))}
     for line in (
         (lines[-1:] + lines[:1])
@@ -177,27 +209,46 @@ def _unclaimed(text: str, choices: Choices) -> str | None:
     return _last_sentence(text, choices) if lines and not _OPTION_LINE.match(lines[-1]) else None
 
 
+def _only_right(lines: list[str]) -> str | None:
+    """The letter of a list of verdicts ("A: incorrect", "B: correct") that is the only one found right."""
+    verdicts: dict[str, bool] = {}
+    for line in lines:
+        judged = _VERDICT_LINE.match(line)
+        wrong = judged is not None and bool(_FOUND_WRONG.search(judged[2]))
+        if judged is None or not (wrong or _FOUND_RIGHT.search(judged[2])):
+            continue
+        if verdicts.setdefault(judged[1], not wrong) is wrong:
+            return None
+    right = [letter for letter, found in verdicts.items() if found]
+    return right[0] if len(right) == 1 and len(verdicts) > 1 else None
+
+
 def _alone(text: str, choices: Choices) -> str | None:
     """The choice that a text is and nothing else; a list of letters may be the text of a choice."""
     said = choices.by_text(text) if len(plain(text)) > 1 else None
     if said is None and not _REJECTED.match(text):
         said = read_letter(text, 0, choices, alone=True)
-    return said or choices.by_text(text)
+    return said if said and (said == MANY or choices.knows(said)) else choices.by_text(text)
 
 
 def _last_sentence(text: str, choices: Choices) -> str | None:
     sentences = [sentence for sentence in _SENTENCES.split(text[-2000:]) if sentence.strip()]
-    if (
-        not sentences
-        or _DENIED.search(sentences[-1])
-        or _HEDGED.search(sentences[-1])
-        or sentences[-1].rstrip().endswith("?")
-    ):
+    if not sentences or sentences[-1].rstrip().endswith("?"):
         return None
-    found = {str(letter) for match in _CONCLUDED.finditer(sentences[-1].strip()) for letter in match.groups() if letter}
+    said = _CONSEQUENCE.split(sentences[-1].strip())[-1]
+    if _DENIED.search(said) or doubts(said):
+        return None
+    if (whole := _alone(said, choices)) is not None:
+        return whole
+    found = {
+        str(letter)
+        for match in _CONCLUDED.finditer(said)
+        for letter in match.groups()
+        if letter and not (match[4] and _NAME_OF_THINGS.search(said[: match.start()]))
+    }
     named = sorted(letter for letter in found if choices.knows(letter))
-    others = {letter for letter in _BARE.findall(sentences[-1]) if choices.knows(letter)}
+    others = {letter for letter in _BARE.findall(said) if choices.knows(letter)}
     if len(named) == 1 and not others - set(named):
         return named[0]
-    hedged = re.search(r"\bor\b", sentences[-1]) and not any(" or " in text for text in choices.texts.values())
-    return MANY if named or hedged else choices.within(sentences[-1])
+    hedged = re.search(r"\bor\b", said) and not any(" or " in text for text in choices.texts.values())
+    return MANY if named or hedged else choices.within(said)

@@ -15,7 +15,7 @@ MANY = "several"
 """Stands for an answer that names more than one choice."""
 
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_DECORATION = r"(?:[\s*_`\"'“”‘’$({\[<>:：]|\\[(\[]|\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf|boxed|bf|rm)\b\s?|option\b|choice\b|answer\b|letter\b|statement\b|(?-i:(?:la |a |die |il |o )?(?:lettre|letra|lettera|opción|opzione|alternativa|Buchstabe)|la|a|die|il)(?=\s[\s(*]{0,3}(?-i:[A-J])\b)|opción\b|选项|選項|the\b)*"
+_DECORATION = r"(?:[\s#*_`\"'“”‘’$({\[<>:：]|\\[(\[]|\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf|boxed|bf|rm)\b\s?|option\b|choice\b|answer\b|letter\b|statement\b|(?-i:(?:la |a |die |il |o )?(?:lettre|letra|lettera|opción|opzione|alternativa|Buchstabe)|la|a|die|il)(?=\s[\s(*]{0,3}(?-i:[A-J])\b)|opción\b|选项|選項|the\b)*"
 _LETTER = re.compile(
     rf"(?P<before>{_DECORATION})(?P<letter>[A-Za-z])(?![A-Za-z0-9^]|['’][A-Za-z]|[-–][A-Za-z0-9]|/[a-zA-Z]{{2}}|\.[A-Za-z0-9])",
     re.IGNORECASE,
@@ -25,7 +25,7 @@ _ANOTHER = re.compile(
     r"(?:option |choice |answer )?[(\[*]{0,4}(?P<letter>[A-J])(?![A-Za-z0-9'’]|[)\]*.]{0,4} (?:is|are|was|would|could|can|fails|does|has)\b)(?=[)\]}*\"'”.,;:!$<]|\s|$)"
 )
 _TWO_IN_ONE = re.compile(r"[A-J]{2,4}(?![A-Za-z])")
-_CLOSES = re.compile(r"[\s*_`\"'”’)\]}>$.,;:!。．、）】|]*(?:$|\n)")
+_CLOSES = re.compile(r"[\s*_`\"'”’)\]}>$.,;:!。．、）】|]*(?:$|\n|</)")
 _CONNECTS = re.compile(
     r"\s{0,2}[)\]}*\"'”’$.,;:!?。．、，）】<\\_`|&/+(–—\-]|\s+[-–—(\[]|\n|$|[^\x00-\x7f]|\s+(?:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
     r"considering|where|while|is|if|according|after|among|on|follows|over|instead|in|corresponds|was|here|only)\b",
