@@ -270,17 +270,28 @@ async def test_closing_the_sandbox_ends_its_sessions(box: Sandbox) -> None:
         await box.run("1")
 
 
+WRITES = """
+try:
+    open("left-behind", "w").close()
+except OSError:
+    pass  # not every sandbox lets it
+"""
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_outlives_the_parent(backend: str) -> None:
+def test_nothing_outlives_the_parent(backend: str, tmp_path: Path) -> None:
     code = (
         "import anyio, sys, warnings; warnings.simplefilter('ignore')\nfrom agentrl.tools.sandbox import *\n"
         "async def main():\n"
         f"    async with Sandbox({backend!r}, preload=()) as box:\n"
         "        print('open', flush=True)\n"
-        f"        await box.run({named('orphaned')!r})\n"
+        f"        await box.run({WRITES + named('orphaned')!r})\n"
         "try:\n    anyio.run(main)\nexcept SandboxUnavailable as error:\n    print('unavailable', error, flush=True)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
     assert process.stdout is not None
     with process, process.stdout:
         if process.stdout.readline() != "open\n":
@@ -289,6 +300,7 @@ def test_nothing_outlives_the_parent(backend: str) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     anyio.run(until, lambda: processes_called("orphaned") == 0)
+    anyio.run(until, lambda: os.listdir(tmp_path) == [])
 
 
 async def test_a_full_sandbox_refuses_by_name() -> None:

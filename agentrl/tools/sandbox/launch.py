@@ -140,6 +140,11 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
     before = _bubblewrap(interpreter) if backend == "bubblewrap" else []
     settings = {"site": interpreter.site, "preload": preload, "own_users": root and backend == "landlock"}
     with ExitStack() as given, ExitStack() as kept:
+        folder = {"bubblewrap": "/tmp", "landlock": "/"}.get(backend)
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="agentrl-unsafe-")
+            kept.callback(shutil.rmtree, folder, ignore_errors=True)
+            settings["to_remove"] = folder
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         kept.enter_context(ours)
         given.enter_context(theirs)
@@ -154,7 +159,6 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
         process = _popen([*before, *python, *map(str, inherited)], inherited, errors, root and bool(before))
         ours.setblocking(False)
         kept.pop_all()
-    folder = {"bubblewrap": "/tmp", "landlock": "/"}.get(backend) or tempfile.mkdtemp(prefix="agentrl-unsafe-")
     return Zygote(backend, interpreter, process, ours, folder, errors)
 
 

@@ -2,6 +2,7 @@
 
 1. It takes `{"jail": {...}}` messages, each with one socket, and forks a jailer that serves that socket.
 2. It ends when the parent closes the control socket or dies (a process descriptor tells), and its children with it.
+3. A folder that was made for its children alone is removed at its end: a parent that was killed cannot do that.
 """
 
 import gc
@@ -29,8 +30,19 @@ def main(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> Non
 
     Args:
         settings: `site` (folders for sys.path), `preload` (module names), `own_users` (whether each child gets a
-            user id of its own).
+            user id of its own), `to_remove` (a folder that goes at the end; left out if there is none).
     """
+    zygote = os.getpid()
+    try:
+        _serve(control, lifeline, settings)
+    finally:
+        if "to_remove" in settings and os.getpid() == zygote:
+            import shutil  # here, so that no other zygote loads its many parts
+
+            shutil.rmtree(settings["to_remove"], ignore_errors=True)
+
+
+def _serve(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> None:
     sys.path += settings["site"]
     missing, broken = _preload(settings["preload"])
     if "numpy" in sys.modules:
