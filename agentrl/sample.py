@@ -136,6 +136,11 @@ class Sample:
         """Number of prompt tokens."""
         return len(self.tokens) - self.response_length
 
+    @property
+    def finished(self) -> bool:
+        """Whether it holds a whole response: it ended by itself or was cut off."""
+        return self.status in (Status.COMPLETED, Status.TRUNCATED) and self.response_length > 0
+
     def set_prompt_tokens(self, ids: Sequence[int]) -> None:
         """Start (or restart) the sample from prompt token ids; any response is dropped."""
         self.tokens = list(ids)

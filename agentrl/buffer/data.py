@@ -70,6 +70,7 @@ class PromptData:
         self._input_key, self._label_key = input_key, label_key
         self._metadata_key, self._tool_key = metadata_key, tool_key
         self._as_chat = apply_chat_template
+        self._drawn = 0
 
     @classmethod
     def from_args(cls, args: Any) -> Self:
@@ -154,8 +155,9 @@ class PromptData:
         return tools
 
     def sample(self, num_samples: int) -> list[str | list[Message]]:
-        """The first prompts, in order and repeating: for user sources that hold a bare dataset."""
-        return [copy.deepcopy(self[i % len(self)].prompt) for i in range(num_samples)]
+        """The next prompts, in order and repeating: for user sources that hold a bare dataset and keep no position."""
+        first, self._drawn = self._drawn, self._drawn + num_samples
+        return [copy.deepcopy(self[i % len(self)].prompt) for i in range(first, self._drawn)]
 
 
 def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:

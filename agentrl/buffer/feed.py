@@ -5,12 +5,15 @@
 2. Prompts of the built-in source are rebuilt from the ledger's row. Groups of a user's source are stored when leased,
    so that a killed run gives the same prompts again whatever that source remembers.
 3. The ledger is the buffer: groups given back wait in it, and the buffer filter chooses among them. A source with
-   `get_samples` or `add_samples` of its own is shown every completed group by `add_samples`.
+   `get_samples` or `add_samples` of its own is shown every completed group by `add_samples`. Groups that it gives back
+   finished are used as they are and not shown again. What its `save` writes lies beside the ledger and is loaded on
+   resume.
 4. `batch`, `trained` and `checkpointed` drive the training side; the steps are rollout numbers from 0.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -53,6 +56,10 @@ class GroupFeed:
         if self._placed is not None:
             ledger.bind(self._placed.identity())
         self.recovery: Recovery = ledger.recover(checkpoint_step)
+        self._replayed: set[int] = set()
+        self._state = ledger.path.with_name(ledger.path.name + ".source")
+        if self._placed is None and self._state.is_file() and len(ledger):
+            source.load(self._state)
 
     def lease(self, n: int, step: int) -> list[Group]:
         """Up to `n` groups for rollout step `step`: those given back first, then new ones.
@@ -68,7 +75,15 @@ class GroupFeed:
         elif missing:
             given = self.source.get_samples(missing)
             groups += [self._renumber(lease) for lease in self.ledger.lease_given(given, step)]
+            # Behind the leases: a kill in between repeats prompts, the other order would lose them.
+            self._save_source()
         return groups
+
+    def _save_source(self) -> None:
+        draft = self._state.with_name(self._state.name + ".part")
+        self.source.save(draft)
+        if draft.is_file():
+            os.replace(draft, self._state)
 
     def _lease_waiting(self, n: int, step: int) -> list[Lease]:
         if self._filter is None:
@@ -89,7 +104,7 @@ class GroupFeed:
 
     def _start(self, group_id: int, start: list[Sample] | None, place: Place | None) -> Group:
         if start is not None:
-            return number_group(start, group_id, self.args)
+            return self._given(start, group_id)
         if place is None or self._placed is None:
             raise PluginError(
                 f"group {group_id} was made by the built-in data source; resume with the same --data-source-path as before"
@@ -98,16 +113,21 @@ class GroupFeed:
 
     def _renumber(self, lease: Lease) -> Group:
         assert lease.start is not None
-        return number_group(lease.start, lease.group_id, self.args)
+        return self._given(lease.start, lease.group_id)
+
+    def _given(self, start: list[Sample], group_id: int) -> Group:
+        if all(sample.finished for sample in start):
+            self._replayed.add(group_id)
+        return number_group(start, group_id, self.args)
 
     def running(self, group_id: int) -> None:
         """The group's generation has begun."""
         self.ledger.mark_running(group_id)
 
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
-        """The group is finished: stored durably, then shown to the source's `add_samples`."""
+        """The group is finished: stored durably, then shown to the source's `add_samples` if it is new."""
         self.ledger.complete(group_id, samples)
-        if self._placed is None:
+        if self._placed is None and group_id not in self._replayed:
             self.source.add_samples([list(samples)])
 
     def drop(self, group_id: int, reason: str) -> None:
@@ -131,6 +151,8 @@ class GroupFeed:
         ids = list(group_ids)
         self.ledger.mark_trained(ids, step)
         self.source.commit(ids, step)
+        if self._placed is None:
+            self._save_source()
 
     def checkpointed(self, step: int) -> None:
         """A durable checkpoint covers every step up to `step`."""

@@ -2,7 +2,7 @@
 
 1. `--data-source-path my.mod:MySource` names a class built as `(dataset, args)`, `(args)` or `()`, or a ready object.
 2. It needs `get_samples(n)` and `add_samples(groups)`. `save`, `load`, `commit` and `__len__` are used where it has
-   them.
+   them: `save(path)` writes one file after every draw, which `load(path)` reads when the run is resumed.
 3. `get_samples` may return groups (lists of samples), or single samples: each becomes a group of
    `n_samples_per_prompt` independent copies. Anything else is a `PluginError` that names the class.
 """

@@ -5,6 +5,7 @@
 2. A group is kept, or dropped with a reason, as a whole; the store (the ledger) is told before the loop goes on.
    The store writes durably, so it is called in a worker thread.
 3. Failures follow the policy table of the settings and are counted by blame and kind.
+4. Finished samples that a data source gives (replay from its own buffer) are used as they are, not generated again.
 """
 
 import math
@@ -159,7 +160,9 @@ class TrajectoryRunner:
 
     async def _play(self, sample: Sample, params: SamplingParams, evaluation: bool) -> list[Sample]:
         own = self.grader.overrides_environment
-        if self.generate is None:
+        if sample.finished:
+            generated = settle([sample], sample, "the data source")
+        elif self.generate is None:
             generated = await run_environment(self.context, sample, params, grade=not own)
         else:
             name = self.generate.name
@@ -184,6 +187,8 @@ class TrajectoryRunner:
         """The group form of a custom generate function: one call, one deadline, one failure for all."""
         assert self.generate is not None
         settings, name = self.context.settings, self.generate.name
+        if all(sample.finished for sample in samples):
+            return [settle([_fresh(sample, 0)], sample, "the data source") for sample in samples]
         attempt = 0
         while True:
             fresh = [_fresh(sample, attempt) for sample in samples]
@@ -336,8 +341,13 @@ def group_id(group: Group) -> int:
 
 
 def _fresh(sample: Sample, attempt: int) -> Sample:
-    """A pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt."""
+    """A pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt.
+
+    A finished sample, which a data source gives to be used once more, stays as it is.
+    """
     copy = deepcopy(sample)
+    if sample.finished:
+        return copy
     if attempt:
         copy.metadata["attempt"] = attempt
     copy.session_id = f"{sample.group_index}-{sample.index}-{attempt}"

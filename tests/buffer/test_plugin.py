@@ -68,6 +68,13 @@ class OwnDraw(RolloutDataSource):
         return super().get_samples(1) * min(num_samples, 1)
 
 
+class Replaying(RolloutDataSourceWithBuffer):
+    """Written from slime's example: every finished group is stored for reuse."""
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        self.buffer.extend(samples)
+
+
 class NeedsMore:
     def __init__(self, dataset: Any, args: Any, extra: Any) -> None: ...
 
@@ -208,3 +215,38 @@ def test_groups_of_the_built_in_source_need_it_again(data: Path, tmp_path: Path)
         feed = GroupFeed(named(data, "FromArgs"), ledger, args)
         with pytest.raises(PluginError, match="resume with the same --data-source-path"):
             feed.lease(1, 0)
+
+
+def prompts_of(groups: list[list[Sample]]) -> list[Any]:
+    return [group[0].prompt for group in groups]
+
+
+def test_a_bare_dataset_goes_through_all_its_prompts(data: Path) -> None:
+    source = named(data, "FromDataset")
+    drawn = prompts_of(source.get_samples(3) + source.get_samples(3))
+    assert drawn == [f"question {i}" for i in (0, 1, 2, 3, 4, 0)]
+
+
+@pytest.mark.parametrize("name", ["OwnDraw", "Replaying"])
+def test_on_resume_a_users_source_goes_on_where_it_was(data: Path, tmp_path: Path, name: str) -> None:
+    drawn = []
+    for _ in range(3):
+        with Ledger(tmp_path / "l.sqlite") as ledger:
+            feed = GroupFeed(named(data, name), ledger, make_args(data))
+            [group] = feed.lease(1, 0)
+            feed.drop(group[0].group_index or 0, "not wanted")
+            drawn += prompts_of([group])
+    assert drawn == ["question 0", "question 1", "question 2"]
+
+
+def test_replayed_groups_come_as_they_were_and_are_not_added_again(data: Path, tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        source = named(data, "Replaying")
+        feed = GroupFeed(source, ledger, make_args(data))
+        feed.lease(1, 0)
+        feed.complete(0, finished(0))
+        [again] = feed.lease(1, 1)
+        assert [s.tokens for s in again] == [s.tokens for s in finished(0)]
+        assert {s.group_index for s in again} == {1}
+        feed.complete(1, again)
+        assert prompts_of(feed.lease(1, 2)) == ["question 1"]

@@ -306,19 +306,19 @@ async def test_drops_count_towards_giving_up_only_in_a_row(chat: Chat) -> None:
 @pytest.mark.parametrize("synchronous", [False, True])
 async def test_waiting_for_a_busy_tool_is_not_the_environments_time(chat: Chat, synchronous: bool) -> None:
     async def slow(x: int) -> int:
-        await anyio.sleep(0.05)
+        await anyio.sleep(0.1)
         return x
 
     def blocking(x: int) -> int:
-        time.sleep(0.05)
+        time.sleep(0.1)
         return x
 
     class Busy(EchoEnv):
         tools = [Tool(blocking if synchronous else slow, name="slow", description="Slow.", max_concurrency=1)]
 
     call = '<tool_call>\n{"name": "slow", "arguments": {"x": 1}}\n</tool_call>'
-    # Two calls a turn, twelve trajectories: 1.2 s of work in a queue.
-    loop, _ = build(chat, [call + call + END, f"done{END}"], environment=Busy, env_timeout=0.6, rollout_batch_size=6)
+    # Two calls a turn, ten trajectories: 2 s of work in a queue.
+    loop, _ = build(chat, [call + call + END, f"done{END}"], environment=Busy, env_timeout=1.2, rollout_batch_size=5)
     result = await loop.run(0)
     assert all(s.metadata["counters"]["tool_ok"] == 2 for group in result.groups for s in group)
 
