@@ -55,7 +55,9 @@ class RolloutWorker:
         result = await self._session.rollout(rollout_id)
         metrics = rollout_metrics(result.groups, result.stats, settings.rollout.reward_key)
         full = len(result.groups) >= settings.rollout.rollout_batch_size
-        batch = TrainBatch.from_samples(result.groups, settings.rollout.reward_key) if full else None
+        supervised = settings.algorithm.loss_type == "sft_loss"
+        key = settings.rollout.reward_key
+        batch = TrainBatch.from_samples(result.groups, key, supervised=supervised) if full else None
         ids = [group[0].group_index for group in result.groups]
         return batch, {"group_ids": ids, "metrics": metrics, "ended": not full}
 

@@ -1,6 +1,8 @@
 """`agentrl train` as a user runs it: real Ray, real Megatron, a real engine; killed, interrupted and resumed."""
 
 import random
+import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -20,7 +22,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 @pytest.mark.parametrize("mode", ["broadcast", "disk"])
 def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: RunKit, mode: str) -> None:
-    run = kit.start(kit.arguments(f"plain-{mode}", update_weight_mode=mode, num_steps_per_rollout=2))
+    arguments = kit.arguments(f"plain-{mode}", update_weight_mode=mode, num_steps_per_rollout=2)
+    run = kit.start(arguments)
     run.until(run.processes)
     processes = run.processes()
     assert run.wait() == 0, run.output
@@ -33,6 +36,44 @@ def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: Run
     result = audit_ledger(run.folder / "ledger.sqlite", through_step=2, groups_per_step=4)
     assert result.ok, result.problems
     assert (run.folder / "model" / "model.safetensors").is_file()
+    if mode == "broadcast":
+        _says_what_it_starts(run.output)
+        _starts_nothing_again(kit, arguments)
+
+
+def _says_what_it_starts(output: str) -> None:
+    """Every phase of the start has a line, in order, and what is there says how long it took."""
+    said = [line.partition("] ")[2] for line in output.splitlines()]
+    phases = [
+        "starting Ray",
+        "loading the model into 1 engine, starting 1 trainer process",
+        "first rollout",
+    ]
+    assert [line for line in said if line in phases] == phases, output
+    for name in ("settings, model and data checked", "Ray is up", "1 engine ready", "1 trainer process ready"):
+        assert any(re.fullmatch(rf"{name}  time [0-9.]+s", line) for line in said), output
+
+
+def _starts_nothing_again(kit: RunKit, arguments: list[str]) -> None:
+    again = kit.start(arguments)
+    assert again.wait(60) == 0, again.output
+    assert "the newest checkpoint covers 3 rollouts, and --num-rollout is 3; to go on" in again.output
+    assert f"the model is in {again.folder / 'model'}" in again.output
+    assert "Ray" not in again.output
+    assert again.processes() == {}
+
+
+@pytest.mark.slow
+def test_a_missing_model_of_a_finished_run_is_written(kit: RunKit) -> None:
+    arguments = kit.arguments("finished", num_rollout=1)
+    first = kit.start(arguments)
+    assert first.wait() == 0, first.output
+    shutil.rmtree(first.folder / "model")
+    again = kit.start(arguments)
+    assert again.wait() == 0, again.output
+    assert "starting once more" in again.output
+    assert (first.folder / "model" / "model.safetensors").is_file()
+    assert len(again.metrics()) == 1
 
 
 @pytest.mark.parametrize("role", ["driver", "trainer", "engine"])
@@ -83,6 +124,19 @@ def test_ctrl_c_ends_within_seconds_and_leaves_nothing_running(kit: RunKit) -> N
     assert "Traceback" not in run.output
 
 
+@pytest.mark.slow
+def test_supervised_training_on_a_users_samples_needs_no_log_probs(kit: RunKit) -> None:
+    (kit.folder / "lesson.py").write_text(
+        "async def generate(args, sample, sampling_params):\n"
+        "    sample.tokens, sample.response_length, sample.reward = [5, 6, 7, 8, 9], 2, 0.0\n"
+        "    return sample\n"
+    )
+    changes = {"env": None, "custom_generate_function_path": "lesson.py:generate", "loss_type": "sft_loss"}
+    run = kit.start(kit.arguments("lesson", num_rollout=1, **changes))
+    assert run.wait() == 0, run.output
+    assert run.metrics()[-1]["train/nll"] > 0
+
+
 def evaluated(rows: list[dict[str, float]]) -> list[float]:
     return [row["step"] for row in rows if any(name.startswith("eval/") for name in row)]
 
@@ -93,6 +147,20 @@ def test_the_last_model_is_evaluated_off_the_interval_too(kit: RunKit) -> None:
     run = kit.start(kit.arguments("evaluated", **sets))
     assert run.wait() == 0, run.output
     assert evaluated(run.metrics()) == [-1, 1, 2]
+
+
+@pytest.mark.parametrize("moment", ["Ray is up", pytest.param("rollout 1/", marks=pytest.mark.slow)])
+def test_sigterm_ends_like_ctrl_c_and_the_terminal_has_none_of_rays_words(kit: RunKit, moment: str) -> None:
+    run = kit.start(kit.arguments(f"terminated-{moment[:3].lower()}", num_rollout=1000))
+    run.until(lambda: moment in run.output)
+    processes = run.processes()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(30) == 143, run.output
+    assert still_running(processes) == []
+    assert run.output.splitlines()[-1] == "terminated"
+    assert "SIGTERM" not in run.output
+    assert "Traceback" not in run.output
+    assert "PC: @" not in run.output
 
 
 def test_data_that_ends_ends_the_run_well_also_when_started_again(kit: RunKit) -> None:
