@@ -75,6 +75,10 @@ class FieldRef:
         return self.members == (bool,)
 
     @property
+    def is_number(self) -> bool:
+        return bool(self.members) and set(self.members) <= {int, float}
+
+    @property
     def is_mapping(self) -> bool:
         return len(self.members) == 1 and _origin(self.members[0]) in _MAPPINGS
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from agentrl.config.fields import SECTIONS, all_fields
+from agentrl.config.fields import SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import SGLANG_FIELD
 from agentrl.config.problems import did_you_mean, nearest, one_error
 from agentrl.errors import SettingsError
@@ -93,7 +93,7 @@ class _Sorter:
         if key in known and section in (None, known[key].section):
             if key in self.found.values and key != SGLANG_FIELD:
                 self.problems.append(f"{where}: {key} is given twice (also {self.found.origins[key]})")
-            self._set(key, value, where)
+            self._set(key, _as_flags_read_it(known[key], value), where)
         elif key in known:
             self.problems.append(f"{where}: {key} belongs under {known[key].section}, not under {section}")
         elif key.startswith("sglang_") and SGLANG_FIELD in known:
@@ -111,6 +111,15 @@ class _Sorter:
     def _where(self, path: tuple[str, ...]) -> str:
         line = self.lines.get(path)
         return f"{self.file} line {line}" if line else self.file
+
+
+def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
+    """YAML makes a boolean of the word `off`, and a text of `none`; what a flag takes, a file takes."""
+    if value is False and "off" in field.choices:
+        return "off"
+    if value == "none" and field.optional and str not in field.members:
+        return None
+    return value
 
 
 def _read_yaml(file: Path) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:

@@ -80,9 +80,13 @@ class RunSettings(Settings):
             SettingsError: unknown names, wrong types, contradictions.
         """
         known, problems = all_fields(), []
-        for name in values:
+        for name, value in values.items():
             if name not in known:
                 problems.append(f"unknown setting {name}{did_you_mean(nearest(name, known))}")
+            elif isinstance(value, bool) and known[name].is_number:
+                # Pydantic would take `lr: yes` for 1.
+                where = (origins or {}).get(name) or known[name].flag
+                problems.append(f"{where}: expected {known[name].expected()}; got {value!r}")
         parts: dict[str, Settings] = {}
         for section, model in SECTIONS.items():
             own = {k: v for k, v in values.items() if k in known and known[k].section == section}

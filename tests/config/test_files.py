@@ -132,6 +132,8 @@ def test_precedence_of_flags_file_defaults(
         ("lr: 1\ntrain:\n  lr: 2\n", ["run.yaml line 3", "given twice", "line 1"]),
         ("lr: 1\nlr: 2\n", ["run.yaml line 2", "given twice", "line 1"]),
         ("train:\n  lr: fast\n", ["run.yaml line 2", "lr", "a number", "'fast'"]),
+        ("train:\n  lr: yes\n", ["run.yaml line 2", "lr", "a number", "got True"]),
+        ("num_rollout: true\n", ["run.yaml line 1", "a whole number", "got True"]),
         ("train: 3\n", ["run.yaml line 1", "train is a section"]),
         ("- lr\n", ["run.yaml", "name: value"]),
         ("lr: [1\n", ["run.yaml", "not valid YAML"]),
@@ -140,6 +142,14 @@ def test_precedence_of_flags_file_defaults(
 def test_bad_files_are_named_with_their_line(tmp_path: Path, text: str, parts: list[str]) -> None:
     found = message(tmp_path, text)
     assert [part for part in parts if part not in found] == [], found
+
+
+def test_words_that_flags_take_mean_the_same_in_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("progress: off\nsave_interval: none\nrecompute_granularity: none\ntool_call_parser: none\n")
+    found = RunSettings.from_file(file)
+    assert (found.observability.progress, found.train.save_interval) == ("off", None)
+    assert (found.train.recompute_granularity, found.rollout.tool_call_parser) == (None, "none")
 
 
 def test_bad_toml(tmp_path: Path) -> None:
