@@ -153,8 +153,10 @@ class _Trajectory:
 
     async def _step(self, turn: Turn) -> Step:
         started = time.monotonic()
-        step = await self._env("step", self.env.step(turn))
-        self.sample.non_generation_time += time.monotonic() - started
+        try:
+            step = await self._env("step", self.env.step(turn))
+        finally:  # a step that hangs or fails takes its time too
+            self.sample.non_generation_time += time.monotonic() - started
         if not isinstance(step, Step):
             raise EnvFailure(f"{_name(self.env)}.step must return a Step, got {step!r:.200}", kind="env_bad_result")
         self._check_messages("step", step.messages)
@@ -187,7 +189,9 @@ class _Trajectory:
         return True
 
     def _split(self, prompt: list[int]) -> bool:
-        """The template rewrites history: close this sample and go on in a sibling with the new prompt."""
+        """The template rewrites history: close this sample and go on in a sibling with the new prompt, if it fits."""
+        if self.context.context_length - len(prompt) < 2:
+            return False
         done = self.sample
         done.status = Status.COMPLETED
         done.rollout_id = done.index if done.rollout_id is None else done.rollout_id
@@ -198,7 +202,7 @@ class _Trajectory:
             done, metadata=rest, status=Status.PENDING, spec_info=SpecInfo(), non_generation_time=0.0
         )
         self.sample.set_prompt_tokens(prompt)
-        return self.context.context_length - len(prompt) >= 2
+        return True
 
     async def _grade(self) -> None:
         if self.sample.reward is None:

@@ -16,7 +16,8 @@ class EvalResult:
     """One data set's evaluation.
 
     Attributes:
-        metrics: mean reward, pass@k, lengths, truncation, tool use; names without the data set's.
+        metrics: mean reward, pass@k, lengths, truncation, tool use, all of whole trajectories; names without the data
+            set's.
         groups: the graded samples, one group a prompt.
     """
 
@@ -59,19 +60,19 @@ def _metrics(
     finished = [group for group in groups if group]
     rewards = [[sample.get_reward_value(key) for sample in heads(group)] for group in finished]
     flat = [reward for group in rewards for reward in group]
-    samples = [sample for group in finished for sample in group]
+    played = [siblings for group in finished for siblings in trajectories(group)]
     if not flat:
         return {"samples": 0.0, "failed_groups": float(len(groups))}
     metrics = {
         "reward": sum(flat) / len(flat),
         "samples": float(len(flat)),
         "failed_groups": float(len(groups) - len(finished)),
-        "response_length": _mean([s.response_length for s in samples]),
-        "truncated": _mean([s.status is Status.TRUNCATED for s in samples]),
-        "failed": _mean([s.status is Status.FAILED for s in samples]),
-        "tool_calls": _mean([s.metadata.get("counters", {}).get("tool_calls", 0) for s in samples]),
+        "response_length": _mean([sum(s.response_length for s in siblings) for siblings in played]),
+        "truncated": _mean([any(s.status is Status.TRUNCATED for s in siblings) for siblings in played]),
+        "failed": _mean([any(s.status is Status.FAILED for s in siblings) for siblings in played]),
+        "tool_calls": _mean([_counted(siblings, "tool_calls") for siblings in played]),
         **{f"failures/{name}": float(count) for name, count in stats.failures.items()},
-        "used_tool": _mean([bool(s.metadata.get("counters", {}).get("tool_ok", 0)) for s in samples]),
+        "used_tool": _mean([_counted(siblings, "tool_ok") > 0 for siblings in played]),
     }
     n = min(len(group) for group in rewards)
     k = 1
@@ -84,10 +85,19 @@ def _metrics(
 
 def heads(group: Sequence[Sample]) -> list[Sample]:
     """One sample a trajectory: fan-out siblings share their reward and count once."""
-    seen: dict[object, Sample] = {}
+    return [siblings[0] for siblings in trajectories(group)]
+
+
+def trajectories(group: Sequence[Sample]) -> list[list[Sample]]:
+    """A group's samples by trajectory: those that one fanned out into lie together, in order."""
+    seen: dict[object, list[Sample]] = {}
     for at, sample in enumerate(group):
-        seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), sample)
+        seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), []).append(sample)
     return list(seen.values())
+
+
+def _counted(siblings: Sequence[Sample], name: str) -> float:
+    return float(sum(sample.metadata.get("counters", {}).get(name, 0) for sample in siblings))
 
 
 def _mean(values: Sequence[float]) -> float:

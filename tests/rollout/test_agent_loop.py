@@ -6,9 +6,10 @@ import pytest
 from agentrl import Environment, Sample, Status, Step, tool
 from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.chat import Chat
-from agentrl.errors import ContextOverflow, EnvFailure
+from agentrl.errors import ContextOverflow, EnvFailure, ToolFailure
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.sample import Origin
+from agentrl.tools import Tool
 from tests.rollout.scripted import ScriptedEngine, make_context
 
 END = "<|im_end|>"
@@ -162,3 +163,28 @@ async def test_half_a_surrogate_pair_from_model_or_tool_does_not_end_the_run(cha
     sample, _ = await play(chat, [*calls, f"done{END}"], ShoutEnv)
     assert "a \ufffd! \ufffd" in sample.response
     assert decode_group(encode_group([sample]))[0].metadata == sample.metadata
+
+
+async def test_a_step_that_hangs_takes_its_time_too(chat: Chat) -> None:
+    sample = Sample(prompt="What is 21*2?", index=0)
+    context = make_context(chat, ScriptedEngine(chat, [CALL]), HangingEnv, env_timeout=0.2)
+    with pytest.raises(EnvFailure, match="took longer"):
+        await run_environment(context, sample, context.params())
+    assert sample.non_generation_time >= 0.2
+
+
+async def test_a_failing_tool_can_be_caught_by_its_type(chat: Chat) -> None:
+    def fail(x: int) -> int:
+        raise RuntimeError("the backend is down")
+
+    class Catching(DoubleEnv):
+        tools = [Tool(fail, name="double", description="Twice.", on_failure="fail")]
+
+        async def step(self, turn) -> Step:
+            try:
+                return await self.run_tools(turn)
+            except ToolFailure as failure:
+                return Step(done=True, info={failure.kind: 1})
+
+    sample, _ = await play(chat, [CALL], Catching)
+    assert sample.metadata["counters"] == {"tool_raised": 1}
