@@ -58,7 +58,12 @@ class GenerateFunction:
         parameters = inspect.signature(function).parameters
         positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         takes_evaluation = "evaluation" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        required = [n for n in positional if n != "evaluation"]
+        # What has a default is the user's own option, except the third form's parameters under their own name.
+        required = [
+            n
+            for n in positional
+            if n != "evaluation" and (parameters[n].default is inspect.Parameter.empty or n == "sampling_params")
+        ]
         if len(required) not in (2, 3):
             raise PluginError(
                 f"{name}: expected (args, samples) or (args, sample, sampling_params), each optionally with "
@@ -70,7 +75,7 @@ class GenerateFunction:
         """Call the per-sample form."""
         extra = {"evaluation": evaluation} if self.takes_evaluation else {}
         result = await self.function(args, sample, params.to_wire(), **extra)
-        return self._members(result)
+        return self._distinct([self._members(result)])[0]
 
     async def call_group(self, args: Any, samples: list[Sample], evaluation: bool) -> Generated:
         """Call the group form."""
@@ -86,7 +91,17 @@ class GenerateFunction:
                 "sample (an item may itself be a list of samples)",
                 kind="env_bad_result",
             )
-        return [self._members(item) for item in result]
+        return self._distinct([self._members(item) for item in result])
+
+    def _distinct(self, generated: Generated) -> Generated:
+        """Refuse one sample object in two places: it would be trained twice, and its group would be one opinion."""
+        members = [id(member) for item in generated for member in item]
+        if len(set(members)) < len(members):
+            raise EnvFailure(
+                f"{self.name} returned the same Sample object more than once; return one of its own for each trajectory",
+                kind="env_bad_result",
+            )
+        return generated
 
     def _members(self, item: Any) -> list[Sample]:
         members = [item] if isinstance(item, Sample) else item
@@ -165,6 +180,11 @@ class RewardFunction:
             )
         samples_only = len(required) == 1
         return cls(function, name, samples_only, group or samples_only)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is no coroutine function and runs in a thread."""
+        return not inspect.iscoroutinefunction(self.function)
 
     async def __call__(self, args: Any, samples: Sequence[Sample]) -> list[Any]:
         """The raw rewards of `samples`, in order; checked for number, not yet for value."""

@@ -1,13 +1,17 @@
 """The reward stage: who grades, with which deadline, and what counts as a reward.
 
 Built-in graders have the deadlines of their own room (`grader_timeout` an answer, from when it starts): the wait for a
-free process, when a whole rollout ends at once, is not a slow grader. `reward_timeout` is for code of the user.
+free process, when a whole rollout ends at once, is not a slow grader. `reward_timeout` is for code of the user; it
+starts when a plain function has a thread.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
+
+import anyio
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import GraderRunner, batched_async_rm
@@ -15,6 +19,9 @@ from agentrl.rollout.failures import guarded
 from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.sample import Sample
+
+_THREADS = 32
+"""Plain reward functions at work at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Grader:
     args: Any
     function: RewardFunction | None = None
     runner: GraderRunner | None = None
+    _threads: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_THREADS), repr=False, compare=False)
 
     @property
     def overrides_environment(self) -> bool:
@@ -49,21 +57,23 @@ class Grader:
         """
         pending = [sample for sample in samples if sample.reward is None]
         if pending:
-            if self.function is not None:
-                call, what, timeout = (
-                    self.function(self.args, pending),
-                    self.function.name,
-                    self.settings.reward_timeout,
-                )
-            else:
-                call, what, timeout = self._built_in(pending), f"--rm-type {self.settings.rm_type}", math.inf
-            rewards = await guarded(call, what=what, timeout=timeout, failure=GraderFailure)
+            rewards = await (self._built_in(pending) if self.function is None else self._own(self.function, pending))
             for sample, reward in zip(pending, rewards, strict=True):
                 sample.reward = reward
         for sample in samples:
             check_reward(sample)
 
+    async def _own(self, function: RewardFunction, samples: Sequence[Sample]) -> list[Any]:
+        # Hundreds of plain functions at once would share the processor and all miss their deadlines.
+        async with self._threads if function.plain else nullcontext():
+            call = function(self.args, samples)
+            return await guarded(call, what=function.name, timeout=self.settings.reward_timeout, failure=GraderFailure)
+
     async def _built_in(self, samples: Sequence[Sample]) -> list[Any]:
+        what = f"--rm-type {self.settings.rm_type}"
+        return await guarded(self._by_type(samples), what=what, timeout=math.inf, failure=GraderFailure)
+
+    async def _by_type(self, samples: Sequence[Sample]) -> list[Any]:
         if self.settings.rm_type is None and not all(sample.metadata.get("rm_type") for sample in samples):
             raise GraderFailure(
                 "the sample has no reward and nothing grades it; return one from the environment or generate "

@@ -1,5 +1,7 @@
 """Built-in graders in the rollout: through the session's processes, in training and in evaluation."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
 from agentrl.rollout.rewards import Grader
 from tests.rollout.scripted import ScriptedEngine, make_context
-from tests.rollout.test_loop import END, Store
+from tests.rollout.test_loop import END, Store, build
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
 
@@ -134,3 +136,22 @@ async def test_own_loops_are_graded_by_the_built_in_grader(chat: Chat) -> None:
         assert nothing.metrics == {"samples": 0.0, "failed_groups": 1.0}
         with pytest.raises(GraderFailure, match="nothing grades it"):
             await Grader(runner.context.settings, runner.context.args, None, graders).grade([Sample(response="x")])
+
+
+async def test_plain_reward_functions_do_not_crowd_each_other_out(chat: Chat) -> None:
+    counts = {"now": 0, "most": 0}
+    lock = threading.Lock()
+
+    def reward(args, sample):
+        with lock:
+            counts["now"] += 1
+            counts["most"] = max(counts.values())
+        time.sleep(0.01)
+        with lock:
+            counts["now"] -= 1
+        return 1.0
+
+    loop, _ = build(chat, [f"x{END}"], reward=reward, rollout_batch_size=60)
+    result = await loop.run(0)
+    assert len(result.groups) == 60
+    assert counts["most"] <= 32

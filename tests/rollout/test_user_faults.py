@@ -6,6 +6,7 @@ import pytest
 from agentrl import Environment, Sample, Step
 from agentrl.chat import Chat
 from agentrl.errors import AgentRLError, Blame, EnvFailure, GraderFailure, PluginError, TrajectoryTimeout
+from agentrl.rollout.functions import GenerateFunction
 from agentrl.rollout.settings import FailureAction
 from tests.rollout.test_loop import END, EchoEnv, Store, build
 
@@ -153,3 +154,31 @@ async def test_a_group_filter(chat: Chat, answer, message: str) -> None:
     loop, _ = build(chat, [f"hello{END}"], group_filter=choose)
     with pytest.raises(PluginError, match=message):
         await loop.run(0)
+
+
+async def test_one_sample_object_for_two_trajectories_is_refused(chat: Chat) -> None:
+    async def whole(args, samples):
+        samples[0].set_prompt_tokens([1])
+        samples[0].append_model([2], [-1.0], "0")
+        return [samples[0]] * len(samples)
+
+    async def each(args, sample, params):
+        return await whole(args, [sample, sample])
+
+    for generate in (whole, each):
+        loop, _ = build(chat, [], generate=generate, environment=None)
+        with pytest.raises(EnvFailure, match="returned the same Sample object more than once"):
+            await loop.run(0)
+
+
+def test_options_with_defaults_do_not_change_the_form() -> None:
+    async def group(args, samples, width=3): ...
+
+    async def group_eval(args, samples, width=3, evaluation=False): ...
+
+    async def each(args, sample, sampling_params, evaluation=False, width=3): ...
+
+    async def each_optional(args, sample, sampling_params=None): ...
+
+    forms = [GenerateFunction.of(f, "generate").per_sample for f in (group, group_eval, each, each_optional)]
+    assert forms == [False, False, True, True]
