@@ -2,7 +2,8 @@
 
 1. A command's module is imported when the command runs: `agentrl --help` loads none of pydantic, torch, ray.
 2. An `AgentRLError` is one red message on standard error and exit code 2; `--debug` or AGENTRL_DEBUG=1 adds the
-   traceback. So is a disk that is full or may not be written. Ctrl-C is exit code 130. Any other exception is a bug and keeps its traceback.
+   traceback. So is a disk that is full or may not be written. Ctrl-C is exit code
+   130, SIGTERM 143. Any other exception is a bug and keeps its traceback.
 """
 
 import importlib
@@ -23,6 +24,9 @@ class Entry(NamedTuple):
     module: str
     summary: str
 
+
+_TERMINATED = 128 + 15
+"""The exit code after SIGTERM, as shells have it."""
 
 COMMANDS: dict[str, Entry] = {
     "demo": Entry("agentrl.cli.demo", "Watch a tiny model learn to use a calculator, on this machine."),
@@ -117,6 +121,10 @@ def run(argv: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
+    except SystemExit as error:
+        if error.code == _TERMINATED:
+            click.echo("terminated", err=True)
+        raise
     except click.UsageError as error:
         return _fail(_usage(error), error, debug)
     except click.ClickException as error:

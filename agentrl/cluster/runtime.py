@@ -1,7 +1,7 @@
 """Ray: joining or starting a cluster, calling actors with deadlines, and turning what Ray reports into our errors.
 
 1. A cluster started here ends with the run, and dies with this process even if it is killed.
-2. `wait` is the only place where the driver blocks: it has a deadline and says what it was waiting for.
+2. The driver blocks only in `wait` and `wait_each`: they have a deadline and say what they were waiting for.
 """
 
 import contextlib
@@ -9,12 +9,13 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from agentrl.cluster.quiet import EXIT_CODE, heed_sigterm
 from agentrl.cluster.settings import ClusterSettings
 from agentrl.errors import AgentRLError, disk_trouble
 
@@ -32,8 +33,8 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
         options["address"] = settings.ray_address
     else:
         options.update(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, address="local")
-    _start(options, attempts=1 if settings.ray_address else 3)
     try:
+        _start(options, attempts=1 if settings.ray_address else 3)
         yield
     finally:
         ray.shutdown()
@@ -45,6 +46,9 @@ def _start(options: dict[str, Any], attempts: int) -> None:
         try:
             ray.init(**options)
             return
+        except SystemExit as error:
+            # Ray's handler of SIGTERM, which is in place until `ray.init` is done.
+            raise SystemExit(EXIT_CODE) from error
         except ConnectionError as error:
             raise AgentRLError(f"--ray-address {options['address']}: no Ray cluster answers there: {error}") from error
         except Exception as error:
@@ -56,6 +60,8 @@ def _start(options: dict[str, Any], attempts: int) -> None:
                 raise AgentRLError(
                     f"Ray could not start on this machine in {attempts} attempts: {error} Is the machine overloaded?"
                 ) from error
+        finally:
+            heed_sigterm()
 
 
 def worker_environment() -> dict[str, str]:
@@ -105,6 +111,28 @@ def wait(references: Any, *, what: str, timeout: float) -> Any:
     except RayActorError as error:
         raise AgentRLError(f"{what} failed: {_who_died(error)}") from error
     return values if isinstance(references, list) else values[0]
+
+
+def wait_each(parts: Mapping[str, Sequence[Any]], *, timeout: float) -> Iterator[str]:
+    """Wait for several things side by side; yields the name of each as it is there. One without references is left out.
+
+    Args:
+        parts: what is being waited for, as `wait` takes it, and its references.
+        timeout: seconds without any news.
+
+    Raises:
+        AgentRLError: as `wait` does, at the first failure of any of them.
+    """
+    owner = {reference: what for what, references in parts.items() for reference in references}
+    left = list(owner)
+    while left:
+        done, left = ray.wait(left, num_returns=1, timeout=timeout, fetch_local=False)
+        if not done:
+            raise AgentRLError(f"{owner[left[0]]} took longer than {timeout:g} s")
+        what = owner[done[0]]
+        wait(done, what=what, timeout=timeout)
+        if what not in map(owner.get, left):
+            yield what
 
 
 def _who_died(error: RayActorError) -> str:
