@@ -14,8 +14,14 @@ from pathlib import Path
 
 from agentrl.config import Purpose, RunSettings
 from agentrl.errors import SettingsError
+from agentrl.train.megatron.checkpoint import MANIFEST
 
 _BELOW: dict[Purpose, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
+
+
+def _identity(checkpoint: Path) -> dict[str, object]:
+    """Which checkpoint it is: where, and when it was completed, as a later life may write another one there."""
+    return {"checkpoint": str(checkpoint), "completed_ns": (checkpoint / MANIFEST).stat().st_mtime_ns}
 
 
 def _unwritable(path: Path, error: OSError, flag: str = "--output-dir") -> SettingsError:
@@ -85,6 +91,20 @@ class RunFolder:
         draft = self.path / f".processes.{os.getpid()}.json"
         draft.write_text(json.dumps(processes) + "\n")
         os.replace(draft, self.path / "processes.json")
+
+    def wrote_model_of(self, checkpoint: Path) -> None:
+        """Write down, in `exported.json`, that `model` is the export of this checkpoint."""
+        draft = self.path / f".exported.{os.getpid()}.json"
+        draft.write_text(json.dumps(_identity(checkpoint)) + "\n")
+        os.replace(draft, self.path / "exported.json")
+
+    def has_model_of(self, checkpoint: Path) -> bool:
+        """Whether `model` is there and is the export of this checkpoint. When in doubt, no: it can be written again."""
+        try:
+            same = json.loads((self.path / "exported.json").read_text()) == _identity(checkpoint)
+        except (OSError, json.JSONDecodeError):
+            return False
+        return same and (self.model / "config.json").is_file() and any(self.model.glob("*.safetensors"))
 
     def forget_ledger(self) -> None:
         """Remove the ledger of an earlier life: generating without training has nothing to resume."""
