@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,14 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from agentrl.cluster.engines import EngineGroup
 from agentrl.cluster.folder import RunFolder
 from agentrl.cluster.rollouts import RolloutWorker
-from agentrl.cluster.runtime import ray_runtime, wait, worker_environment
+from agentrl.cluster.runtime import ray_runtime, wait, wait_each, worker_environment
 from agentrl.cluster.trainers import TrainGroup
 from agentrl.cluster.weights import WeightSync
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError
+from agentrl.observability.progress import Progress, counted
+
+_ENGINES, _TRAINER = "starting the inference engines", "starting the trainer"
 
 
 class Cast:
@@ -36,17 +40,28 @@ class Cast:
 
 
 @contextlib.contextmanager
-def assemble(settings: RunSettings, folder: RunFolder, checkpoint: tuple[str, int] | None) -> Iterator[Cast]:
+def assemble(
+    settings: RunSettings, folder: RunFolder, checkpoint: tuple[str, int] | None, progress: Progress
+) -> Iterator[Cast]:
     """Start everything; stop everything at the end, whatever ends it.
 
     Args:
         checkpoint: folder of the checkpoint to resume from and the last rollout that it covers.
+        progress: told what is being started, and when it is there.
     """
     engines_needed = settings.cluster.load_debug_rollout_data is None
     own_engines = engines_needed and settings.engine.engine != "external"
     bundles = settings.cluster.world_size + (settings.cluster.num_engines if own_engines else 0)
     with contextlib.ExitStack() as stack:
+        joined, began = settings.cluster.ray_address, time.monotonic()
+        progress.begin(f"joining Ray at {joined}" if joined else "starting Ray")
         stack.enter_context(ray_runtime(settings.cluster, cpus=bundles + 1))
+        progress.ready("Ray is up", began)
+        names = _names(settings, own_engines)
+        began = time.monotonic()
+        progress.begin(
+            f"{f'loading the model into {names[_ENGINES]}, ' if own_engines else ''}starting {names[_TRAINER]}"
+        )
         placement = stack.enter_context(_placed(settings, own_engines))
         here = os.getcwd()
         trainers = TrainGroup.create(settings, placement, here)
@@ -60,11 +75,16 @@ def assemble(settings: RunSettings, folder: RunFolder, checkpoint: tuple[str, in
             cast.worker = RolloutWorker.options(  # type: ignore[attr-defined]
                 num_cpus=0, runtime_env={"env_vars": worker_environment()}
             ).remote(settings, here, str(folder.path))
-        starting = trainers.start()
-        wait(starting, what="starting the trainer", timeout=settings.cluster.start_timeout)
+        starting = {_ENGINES: engines_starting, _TRAINER: trainers.start()}
+        for what in wait_each(starting, timeout=settings.cluster.start_timeout):
+            progress.ready(f"{names[what]} ready", began)
+        began = time.monotonic()
         if checkpoint is not None:
+            progress.begin(f"loading the checkpoint of rollout {checkpoint[1] + 1}")
             trainers.call("load", checkpoint[0], what="loading the checkpoint")
+            progress.ready("checkpoint loaded", began)
         if engines is not None:
+            progress.phase("opening the data")
             urls = engines.urls(engines_starting)
             stack.callback(_close_quietly, cast.worker)
             started = cast.worker.start.remote(urls, checkpoint[1] if checkpoint else None)
@@ -74,6 +94,15 @@ def assemble(settings: RunSettings, folder: RunFolder, checkpoint: tuple[str, in
         yield cast
         if cast.sync is not None:
             cast.sync.close()
+
+
+def _names(settings: RunSettings, own_engines: bool) -> dict[str, str]:
+    """What is started, counted."""
+    engines = settings.cluster.num_engines if own_engines else 0
+    return {
+        _ENGINES: counted(engines, "engine"),
+        _TRAINER: counted(settings.cluster.world_size, "trainer process", "trainer processes"),
+    }
 
 
 def _processes(cast: Cast, engines: EngineGroup | None) -> dict[str, list[int]]:

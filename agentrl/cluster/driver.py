@@ -6,46 +6,74 @@ that contains the step is written, and a resume takes back what no checkpoint pr
 
 import shutil
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.buffer import load_rollout
-from agentrl.cluster.cast import Cast, assemble
 from agentrl.cluster.devices import resolve_device
 from agentrl.cluster.folder import RunFolder
 from agentrl.cluster.preflight import preflight
+from agentrl.cluster.quiet import library_output, stopped_by_sigterm
 from agentrl.config import RunSettings
 from agentrl.errors import DataError
 from agentrl.observability.metrics import MetricsLogger
-from agentrl.observability.progress import Progress
+from agentrl.observability.progress import Progress, counted
 from agentrl.train.batch import TrainBatch
 from agentrl.train.megatron.checkpoint import latest
 
+if TYPE_CHECKING:
+    from agentrl.cluster.cast import Cast
+
 
 def train(settings: RunSettings) -> int:
-    """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code."""
-    preflight(settings.check_complete("train"), "train")
-    settings = resolve_device(settings)
-    with RunFolder.open(settings) as folder:
-        found = latest(folder.checkpoints) or latest(folder.load)
-        checkpoint = None if found is None else (str(found.path), found.step)
-        first = 0 if checkpoint is None else checkpoint[1] + 1
-        with (
-            MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
-            Progress(settings.observability, total=settings.rollout.num_rollout, done=first) as progress,
-        ):
-            progress.phase("starting Ray, the trainer and the engines")
-            if first >= settings.rollout.num_rollout:
-                progress.note(f"all {first} rollouts were trained before; a larger --num-rollout goes on from there")
-            with assemble(settings, folder, checkpoint) as cast:
-                TrainLoop(cast, logger, progress).run(first)
+    """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code.
+
+    A run that is finished, its model written, is left as it is: nothing is started.
+    """
+    settings.check_complete("train")
+    with Progress(settings.observability, total=settings.rollout.num_rollout) as progress:
+        began = time.monotonic()
+        # No line for this: a mistake that it finds is the only thing to read.
+        progress.phase("checking the settings, the model and the data")
+        preflight(settings, "train")
+        settings = resolve_device(settings)
+        with RunFolder.open(settings) as folder:
+            progress.ready("settings, model and data checked", began)
+            _train(settings, folder, progress)
             progress.note(f"the model is in {folder.model}")
     return 0
+
+
+def _train(settings: RunSettings, folder: RunFolder, progress: Progress) -> None:
+    found = latest(folder.checkpoints) or latest(folder.load)
+    first = 0 if found is None else found.step + 1
+    progress.resume(first)
+    if found is not None and first >= settings.rollout.num_rollout:
+        progress.note(
+            f"nothing left to train: the newest checkpoint covers {counted(first, 'rollout')}, and --num-rollout is "
+            f"{settings.rollout.num_rollout}; to go on from there, give a larger one"
+        )
+        if folder.has_model_of(found.path):
+            return
+        progress.note("the model of that checkpoint is not written yet: starting once more for that")
+    checkpoint = None if found is None else (str(found.path), found.step)
+    # Ray is slow to import, and nothing above needs it.
+    from agentrl.cluster.cast import assemble
+
+    with (
+        library_output(folder.logs / "ray.log"),
+        stopped_by_sigterm(),
+        MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
+        assemble(settings, folder, checkpoint, progress) as cast,
+    ):
+        TrainLoop(cast, logger, progress).run(first)
+    if (written := latest(folder.checkpoints) or latest(folder.load)) is not None:
+        folder.wrote_model_of(written.path)
 
 
 class TrainLoop:
     """The synchronous loop: one rollout, then its optimizer steps, then the next."""
 
-    def __init__(self, cast: Cast, logger: MetricsLogger, progress: Progress) -> None:
+    def __init__(self, cast: "Cast", logger: MetricsLogger, progress: Progress) -> None:
         self.cast, self.logger, self.progress = cast, logger, progress
         self.settings = cast.settings
 
@@ -55,6 +83,10 @@ class TrainLoop:
         self._send_weights(first)
         if first == 0 and settings.rollout.eval_before_train:
             self._evaluate(-1)
+        if first <= last:
+            self.progress.begin(
+                "first rollout" if first == 0 else f"rollout {first + 1}, the first after the checkpoint"
+            )
         done = covered = evaluated = first - 1
         for rollout_id in range(first, last + 1):
             if not self._rollout(rollout_id):
@@ -82,11 +114,11 @@ class TrainLoop:
     def _rollout(self, rollout_id: int) -> bool:
         """One rollout and its training; False when the data has come to its end."""
         started = time.monotonic()
-        self.progress.phase(f"rollout {rollout_id}: generating")
+        self.progress.phase(f"rollout {rollout_id + 1}: generating")
         batch, info = self._generate(rollout_id)
         if info["ended"]:
             return False
-        self.progress.phase(f"rollout {rollout_id}: training")
+        self.progress.phase(f"rollout {rollout_id + 1}: training")
         trained_at = time.monotonic()
         steps = rollout_id * self.settings.train.num_steps_per_rollout
         metrics = self.cast.trainers.call("train", batch, steps, what=f"the training of rollout {rollout_id}")
@@ -115,7 +147,7 @@ class TrainLoop:
         return batch, {"group_ids": [], "metrics": {}, "ended": False}
 
     def _checkpoint(self, rollout_id: int) -> None:
-        self.progress.phase(f"rollout {rollout_id}: saving")
+        self.progress.phase(f"rollout {rollout_id + 1}: saving")
         path = self.cast.folder.checkpoint(rollout_id)
         self.cast.trainers.call("save", str(path), rollout_id, what="saving the checkpoint")
         if self.cast.worker is not None:
@@ -132,7 +164,10 @@ class TrainLoop:
     def _evaluate(self, rollout_id: int) -> None:
         if self.cast.worker is None or not self.settings.rollout.eval_prompt_data:
             return
-        self.progress.phase("evaluating")
+        if rollout_id < 0:
+            self.progress.begin("evaluating before training")
+        else:
+            self.progress.phase("evaluating")
         metrics = self.cast.ask_rollouts(self.cast.worker.evaluate.remote(rollout_id + 1), what="evaluating")
         self._log(rollout_id, metrics)
 

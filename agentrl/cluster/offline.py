@@ -1,5 +1,6 @@
 """Generating without a trainer: `agentrl rollout` and `agentrl eval`. Engines are started here; Ray is not needed."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,7 @@ from agentrl.cluster.session import RolloutSession
 from agentrl.config import RunSettings
 from agentrl.engine import launch
 from agentrl.observability.metrics import MetricsLogger
-from agentrl.observability.progress import Progress
+from agentrl.observability.progress import Progress, counted
 
 
 def evaluate(settings: RunSettings) -> dict[str, float]:
@@ -49,11 +50,15 @@ async def _rollout(settings: RunSettings) -> int:
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
         folder.forget_ledger()
-        progress.phase("starting the engines")
+        engines = settings.cluster.num_engines if settings.engine.engine != "external" else 0
+        began = time.monotonic()
+        if engines:
+            progress.begin(f"loading the model into {counted(engines, 'engine')}")
         async with _session(settings, folder) as session:
             session.open_feed(None)
+            progress.ready(f"{counted(engines, 'engine')} ready" if engines else "connected to the engines", began)
             for rollout_id in range(total):
-                progress.phase(f"rollout {rollout_id}: generating")
+                progress.phase(f"rollout {rollout_id + 1}: generating")
                 result = await session.rollout(rollout_id)
                 metrics = rollout_metrics(result.groups, result.stats, settings.rollout.reward_key)
                 logger.log(rollout_id, metrics)

@@ -1,7 +1,7 @@
 """What a run shows on the terminal while it goes: a live display for people, plain lines for logs and pipes.
 
-`live` keeps one status line at the bottom and prints each finished step above it; `plain` prints one line a step
-and one when it starts; `off` prints nothing; `auto` is live where standard error is a terminal.
+`live` keeps one status line at the bottom and prints each finished step above it; `plain` prints one line a step, and
+what the run begins with before its first one; `off` prints nothing; `auto` is live where standard error is a terminal.
 """
 
 import time
@@ -35,20 +35,17 @@ _SHOWN_OF_EVAL = ("reward", "success", "pass@1", "used_tool")
 class Progress:
     """Told of phases and finished steps; a context manager."""
 
-    def __init__(
-        self, settings: ObservabilitySettings, *, total: int, done: int = 0, console: Console | None = None
-    ) -> None:
+    def __init__(self, settings: ObservabilitySettings, *, total: int, console: Console | None = None) -> None:
         """Args:
         settings: which form of display.
         total: rollouts in the whole run.
-        done: rollouts that an earlier life has finished.
         console: where to write; standard error if not given.
         """
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._mode = settings.progress
         if self._mode == "auto":
             self._mode = "live" if self._console.is_terminal else "plain"
-        self._total, self._started, self._last_phase = total, time.monotonic(), ""
+        self._total, self._started = total, time.monotonic()
         self._told_no_spread = False
         self._bar: RichProgress | None = None
         if self._mode == "live":
@@ -60,15 +57,27 @@ class Progress:
                 TimeElapsedColumn(),
             )
             self._bar = RichProgress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("starting", total=total, completed=done)
+            self._task = self._bar.add_task("starting", total=total)
 
     def phase(self, text: str) -> None:
-        """What the run is doing now."""
+        """What the run is doing now, in the status line."""
         if self._bar is not None:
             self._bar.update(self._task, description=text)
-        elif self._mode == "plain" and not self._last_phase and text:
+
+    def resume(self, done: int) -> None:
+        """An earlier life has finished `done` rollouts."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
+    def begin(self, text: str) -> None:
+        """A phase before the first step: where there is no status line, it gets a line."""
+        self.phase(text)
+        if self._mode == "plain":
             self._line(text)
-        self._last_phase = text
+
+    def ready(self, text: str, since: float) -> None:
+        """Something that was begun at `since` (of `time.monotonic`) is there; says how long it took."""
+        self.note(f"{text}  time {time.monotonic() - since:.1f}s")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step, or an evaluation after it, is finished."""
@@ -101,6 +110,11 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """`1 engine`, `2 engines`."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import time
 
 import pytest
 from rich.console import Console
@@ -18,7 +19,8 @@ def run(mode: str, *, terminal: bool) -> str:
     console = Console(file=out, force_terminal=terminal, width=120, highlight=False, color_system=None)
     settings = ObservabilitySettings.model_validate({"progress": mode})
     with Progress(settings, total=4, console=console) as progress:
-        progress.phase("starting")
+        progress.begin("starting Ray")
+        progress.ready("Ray is up", time.monotonic() - 2.5)
         progress.step(-1, EVALUATED)
         progress.phase("rollout 0: generating [x]")
         progress.step(0, TRAINED)
@@ -28,10 +30,11 @@ def run(mode: str, *, terminal: bool) -> str:
 @pytest.mark.parametrize("mode", ["auto", "plain"])
 def test_a_pipe_gets_one_plain_line_a_step(mode: str) -> None:
     lines = run(mode, terminal=False).splitlines()
-    assert len(lines) == 3
-    assert "starting" in lines[0]
-    assert "eval before training  dev reward 0.250  dev pass@1 0.250" in lines[1]
-    assert "rollout 1/4  reward 0.500  loss nan  tokens/s 12,346" in lines[2]
+    assert len(lines) == 4
+    assert lines[0].endswith("s] starting Ray")
+    assert lines[1].endswith("s] Ray is up  time 2.5s")
+    assert "eval before training  dev reward 0.250  dev pass@1 0.250" in lines[2]
+    assert "rollout 1/4  reward 0.500  loss nan  tokens/s 12,346" in lines[3]
     assert all("\x1b" not in line for line in lines)
 
 
@@ -39,6 +42,7 @@ def test_a_pipe_gets_one_plain_line_a_step(mode: str) -> None:
 def test_a_terminal_gets_a_live_line_and_the_same_steps(mode: str) -> None:
     text = run(mode, terminal=True)
     assert "rollout 1/4  reward 0.500" in text
+    assert "Ray is up  time 2.5s" in text
     assert "generating [x]" in text, "brackets are text, not markup"
 
 
