@@ -42,7 +42,7 @@ _CLAIMS = (
     re.compile(
         r"\b(?:correction\b\W{0,4}|(?:it|that|this|(?:the )?(?:total|result|answer)) should (?:actually |really )?(?:be|have been)\b(?=[\s*:]{0,4}[$€£]?-?\d)"
         r"|(?:wait|no|sorry|oops|actually|rather)[,.:!—–-]{1,2}\s?(?:no,? )?(?:actually,? )?(?:it(?:'s|’s| is)|that(?:'s|’s| is)"
-        r"|make (?:it|that)|it should be)(?! (?:right|correct|true|wrong|not)\b)|make that\b|(?:\.\.\.|[…?—–])\s?no,?\s(?=[$€£]?\d))",
+        r"|make (?:it|that)|it should be)(?! (?:right|correct|true|wrong|not)\b)|make that\b|(?:\.\.\.|[…?—–])\s?no\b[\s,:.—–-]{1,3}(?=[$€£]?\d))",
         re.IGNORECASE,
     ),
 )
@@ -59,9 +59,11 @@ _RETRACTED = re.compile(
     re.IGNORECASE,
 )
 _CONFIRMED = re.compile(
-    r"\b(?:correct|right|yes|confirmed|matches|checks out|holds|same|consistent|verified)\b|[✓✔]", re.IGNORECASE
+    r"\b(?<!the )(?:correct|right)\b|\b(?:yes|confirmed|matches|checks out|holds|same|consistent|verified)\b|[✓✔]",
+    re.IGNORECASE,
 )
 _DENIED = re.compile(r"\b(?:not|isn't|incorrect|wrong)\b|n['’]t\b", re.IGNORECASE)
+_ASKED = re.compile(r"[^.!?\n\d]{0,60}[\d.,]{1,40}[^.!?\n]{0,60}\?")
 _MAX_TEXT = 100_000
 """Longer answers are read from their end: what a model concludes stands there."""
 _MAX_CLAIMS = 64
@@ -97,6 +99,8 @@ def final_number(answer: str) -> Claim | Unclear | None:
         claims = _claims(text)
     european = bool(_EUROPE.search(text))
     for position in reversed(claims[-_MAX_CLAIMS:]):
+        if position > 0 and _ASKED.match(text, position):
+            continue
         found = read_claim(text, abs(position), backward=position < 0, dotted_thousands=european)
         if found is None:
             continue

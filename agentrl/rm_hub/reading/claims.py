@@ -35,7 +35,7 @@ _MAX_SENTENCE = 2000
 _SKIPPED = " \t\r\n*_`:：\"'“”>=$\\[](){}#是为為は"
 _LEADING = re.compile(r"(?:[\s*_`:：\"'“”>=()\[\]{}#|]|\\[\[(]|\$\$|\\begin\{[a-z]+\*?\})*")
 _END = re.compile(r"\n|(?<![A-Z])[.;](?=\s|$)|[!?。！？](?=\s|$|[^\d])|<|\\\]")
-_SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])(?<!i\.e\.)(?<!e\.g\.)\s+|(?<=[。！？])")
+_SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])(?<!i\.e\.)(?<!e\.g\.)\s+|(?<=[.!?][)])\s+|(?<=[。！？])")
 _NOT = re.compile(
     r"^\s*(?:definitely |certainly )?(?:not|n't|neither)\b(?P<rest>.*?)(?:\bbut(?: rather)?\b(?P<but>.*))?$",
     re.IGNORECASE,
@@ -53,7 +53,7 @@ _ADJUNCT = frozenset(
     re.findall(
         r"\S+",
         "from by at per after for in over within with than using since because when if given on out every each during "
-        "among between into before until minus plus times selling having pour après dans für nach para después tras "
+        "among between into before until instead compared versus vs minus plus times selling having pour après dans für nach para después tras "
         "durante en за после для через بعد خلال ",
     )
 )
@@ -68,9 +68,22 @@ _VERB = frozenset(
 )
 _DETERMINERS = frozenset(["a", "an", "the", "about", "around", "roughly", "approximately", "only", "just", "exactly"])
 _WORDS = re.compile(r"[^\W\d_]+|[=≈]")
+_LEFT_WITH = re.compile(
+    r"\b(?:left|leav(?:es?|ing)|end(?:s|ed|ing)?(?: up)?|finish(?:es|ed)?|remain(?:s|ed|ing)?|come(?:s)? up|came up)\b[^.,;\d]{0,30}\bwith (?:about |only |exactly |just |a total of )?[$€£]?$",
+    re.IGNORECASE,
+)
+_UNTOLD = re.compile(
+    r"\b(?:can(?:not|['’]t| not)|unable to|impossible to|not possible to|not able to|no way to)\s(?:be )?(?:solved?|determined?|answer(?:ed)?|calculated?|tell|told|sa(?:y|id)|find|found|know|known)\b"
+    r"|\b(?:not enough|insufficient|need more|needs? more|more) (?:information|context|data|details)\b"
+    r"|\banswer (?:is|remains) (?:unknown|unclear|undetermined)\b",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"\b(?:between|from|either)\s(?:about |around )?[$€£]?$", re.IGNORECASE)
+_CHOICE = re.compile(r"\s?(?:or|and|to|[-–—])\s?(?:maybe |perhaps |possibly )?[$€£]?", re.IGNORECASE)
 _JOINED = re.compile(r"(?:[,;:=+×÷*/^(-]|\bi\.e\.,?)\s*[$€£]?\(?$")
 _REASON = re.compile(
     r"\b(?:because|since|if|given that|assuming|as long as|of which)\b"
+    r"|(?:,\s(?:while|whereas)\b|\b(?:above|below|beyond) (?:the|what)\b|其中|\bdavon\b|\bdont\b|из них)(?!.*(?:=|\b(?:so|thus|therefore)\b))"
     r"|,\s*(?:which (?:is|was) )?[$€£]?\d[\d.,]*(?: \w+)? (?:more|less|fewer) than\b",
     re.IGNORECASE,
 )
@@ -82,19 +95,28 @@ _DENIED_AFTER = re.compile(
 _AHEAD = re.compile(
     r"(?:after|by|in|within|for|over|during|on|at|with|at the end of)\b[^,.:=]{1,60},\s(?=[^,]*\d)", re.IGNORECASE
 )
+_PART_OF = re.compile(
+    r"\s?(?:(?!total|sum|profit|cost)[a-z]+ ){0,2}(?:out of|of (?:the|these|those|all|his|her|their|its|our)) [$€£]?|\s?(?:of|des|de los|de las|von den|dei|delle|из) [$€£]?",
+    re.IGNORECASE,
+)
 _PURPOSE = re.compile(r"才能|才可以|以便|为了|用来")
-_SUM = re.compile(r"[\s:]*[$€£]?\(?\s*$")
-_DETAILS = re.compile(r"\s*of (?:these|those|them|which)\b", re.IGNORECASE)
+_ASIDE = re.compile(r"\W{0,4}\((?=(?:[^\s()]*\s){4})[^()]*\)\W{0,4}")
+_APART = re.compile(
+    r"[^\d.:(=]{0,40}(?:[:(–—]|\s-\s|\bwhich is|\bi\.e\.,?|\bthat is,?|\b(?:namely|consisting of|made up of|including)\b)\D{0,30}",
+    re.IGNORECASE,
+)
+_DETAILS = re.compile(r"\s*of (?:these|those|them|which|whom)\b", re.IGNORECASE)
 _COORDINATED = re.compile(r"(?: [^\W\d_]+){1,3},? and ")
 _CONCLUDES = re.compile(r"(?:^|\W)(?:so|therefore|thus|hence|in total|altogether)\b", re.IGNORECASE)
-_GOES_ON_AFTER = re.compile(r",[^,]*\d")
+_GOES_ON_AFTER = re.compile(r",(?!\d{3}(?!\d))[^,]*\d")
 _GOES_ON = re.compile(
     r"(?:[,;—–]|\s-|\band\b)\s*(?:and |so |thus |then |therefore |which |meaning |hence ).*\d", re.IGNORECASE
 )
 _BRACKETS = re.compile(r"\([^()]{0,300}\)|\[[^\[\]]{0,300}\]")
 _POSTSCRIPT = re.compile(
-    r"^[\s#*_>-]{0,8}(?:check|verification|double[- ]check|sanity check|note|p\.?\s?s\.?|explanation|reasoning|working|here's how|here’s how)\b[*_\s]{0,4}(?:[:.]|$)"
-    r"|^[\s#*_>-]{0,8}(?:checking|verifying|to verify|let(?:'s|’s| me| us) (?:verify|check|double)|note that|let me know|feel free|i hope|hope this"
+    r"^[\s#*_>(\[-]{0,8}(?:check|verification|double[- ]check|sanity check|note|p\.?\s?s\.?|explanation|reasoning|working|here(?:'s|’s| is) (?:how|why|the (?:breakdown|reasoning|explanation|working|calculation)))\b[*_\s]{0,4}(?:[:.]|$)"
+    r"|(?<=[.!?] )(?:let me know|feel free|i hope|hope this|is there anything)\b"
+    r"|^[\s#*_>(\[-]{0,8}(?:checking|verifying|to verify|let(?:'s|’s| me| us) (?:verify|check|double)|note that|let me know|feel free|i hope|hope this"
     r"|if you (?:have|need|want|would))\b",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -198,13 +220,19 @@ def read_conclusion(text: str, *, dotted_thousands: bool) -> Claim | Unclear | N
         head = text[: postscript.start()]
     if said := _concluded_in_words(head):
         return said
-    asked: Claim | None = None
+    last = _SENTENCES.split(head[-_MAX_SENTENCE:].rstrip())[-1]
+    if _UNTOLD.search(last):
+        return Unclear(last.strip(), "it says that it cannot tell")
+    asked: Claim | Unclear | None = None
     if len(text) < _MAX_BACK:
         head = join_spaced_groups(head)
     for raw in reversed(_SENTENCES.split(_ENUMERATOR.sub(" ", head))):
         sentence = flatten(_BOLD.sub(r"\1\2", raw[-_MAX_SENTENCE:])).strip()
         found = find_quantities(sentence, dotted_thousands=dotted_thousands)
         if not found:
+            continue
+        if _ASIDE.fullmatch(sentence):
+            asked = asked or _conclude(sentence, found)
             continue
         if _DETAILS.match(sentence) and _adds_up(found, head[: head.rfind(raw)], dotted_thousands):
             continue
@@ -241,22 +269,27 @@ def _concluded_in_words(text: str) -> Claim | None:
 
 
 def _bold_numbers(raw: str, dotted_thousands: bool) -> Claim | None:
-    """The last bold number of a sentence, if the bold text is that number with at most a few words."""
-    for match in reversed(list(_BOLD.finditer(raw))):
+    """The only bold number of a sentence, if the bold text is that number with at most a few words."""
+    claims: list[Claim] = []
+    for match in _BOLD.finditer(raw):
         bold = flatten(match[1] or match[2])
         found = find_quantities(bold, dotted_thousands=dotted_thousands)
-        if len(found) == 1 and len(re.findall(r"[^\W\d_]+", bold)) <= 4:
-            return Claim(found[0].values, bold.strip())
-    return None
+        heads = (bold.rstrip().endswith(":") or raw[match.end() :].lstrip().startswith(":")) and re.search(
+            r"\d", raw[match.end() :]
+        )
+        if len(found) == 1 and not heads and len(re.findall(r"[^\W\d_]+", bold)) <= 4:
+            claims.append(Claim(found[0].values, bold.strip()))
+    return claims[0] if len(claims) == 1 else None
 
 
-def _conclude(sentence: str, found: list[Quantity]) -> Claim | None:
+def _conclude(sentence: str, found: list[Quantity]) -> Claim | Unclear | None:
     """The number that a sentence comes to: what its last equation gives, or its last number not said in passing."""
     brackets = [match.span() for match in _BRACKETS.finditer(sentence)]
     outside = [item for item in found if not any(start < item.start < end for start, end in brackets)] or found
     outside = [item for item in outside if not _is_denied(sentence, item)]
     if not outside:
         return None
+    outside = [item for item in outside if item is outside[0] or not _DETAILS.match(sentence, item.end)]
     if len(outside) > 1 and (whole := _compound(sentence, outside[-2], outside[-1])):
         return Claim(whole, sentence)
     if (ahead := _CONDITION.match(sentence)) and outside[-1].start > ahead.end():
@@ -278,20 +311,30 @@ def _conclude(sentence: str, found: list[Quantity]) -> Claim | None:
         if joined and _in_passing(sentence, outside[previous - 1].end, outside[previous].start):
             continue
         if not _in_passing(sentence, outside[previous].end, quantity.start):
-            return Claim(quantity.values, sentence)
+            return _one_of_two(sentence, outside[previous], quantity) or Claim(quantity.values, sentence)
     return Claim(outside[0].values, sentence)
 
 
-def _sum_of_terms(sentence: str, found: list[Quantity]) -> Quantity | None:
-    """A number whose sum stands behind it at the end of a sentence: "12 books, i.e. 5 + 7"."""
-    first = len(found) - 1
-    while first > 0 and sentence[found[first - 1].end : found[first].start].strip(" $€£") == "+":
-        first -= 1
-    terms = found[first:]
-    if first == 0 or len(terms) < 2 or not _SUM.fullmatch(sentence[found[-1].end :].rstrip(").! ")):
+def _one_of_two(sentence: str, first: Quantity, second: Quantity) -> Unclear | None:
+    """Whether a conclusion leaves open which number it is: "27 or 17", "between 14 and 17"."""
+    between = sentence[first.end : second.start]
+    if not _CHOICE.fullmatch(between) or set(first.values) & set(second.values):
         return None
-    total = sum((term.values[0] for term in terms), Fraction(0))
-    return found[first - 1] if total in found[first - 1].values else None
+    open_range = _BETWEEN.search(sentence[: first.start])
+    if open_range or re.search(r"\bor\b", between, re.IGNORECASE):
+        return Unclear(sentence, "several numbers")
+    return None
+
+
+def _sum_of_terms(sentence: str, found: list[Quantity]) -> Quantity | None:
+    """A number that a sentence takes apart behind it: "12 books, i.e. 5 + 7", "12 books: 5 old ones and 7 new ones"."""
+    for index in range(len(found) - 2):
+        terms = found[index + 1 :]
+        total = sum((term.values[0] for term in terms), Fraction(0))
+        ahead = sentence[found[index].end : terms[0].start]
+        if total in found[index].values and _APART.fullmatch(ahead) and not _CONCLUDES.search(sentence, terms[0].end):
+            return found[index]
+    return None
 
 
 def _is_denied(sentence: str, quantity: Quantity) -> bool:
@@ -305,9 +348,9 @@ def _in_passing(sentence: str, since: int, start: int) -> bool:
     between = sentence[since:start]
     if between.endswith("#"):
         return True
-    if _RESULT.search(between) or _JOINED.search(between):
+    if _RESULT.search(between) or _JOINED.search(between) or _LEFT_WITH.search(between):
         return False
-    if _PURPOSE.search(between):
+    if _PURPOSE.search(between) or _PART_OF.fullmatch(between):
         return True
     words = _WORDS.findall(between.lower())[-5:]
     for index in range(len(words) - 1, -1, -1):

@@ -108,6 +108,8 @@ def find_quantities(text: str, *, dotted_thousands: bool = False) -> list[Quanti
             values = (value, value * 1000)
         if suffix := _SUFFIX.match(text, match.end()):
             changed = _with_suffix(value, values, suffix)
+            if changed is None and suffix["minutes"]:
+                continue
             if changed is not None:
                 values, position = changed, suffix.end()
                 again = _SUFFIX.match(text, position)
