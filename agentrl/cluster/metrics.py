@@ -1,8 +1,9 @@
 """What a rollout looked like, as numbers: pure functions over samples and counts."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-from agentrl.rollout.evaluate import heads
+from agentrl.rollout.evaluate import heads, trajectories
 from agentrl.rollout.loop import RolloutStats
 from agentrl.sample import Sample, Status
 
@@ -34,21 +35,37 @@ def rollout_metrics(
 
 
 def _describe(samples: Sequence[Sample], reward_key: str | None) -> dict[str, float]:
-    counters = [sample.metadata.get("counters", {}) for sample in samples]
+    """Means a trajectory: what one fanned out into is added up."""
+    played = _trajectories(samples)
+    counters = [_counters(siblings) for siblings in played]
     outcomes = sorted({name for counts in counters for name in counts if name.startswith("tool_")} - {"tool_calls"})
     return {
-        "reward": _mean([s.get_reward_value(reward_key) for s in samples if s.reward is not None]),
-        "response_length": _mean([s.response_length for s in samples]),
-        "model_tokens": _mean([sum(s.loss_mask or ()) for s in samples]),
-        "truncated": _mean([s.status is Status.TRUNCATED for s in samples]),
-        "failed": _mean([s.status is Status.FAILED for s in samples]),
-        "turns": _mean([max((segment.turn for segment in s.segments), default=0) for s in samples]),
+        "reward": _mean([s[0].get_reward_value(reward_key) for s in played if s[0].reward is not None]),
+        "response_length": _mean([sum(s.response_length for s in siblings) for siblings in played]),
+        "model_tokens": _mean([sum(sum(s.loss_mask or ()) for s in siblings) for siblings in played]),
+        "truncated": _mean([any(s.status is Status.TRUNCATED for s in siblings) for siblings in played]),
+        "failed": _mean([any(s.status is Status.FAILED for s in siblings) for siblings in played]),
+        "turns": _mean([max((part.turn for s in siblings for part in s.segments), default=0) for siblings in played]),
         "tool_calls": _mean([c.get("tool_calls", 0) for c in counters]),
         "used_tool": _mean([bool(c.get("tool_ok", 0)) for c in counters]),
-        # How the calls ended, by kind, and their seconds: means a trajectory.
+        # How the calls ended, by kind, and their seconds.
         **{name: _mean([c.get(name, 0) for c in counters]) for name in outcomes},
-        "non_generation_seconds": _mean([s.non_generation_time for s in samples]),
+        "non_generation_seconds": _mean([sum(s.non_generation_time for s in siblings) for siblings in played]),
     }
+
+
+def _trajectories(samples: Sequence[Sample]) -> list[list[Sample]]:
+    groups: dict[int | None, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_index, []).append(sample)
+    return [siblings for group in groups.values() for siblings in trajectories(group)]
+
+
+def _counters(siblings: Sequence[Sample]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for sample in siblings:
+        total.update(sample.metadata.get("counters", {}))
+    return total
 
 
 def _spread(values: Sequence[float]) -> float:
