@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace as dataclass_replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -44,12 +44,21 @@ async def run_environment(
     """
     if context.environment is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
-    try:
-        env = context.environment.create(context.args)
-    except Exception as raised:
-        raise EnvFailure(describe(f"making a {context.environment.__name__}", raised), kind="env_raised") from raised
+    env = make_environment(context.environment, context.args)
     async with closing(env, sample):
         return await _Trajectory(context, env, sample, params).run(grade=grade)
+
+
+def make_environment(kind: type[Environment], args: Any) -> Environment:
+    """A fresh instance for one trajectory.
+
+    Raises:
+        EnvFailure: the class's own code raised.
+    """
+    try:
+        return kind.create(args)
+    except Exception as raised:
+        raise EnvFailure(describe(f"making a {kind.__name__}", raised), kind="env_raised") from raised
 
 
 @asynccontextmanager

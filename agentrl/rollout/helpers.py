@@ -17,7 +17,7 @@ from agentrl.chat import ChatSession, ToolCall
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environment
 from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
-from agentrl.rollout.agent_loop import closing, sample_turn
+from agentrl.rollout.agent_loop import closing, make_environment, sample_turn
 from agentrl.rollout.context import RolloutContext, entered
 from agentrl.sample import Message, Origin, Sample, Status
 from agentrl.tools import Toolbox
@@ -48,7 +48,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         if self.context.environment is not None:
-            self.environment = self.context.environment.create(self.context.args)
+            self.environment = make_environment(self.context.environment, self.context.args)
             self.toolbox = self.environment.toolbox
 
     @property

@@ -192,8 +192,8 @@ class TrajectoryRunner:
         attempt = 0
         while True:
             fresh = [_fresh(sample, attempt) for sample in samples]
-            recorder = Recorder(self.context, params, fresh[0])
             try:
+                recorder = Recorder(self.context, params, fresh[0])
                 async with self._limit, recording(recorder):
                     call = self.generate.call_group(self.context.args, fresh, evaluation)
                     timeout = settings.trajectory_timeout * len(samples)

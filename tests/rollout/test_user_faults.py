@@ -182,3 +182,18 @@ def test_options_with_defaults_do_not_change_the_form() -> None:
 
     forms = [GenerateFunction.of(f, "generate").per_sample for f in (group, group_eval, each, each_optional)]
     assert forms == [False, False, True, True]
+
+
+async def test_an_environment_that_cannot_be_made_for_an_own_loop_follows_the_policy(chat: Chat) -> None:
+    async def whole(args, samples): ...
+
+    async def each(args, sample, params): ...
+
+    for generate in (whole, each):
+        loop, _ = build(chat, [], generate=generate, environment=RaisingInit)
+        with pytest.raises(EnvFailure, match="making a RaisingInit raised OSError: no such index"):
+            await loop.run(0)
+        policy = {Blame.ENV: FailureAction.DROP_GROUP}
+        loop, _ = build(chat, [], generate=generate, environment=RaisingInit, failure_policy=policy)
+        with pytest.raises(AgentRLError, match=r"30 groups in a row were dropped.*env/env_raised"):
+            await loop.run(0)
