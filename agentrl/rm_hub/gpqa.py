@@ -39,7 +39,7 @@ _FORWARD = (
     ),
     re.compile(r"^[#*_\s]{0,8}(?:the )?(?:final |correct )?answer[*_ \t]{0,6}$", re.IGNORECASE | re.MULTILINE),
     re.compile(
-        r"(?:答案|正确选项|答え|正解|정답)[\s*]{0,3}(?:应该|应)?(?:是|为|選|选|は|은|:|：)|答[：:]|(?:选项|選項)(?:应该|应)?(?:是|为|為)|(?<![不没可])(?:故|应|应该|因此|所以|我)?(?<![不没可])(?:选择|选|選)(?:项|項)?[:：]?"
+        r"(?:答案|正确选项|答え|正解|정답)[\s*]{0,3}(?:应该|应)?(?:选择|選擇|是|为|選|选|は|은|:|：)|答[：:]|(?<!不)正确的(?:选项|答案)?是|(?:选项|選項)(?:应该|应)?(?:是|为|為)|(?<![不没可])(?:故|应|应该|因此|所以|我)?(?<![不没可])(?:选择|选|選)(?:项|項)?[:：]?"
     ),
     re.compile(
         r"\b(?:I|we)(?:'ll| will| would|'d|’ll|’d)? (?:therefore |thus )?(?:choose|select|pick|go with|answer|opt for|chose|selected)\b"
@@ -72,9 +72,10 @@ _NAMED = (
 )
 _IS_CORRECT = re.compile(
     _NAMED
-    + r"(?:\s{1,2}\([^()\n]{1,80}\)|,[^,.\n]{1,60},|(?<=[)\]:]) [^,.;:\n]{1,80}?)? (?:is|must be|would be|seems|appears to be|should be|has to be)(?: (?:therefore|thus|clearly|indeed|definitely|then))?"
+    + r"(?:\s{1,2}\([^()\n]{1,80}\)|,[^,.\n]{1,60},|(?<=[)\]:]) [^,.;:\n]{1,80}?)? (?:is|must be|would be|seems|seems to be|appears to be|looks to be|should be|has to be)(?: (?:therefore|thus|clearly|indeed|definitely|then))?"
     r"(?: the)?(?:(?: (?:only|most|best|single|final|likely)){1,3}(?: (?:likely|correct|right|accurate|true|valid|appropriate|plausible)){0,2}"
     r"| (?:correct|right|accurate|true|valid|appropriate))\b(?! for\b)"
+    r"(?! (?:\w+ )?(?:incorrect|wrong|false|invalid|impossible)\b)(?! \w+ (?:that|which) (?:fails|violates|is (?:not|wrong|false|incorrect)|does(?:n['’]t| not)|can(?:not|['’]t)))"
     r"|"
     + _NAMED.replace("mark", "mark2").replace("letter>", "letter2>")
     + r" (?:(?:is|must be) (?:(?:the|my|our) (?:(?:final )?(?:answer|choice)|(?:best|better|closest|right|correct) (?:answer|choice|option|one|match|fit|pick))"
@@ -89,6 +90,9 @@ _IS_CORRECT_ABROAD = re.compile(
 _ONLY = re.compile(
     r"\b(?i:only) (?:(?i:option|choice|answer|statement) )?[(\[*]{0,3}([A-J])[)\]*]{0,3}"
     r" (?:is|fits|satisfies|matches|gives|has|can|remains|works|agrees|meets|explains|shows|contains|survives|makes)\b"
+)
+_MADE = re.compile(
+    r"\bmak(?:es|ing) (?:(?i:option|choice|answer|statement) )?[(\[*]{0,3}([A-J])[)\]*]{0,3} (?:the (?:only |most |best )?)?(?:correct|right|best|likely|appropriate|accurate)\b"
 )
 _LINES = re.compile(r"[^\n]+")
 _OPTION_LINE = re.compile(r"^[\s>*_-]{0,6}[(\[]?([A-Ja-j])[)\].:][*_]{0,2}\s+\S")
@@ -110,7 +114,11 @@ _NAME_OF_THINGS = re.compile(
     r"|lines?|metals?|elements?|a|an|the|and|than|with|from|by|of|like|not|in) [*(]{0,3}$",
     re.IGNORECASE,
 )
-_CONSEQUENCE = re.compile(r"(?:[,;:—–]\s|\s)(?:and )?(?:so|thus|therefore|hence|meaning)\b,?\s")
+_CONSEQUENCE = re.compile(r"(?:[,;:—–]\s|\s)(?:and )?(?:so|thus|therefore|hence|meaning|but(?! not\b))\b,?\s")
+_EXPLORES = re.compile(
+    r"\b(?:let(?:'s|’s| us| me)|next|now|consider(?:ing)?|look(?:ing)? at|turn(?:ing)? to|moving on|analy[sz](?:e|ing)|analysis of (?:option|choice|answer)|evaluat\w+|examin\w+|check(?:ing)?|compare|comparing|start(?:ing)? with)\b",
+    re.IGNORECASE,
+)
 _OTHERS_ANSWER = re.compile(
     r"\b(?:incorrect|wrong|false|least \w+|second(?:[ -]best)?|initial|first|previous|earlier|worst|other|each|every|any|either|another)(?: best| likely)?\s$",
     re.IGNORECASE,
@@ -118,13 +126,13 @@ _OTHERS_ANSWER = re.compile(
 _TAGS = re.compile(r"</?(?!answer>)[a-z]{1,12}>|^\s{0,4}```\w{0,12}$", re.MULTILINE)
 _BARE = re.compile(r"(?<![\w'’-])([B-HJ]|A(?!\s+[a-z]))(?![\w'’-])")
 _DENIED = re.compile(
-    r"\b(?:not|incorrect|wrong|false|eliminat\w+|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|there (?:is|was|are|will be) no|no es|nicht|falsch|pas|non è|não)\b"
+    r"\b(?:not|incorrect|wrong|false|eliminat\w+|fails?|worst|violates|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|there (?:is|was|are|will be) no|no es|nicht|falsch|pas|non è|não)\b"
     r"|n['’]t\b|не |不|아니|ない",
     re.IGNORECASE,
 )
 _REJECTED = re.compile(
     r"^\W{0,6}(?:(?:option|choice|answer|statement|letter)\b)?\W{0,4}[A-J]\W{0,4} (?:is|was|seems|looks|can|must|would|could|does|did|has)\b"
-    r"[^.\n]{0,30}?(?:\bnot\b|n['’]t\b|\b(?:wrong|incorrect|false|eliminated|excluded|impossible|unlikely)\b|ruled out)",
+    r"[^.\n]{0,30}?(?:\bnot\b|n['’]t\b|\b(?:wrong|incorrect|false|worst|fails?|violates|eliminated|excluded|impossible|unlikely)\b|ruled out)",
     re.IGNORECASE,
 )
 _SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])\s+")
@@ -183,7 +191,7 @@ def _claims(text: str) -> list[tuple[int, int]]:
         if not article and not (bare and match[group].islower()):
             claims.add(match.span(group))
     claims.update(match.span(match.lastgroup or 0) for match in _IS_CORRECT_ABROAD.finditer(text))
-    claims.update(match.span(1) for match in _ONLY.finditer(text))
+    claims.update(match.span(1) for pattern in (_ONLY, _MADE) for match in pattern.finditer(text))
     return sorted(claims)
 
 
@@ -236,7 +244,7 @@ def _last_sentence(text: str, choices: Choices) -> str | None:
     if not sentences or sentences[-1].rstrip().endswith("?"):
         return None
     said = _CONSEQUENCE.split(sentences[-1].strip())[-1]
-    if _DENIED.search(said) or doubts(said):
+    if _DENIED.search(said) or doubts(said) or _EXPLORES.search(said):
         return None
     if (whole := _alone(said, choices)) is not None:
         return whole

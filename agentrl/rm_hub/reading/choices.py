@@ -28,7 +28,7 @@ _TWO_IN_ONE = re.compile(r"[A-J]{2,4}(?![A-Za-z])")
 _CLOSES = re.compile(r"[\s*_`\"'”’)\]}>$.,;:!。．、）】|]*(?:$|\n|</)")
 _CONNECTS = re.compile(
     r"\s{0,2}[)\]}*\"'”’$.,;:!?。．、，）】<\\_`|&/+(–—\-]|\s+[-–—(\[]|\n|$|[^\x00-\x7f]|\s+(?:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
-    r"considering|where|while|is|if|according|after|among|on|follows|over|instead|in|corresponds|was|here|only)\b",
+    r"considering|where|while|is|if|according|after|among|on|follows|over|instead|in|corresponds|was|here|only|then)\b",
     re.IGNORECASE,
 )
 _GIVES_REASON = re.compile(r"\s?[,—–-]\s?(?:because|since|as|due to|given)\b", re.IGNORECASE)

@@ -10,7 +10,7 @@ import re
 
 _HEDGED = re.compile(
     r"\b(?:tempting|tempted|might (?:think|say|assume|choose)|may (?:think|say)|one could|could be argued|some(?:one| people| students)?(?: might| may)? (?:say|think|choose|pick)"
-    r"|students?|mistak\w*|wrong(?:ly)?|initially|at first|first (?:thought|glance|instinct|guess)|naive|least likely|second[- ]best|if(?! I (?:had|have) to (?:guess|choose|pick|say))|unless|suppose|were to|common (?:error|answer)|trap|previously|earlier i)\b",
+    r"|students?|mistak\w*|wrong(?:ly)?|initially|at first|first (?:thought|glance|instinct|guess)|naive|least likely|doubt|no way|second[- ]best|if(?! I (?:had|have) to (?:guess|choose|pick|say))|unless|suppose|were to|common (?:error|answer)|trap|previously|earlier i)\b",
     re.IGNORECASE,
 )
 _SENTENCE_START = re.compile(
