@@ -22,6 +22,7 @@ WINDOW = 300
 """Characters at the end of a response that are read. The longest answer of MATH-500 has 159."""
 
 _FORMS = ("answer", "strict", "boxed")
+_FORMULA = re.compile(r"\$([^$]+)(?<!\\)\$\.?|\\\(((?:(?!\\\)).)+)\\\)\.?")
 _LINE = re.compile(r"\banswer[*_\s]*:[*_]*\s*([^\n]+)", re.IGNORECASE)
 
 
@@ -70,6 +71,8 @@ def _line(text: str, strict: bool, golds: list[str]) -> tuple[str | None, str]:
     said = lines[-1].group(1).strip().strip("*_").strip()
     if (found := boxed_answer(said)) is not None:
         return found.text, ""
+    if (formula := _FORMULA.fullmatch(said)) is not None:
+        return formula.group(1) or formula.group(2), ""
     words = all(wordy(clean(gold)) for gold in golds)
     value = prose.find(f"Answer: {said}", words, lines=True)
     return (value, "") if value else (None, "nothing after 'Answer:'")

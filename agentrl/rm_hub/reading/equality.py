@@ -8,22 +8,18 @@ r"""Whether an answer says the same as a label: numbers exactly, words as words,
 import re
 from dataclasses import dataclass
 
-from agentrl.rm_hub.reading import numbers, symbolic
+from agentrl.rm_hub.reading import numbers, ranges, symbolic
+from agentrl.rm_hub.reading.framing import complement, without_frame
 from agentrl.rm_hub.reading.latex import clean, squeeze
 from agentrl.rm_hub.reading.shapes import Shape, is_name, is_symbol, shape
 from agentrl.rm_hub.reading.words import choice, same_words, strip_units, wordy
 
-_BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*(\w+)\s*\}?$")
+_BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*\(?(\w+)\)?\s*\}?$")
 _LETTERED = re.compile(r"^(?:\([A-H]\)|[A-H][.):])\s*(?=[\w\\\[({+-])")
 _COMMA_DECIMAL = re.compile(r"[+-]?\d+,\d+")
 _CLOCK = re.compile(r"\d\s*[ap]\.?\s?m\b", re.IGNORECASE)
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
-_MODULUS = re.compile(r"\s*(?:\\pmod|\(?\s*\\?\bb?mod\b)\s*\{?\s*(\d+)\s*\}?\s*\)?$")
-_FOR_ALL = re.compile(
-    r"\s*[,;(]?\s*(?:(?:where|for|with)\s+)?(?<![a-zA-Z\\])[a-z](?:\s*,\s*[a-z])?\s*\\in\s*(?:\\mathbb\s*\{?\s*[ZNRQ]\s*\}?|[ZNRQ])(?:\^\S)?\s*\)?$"
-)
-_FUNCTION = re.compile(r"^[a-zA-Z]\s*(?:\(\s*[a-z]\s*\))?\s*=\s*(?=\\begin\s*\{cases\})")
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _MOST_ALGEBRA = 40
@@ -51,29 +47,13 @@ def compare(label: str, answer: str) -> Verdict:
         return Verdict(False, "the answer is empty")
     if squeeze(gold) == squeeze(got):
         return Verdict(True, "the same text")
-    if (alike := _without_frame(gold, got)) is None:
+    if (alike := without_frame(gold, got)) is None:
         return Verdict(False, "another modulus")
     gold, got = alike
     if squeeze(gold) == squeeze(got):
         return Verdict(bool(got.strip()), "the same text")
+    gold, got = ranges.region(gold) or gold, ranges.region(got) or got
     return _compare(gold, got, _Budget())
-
-
-def _without_frame(gold: str, got: str) -> tuple[str, str] | None:
-    """Both without what may be left unsaid: `f(x) =` before cases, `k \\in Z` behind, a modulus; None if the moduli differ."""
-    gold, got = _FUNCTION.sub("", gold), _FUNCTION.sub("", got)
-    free = None if r"\in" in gold else _FOR_ALL.search(got)
-    if free is not None and got[: free.start()].strip():
-        got = got[: free.start()].strip()
-    first, second = _MODULUS.search(gold), _MODULUS.search(got)
-    if first is None and second is None:
-        return gold, got
-    if first is not None and second is not None and first.group(1) != second.group(1):
-        return None
-    gold, got = gold[: first.start() if first else None], got[: second.start() if second else None]
-    if r"\equiv" in got or r"\equiv" not in gold:
-        gold, got = gold.rpartition(r"\equiv")[2].strip(), got.rpartition(r"\equiv")[2].strip()
-    return gold, got
 
 
 def _compare(gold: str, got: str, budget: _Budget) -> Verdict:
@@ -124,7 +104,8 @@ def _names(gold: Shape, got: Shape) -> str | None:
     if gold.name and got.name and is_symbol(gold.name) and is_symbol(got.name):
         first, second = squeeze(gold.name), squeeze(got.name)
         functions = "(" in first or "(" in second
-        if first != second and not functions:
+        bare = {re.sub(r"_(?:\{\d+\}|\d)$", "", name) for name in (first, second)}
+        if first != second and not functions and not (len(bare) == 1 and bare & {first, second}):
             return f"the answer is about {got.name}, the label about {gold.name}"
     if got.name and not is_name(got.name) and gold.name:
         return "equation"
@@ -144,6 +125,8 @@ def _single(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
     if got.kind in {"list", "set"} and got.items:
         if _ratio(gold.text) and got.kind == "list":
             return Verdict(False, "the answer is a list, the label is not")
+        if got.kind == "set" and same_words(r"\emptyset", gold.text):
+            return Verdict(False, "the answer is a set with something in it")
         verdicts = [_shapes(gold, item, budget) for item in got.items]
         if all(verdict.equal for verdict in verdicts):
             return Verdict(True, "every value given equals the label")
@@ -151,7 +134,7 @@ def _single(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
             return Verdict(False, "the answer gives several different values")
         return Verdict(False, "the answer gives several values, none of them the label's")
     if got.kind in {"brackets", "union"}:
-        spelled = _interval_of(gold.text)
+        spelled = ranges.interval(gold.text)
         if spelled is not None:
             return _shapes(shape(spelled), got, budget)
     if wordy(gold.text) or choice(gold.text):
@@ -172,9 +155,9 @@ def _collection(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
         return Verdict(same, "the same words" if same else "the answer is not a list")
     items = got.items if got.kind in {"list", "set"} else (got,)
     if got.kind == "union" and gold.kind == "list":
-        ranges = [_interval_of(item.text) for item in gold.items]
-        if all(ranges):
-            return _matching(tuple(shape(text or "") for text in ranges), got.items, budget)
+        parts = [ranges.interval(item.text) for item in gold.items]
+        if all(parts):
+            return _matching(tuple(shape(text or "") for text in parts), got.items, budget)
     if gold.kind == "set" and not gold.items:
         return Verdict(same_words(r"\emptyset", got.text), "the label is the empty set")
     names = [item.name for item in gold.items]
@@ -229,7 +212,7 @@ def _in_order(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
 
 def _brackets(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
     if got.kind == "one":
-        spelled = _interval_of(got.text) or _interval_of(f"{got.name} = {got.text}")
+        spelled = ranges.interval(got.text) or ranges.interval(f"{got.name} = {got.text}")
         if spelled is None:
             same = wordy(got.text) and same_words(gold.text, got.text)
             return Verdict(same, "the same in words" if same else "the answer is not a tuple or an interval")
@@ -241,8 +224,17 @@ def _brackets(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
     if got.kind == "matrix" and got.columns in {1, len(got.items)} and gold.fence in {"()", r"\langle\rangle"}:
         return _in_order(gold, got, budget)
     if got.kind == "list" and gold.fence in {"()", r"\langle\rangle"}:
-        return _in_order(gold, got, budget)
+        return _in_order(gold, _alphabetic(got), budget)
     return Verdict(False, "the answer is not a tuple or an interval")
+
+
+def _alphabetic(got: Shape) -> Shape:
+    """y = 2, x = 1 in the order of coordinates, which that of the alphabet is where the names follow one another in it."""
+    names = [item.name.strip() for item in got.items]
+    ordered = "".join(sorted(names))
+    if all(len(name) == 1 for name in names) and ordered in "abcdefghijklmnopqrstuvwxyz":
+        return Shape("list", got.text, tuple(sorted(got.items, key=lambda item: item.name.strip())))
+    return got
 
 
 def _vectors(gold: str, got: str, length: int) -> bool:
@@ -254,7 +246,7 @@ def _union(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
     if got.kind == "union":
         return _matching(gold.items, got.items, budget)
     if got.kind == "list":
-        spelled = [_interval_of(item.text) for item in got.items]
+        spelled = [ranges.interval(item.text) for item in got.items]
         items = tuple(shape(text) if text else item for text, item in zip(spelled, got.items, strict=True))
         return _matching(gold.items, items, budget)
     return _algebra(gold.text, got.text, budget)
@@ -302,7 +294,7 @@ def _one(gold: str, got: str, budget: _Budget) -> Verdict:
     gold, got = _radians(gold, got), _radians(got, gold)
     bare = (strip_units(gold), strip_units(got))
     if _CLOCK.search(gold) or (wordy(bare[0]) or wordy(bare[1])):
-        same = same_words(gold, got)
+        same = same_words(gold, got) or same_words(gold, complement(got))
         return Verdict(same, "the same words" if same else "different words")
     gold, got = bare
     if squeeze(gold) == squeeze(got):
@@ -354,37 +346,8 @@ def _ratio(text: str) -> tuple[int, ...] | None:
     return None
 
 
-_CHAIN = re.compile(r"(\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>)")
-
-
-def _interval_of(text: str) -> str | None:
-    r"""The interval that inequalities about one variable describe: 1 < x \le 2, x > 3."""
-    parts = [part.strip() for part in _CHAIN.split(text)]
-    if len(parts) == 3:
-        left, relation, right = parts
-        if is_symbol(right) and not is_symbol(left):
-            left, right = right, left
-            relation = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}[relation]
-        if not is_symbol(left):
-            return None
-        closed = relation in {r"\le", r"\ge"}
-        if relation in {"<", r"\le"}:
-            return rf"(-\infty,{right}{']' if closed else ')'}"
-        return rf"{'[' if closed else '('}{right},\infty)"
-    if len(parts) == 5 and is_symbol(parts[2]):
-        low, first, _, second, high = parts
-        if {first, second} <= {">", r"\ge"}:
-            low, first, second, high = high, second, first, low
-            first, second = (
-                first.replace(">", "<").replace(r"\ge", r"\le"),
-                second.replace(">", "<").replace(r"\ge", r"\le"),
-            )
-        if {first, second} <= {"<", r"\le"}:
-            return f"{'[' if first != '<' else '('}{low},{high}{']' if second != '<' else ')'}"
-    return None
-
-
 def _algebra(gold: str, got: str, budget: _Budget) -> Verdict:
+    gold, got = symbolic.with_binomials(gold), symbolic.with_binomials(got)
     for what, text in (("answer", got), ("label", gold)):
         reason = symbolic.refusal(text)
         if reason is not None:
@@ -392,7 +355,7 @@ def _algebra(gold: str, got: str, budget: _Budget) -> Verdict:
     if budget.left <= 0:
         return Verdict(False, "too many parts to compare")
     budget.left -= 1
-    left, right = _interval_of(gold), _interval_of(got)
+    left, right = ranges.interval(gold), ranges.interval(got)
     if left is not None and right is not None:
         return _shapes(shape(left), shape(right), budget)
     return Verdict(*symbolic.equal(gold, got))

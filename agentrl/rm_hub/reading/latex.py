@@ -39,7 +39,16 @@ _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?|boldsymbol|bm|emph"
     r"|underline|boxed|fbox|ensuremath)\s*\{([^{}]*)\}"
 )
-_BOX_OF_GROUPS = re.compile(r"^\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*\{(.*)\}\s*$", re.DOTALL)
+_RATE = re.compile(
+    r"(?<=[\d}~ ])\s*\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{([a-zA-Z ]{1,20})\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([a-zA-Z ]{1,20})\}\s*\}"
+)
+_CASES = re.compile(r"\\begin\s*\{[dr]?cases\}(.*?)\\end\s*\{[dr]?cases\}", re.DOTALL)
+_CONDITION = re.compile(r"\s*[,;]?\s*&\s*[,;]?\s*(?:if|for|when|where)?(?![a-zA-Z])\s*")
+_END_OF_ROW = re.compile(r"\s*[,;.]?\s*(?:\\\\\s*|$)")
+_BOX_OF_GROUPS = re.compile(
+    r"^\s*(?:\$+|\\[(\[])?\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*\{(.*)\}\s*(?:\$+|\\[)\]])?\s*$",
+    re.DOTALL,
+)
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it|nobreak|phantom\{\})(?![a-zA-Z])\s*\.?(?=\s*\D|$)"
 )
@@ -70,9 +79,12 @@ _SYNONYMS = (
     (re.compile(r"\\&"), " and "),
     (re.compile(r"\\#"), "#"),
     (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\{:\}"), ":"),
+    (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z]))"), r"^\\circ "),
+    (re.compile(r"\\bigcup(?![a-zA-Z_^])(?!\s*[_^])"), r"\\cup "),
     (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\(?:arc|a)(sin|cos|tan)\s*h?(?![a-zA-Z])|(?<![a-zA-Z\\])arc(sin|cos|tan)(?![a-zA-Z])"), None),
-    (re.compile(r"(?<![a-zA-Z\\])(?:infinity|inf)(?![a-zA-Z])"), r"\\infty "),
+    (re.compile(r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])"), r"\\infty "),
     (re.compile(r"(?<![a-zA-Z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|sqrt)(?![a-zA-Z])"), r"\\\1 "),
     (re.compile(r"(?<=\d)(pi|sqrt)(?![a-zA-Z])"), r"\\\1 "),
 )
@@ -118,7 +130,7 @@ def _latex(text: str) -> str:
         # A doubled backslash before a letter is one that was escaped once too often.
         text = re.sub(r"\\\\(?=[a-zA-Z({\[$%,!])", r"\\", text)
     text = _GROUPING.sub(",", text)
-    text = _SIZES.sub(" ", text)
+    text = _RATE.sub(r" \1/\2", _SIZES.sub(" ", text))
     for _ in range(8):
         unwrapped = _WRAPPER.sub(r" \1 ", text)
         if unwrapped == text:
@@ -127,7 +139,8 @@ def _latex(text: str) -> str:
                 break
             unwrapped = whole.group(1)
         text = unwrapped
-    text = _DELIMITERS.sub(" ", text) if not matrix else re.sub(r"\\?\$", " ", text)
+    # Between rows, \\[ is no delimiter.
+    text = _DELIMITERS.sub(" ", text) if not matrix else re.sub(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]]\s*$", " ", text)
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _SYNONYMS:
         text = pattern.sub(spelling if spelling is not None else _inverse, text)
@@ -137,6 +150,7 @@ def _latex(text: str) -> str:
         text = _POWER_PAREN.sub(r"^{\1}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{root.group(1) or ''}{{{root.group(2)}}}", text)
     text = _FRAC.sub(_fraction, text)
+    text = _CASES.sub(_cases, text)
     text = " ".join(text.split())
     return _trim(text)
 
@@ -171,6 +185,14 @@ def _fraction(match: re.Match[str]) -> str:
     above = match.group(1) if match.group(1) is not None else match.group(2)
     below = match.group(3) if match.group(3) is not None else match.group(4)
     return rf"\frac{{{above.strip()}}}{{{below.strip()}}}"
+
+
+def _cases(match: re.Match[str]) -> str:
+    """The rows without the commas and the "if" that stand before conditions."""
+    rows = _END_OF_ROW.sub(r" \\\\ ", _CONDITION.sub(" & ", match.group(1))).strip()
+    while rows.endswith("\\\\"):
+        rows = rows[:-2].rstrip()
+    return rf"\begin{{cases}} {rows} \end{{cases}}"
 
 
 def _inverse(match: re.Match[str]) -> str:

@@ -80,12 +80,17 @@ def read(text: str, comma_is_point: bool = False) -> Quantity | None:
 
 def same(label: Quantity, answer: Quantity) -> bool:
     """Whether `answer` is the number that `label` means; not symmetric where one of them is rounded."""
-    if label.unit and answer.unit and label.unit.kind and answer.unit.kind and label.unit.name != answer.unit.name:
+    kinds = [quantity.unit.kind if quantity.unit else "" for quantity in (label, answer)]
+    if "" not in kinds and label.unit and answer.unit and label.unit.name != answer.unit.name:
+        if ("/" in kinds[0]) != ("/" in kinds[1]):
+            return close(label, answer)  # "12 miles" for 12 miles an hour
         if label.unit.kind != answer.unit.kind or label.unit.kind in {"square", "cubic"}:
             return False
         return label.value * label.scale * label.unit.factor == answer.value * answer.scale * answer.unit.factor
     if label.unit is None and label.decimals and answer.unit and answer.unit.name == "cent":
         return label.value in (answer.value / 100, answer.value)
+    if label.percent != answer.percent and (kinds[0] or kinds[1]):
+        return False
     if label.percent != answer.percent and _percent(label, answer):
         return True
     if label.percent != answer.percent and answer.percent and abs(label.value) < 1 and label.value:

@@ -81,7 +81,10 @@ BESIDE = re.compile(
     r"\b(?:in|at|for|from|per|every|each|day|within|over|during|after|than|with|until|step|to \w+)\s+(?:the\s+|a\s+|only\s+)?\$?\s*$",
     re.IGNORECASE,
 )
-CLAUSE = re.compile(r"(?:\s[-–—]\s(?:which|because)\b|,?\s(?:because|since|given)\b)[^=]*$|\s+\([^()]*\)\s*\.?$")
+CLAUSE = re.compile(
+    r"(?:\s[-–—]\s(?:which|because)\b|,?\s(?:because|since|given)\b"
+    r"|,\s(?:which\s(?:satisf\w+|meets|is\s(?:valid|consistent|within|less|greater|positive))|satisfying)\b)[^=]*$|\s+\([^()]*\)\s*\.?$"
+)
 QUESTION = re.compile(r"(?:^|(?<=[.!]))[^.!?]*\?\s*$")
 STEP = re.compile(r"^step \d+\W{1,3}", re.IGNORECASE)
 DENIED = re.compile(
@@ -92,6 +95,18 @@ EXPLAINED = re.compile(
 )
 HTML = re.compile(r"</?(?:b|strong|i|em|p|u|span)>")
 SEVERAL = re.compile(r"(?<![\w\\])([a-zA-Z]) = -?[\d./]+,? (?:and|or) \1 = -?[\d./]+$")
+_NUMBER = r"-?\$?[\d./]+"
+PLURAL = re.compile(
+    rf"\b(?:roots|solutions|zeros|zeroes|values|answers|intercepts)\b[^.:=]{{0,60}}?\bare:?\s+((?:{_NUMBER}\s*,\s*){{0,8}}{_NUMBER},?\s+(?:and|or)\s+{_NUMBER})$",
+    re.IGNORECASE,
+)
+CONCLUDED = re.compile(
+    r"^.*=[^=\n]{1,60}?[,;]?\s+(?:(?:and\s+)?(?:so|thus|hence|therefore|which (?:gives|means|yields)|giving|meaning)\b|\\implies\b|\\Rightarrow\b|⇒|⟹|=>),?\s*(?=.*=)",
+    re.IGNORECASE,
+)
+POINT = re.compile(
+    r"^(?:[a-z]+\s+){1,10}(?:is|at|are|be)\s*(?:at\s+|the\s+point\s+|[A-Z]\s*=?\s*)?:?\s*([(\[].*[)\]])$", re.IGNORECASE
+)
 RETRACTED = re.compile(
     r"(?:[\s,.:;—-]|\b(?:no|wait|actually|sorry|make that|rather|hmm|it's|it is|oops)\b){0,12}(?=-?\$?\d)",
     re.IGNORECASE,

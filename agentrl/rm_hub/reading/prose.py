@@ -169,6 +169,8 @@ def _value(said: str) -> str | None:
         return said
     if parts.name and not _prosy(parts.text):
         return said
+    if (point := phrases.POINT.match(cleaned)) is not None and shape(point.group(1)).kind == "brackets":
+        return point.group(1)
     if not re.search(r"\d", cleaned) and len(cleaned.split()) <= 5:
         return said
     return _in_sentence(said)
@@ -190,6 +192,8 @@ def _in_sentence(sentence: str) -> str | None:
     text = _breakdown(clean(sentence))
     if (several := phrases.SEVERAL.search(text)) is not None:
         return several.group()
+    if (listed := phrases.PLURAL.search(text)) is not None:
+        return listed.group(1)
     found = list(phrases.NUMBER.finditer(text))
     if not found:
         spelled = numbers.read(text)
@@ -236,7 +240,10 @@ def _mathematics(segment: re.Match[str]) -> bool:
     """Whether what stands between delimiters could be an answer: not words, a lone variable, or text between two prices."""
     text = clean(_content(segment))
     return (
-        bool(text) and not wordy(text) and not is_symbol(text) and not re.search(r"[-+*/=<]$|\\(?:times|cdot)$", text)
+        bool(text)
+        and not wordy(text)
+        and not is_symbol(text)
+        and not re.search(r"^[\^_]|[-+*/=<]$|\\(?:times|cdot)$", text)
     )
 
 
@@ -260,6 +267,7 @@ def _last_value(text: str) -> str | None:
 
 def _line(line: str) -> str | None:
     """The value of one line: the whole of it, or that of its last sentence that has one."""
+    line = phrases.CONCLUDED.sub("", line) if re.search(r"[\d\\]", phrases.CONCLUDED.sub("", line)) else line
     whole = _value_or_none(line)
     if whole is not None:
         return whole

@@ -21,7 +21,7 @@ _NAME = re.compile(r"^[^0-9+*/^=<>|\\]{1,40}$|^\|[A-Z]{2}\|$")
 _SYMBOL = re.compile(r"^\\?[A-Za-z]+'*(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*\([^()]*\))?'*$")
 _OUTWARD = re.compile(r"^([\](\[])([^\[\](){}]{1,60}[,;][^\[\](){}]{1,60})([\])\[])$")
 _BUILDER = re.compile(
-    r"^\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|R)\s*)?(?:\\mid|:|\|)\s*(?=.*(?<![a-zA-Z])\1(?![a-zA-Z]))"
+    r"^\s*(\\[a-z]+|[a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|R)\s*)?(?:\\mid|:|\|)\s*(?=.*(?<![a-zA-Z\\])\1(?![a-zA-Z]))"
 )
 MOST_ITEMS = 40
 
@@ -75,7 +75,7 @@ def shape(text: str, depth: int = 0) -> Shape:
         if opening == r"\{" and (rule := _BUILDER.match(inside)) is not None:
             return shape(inside[rule.end() :], depth + 1)
         if opening == r"\{":
-            return Shape("set", text, tuple(shape(part, depth + 1) for part in parts))
+            return Shape("set", text, _items(parts, depth) or tuple(shape(part, depth + 1) for part in parts))
         if opening == "{" and closing == "}" and parts:
             # Braces that group one thing; in plain text, those of a set.
             items = tuple(shape(part, depth + 1) for part in parts)
@@ -151,6 +151,8 @@ def is_symbol(name: str) -> bool:
 def is_name(name: str) -> bool:
     """Whether the left side of an equals sign only says what the value is of."""
     name = name.strip()
+    if name.startswith("-"):
+        return False
     return (
         _NAME.match(name) is not None
         or re.fullmatch(r"[^\d+*^=<>-]{1,60}", re.sub(r"_\s*(?:\{[^{}]*\}|\w)", "", name)) is not None

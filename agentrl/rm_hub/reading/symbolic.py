@@ -23,6 +23,12 @@ _UNBOUNDED = re.compile(
 _EXPONENT = re.compile(r"\^\s*(\{|\\?\w+|[-+]?\d+)")
 _FACTORIAL = re.compile(r"([\w)}\]]*)\s*!")
 _BINOMIAL = re.compile(r"\\[dt]?binom")
+_N = r"(?:\{\s*(\w{1,3})\s*\}|(\w))"
+_CHOSEN = re.compile(
+    rf"(?<![a-zA-Z\\])C\s*\(\s*(\w{{1,3}})\s*,\s*(\w{{1,3}})\s*\)|(?<![a-zA-Z\\\w}}])C\s*_\s*{_N}\s*\^\s*{_N}"
+    rf"|(?<![a-zA-Z\\\w}}])C\s*\^\s*{_N}\s*_\s*{_N}|(?:\{{\s*\}})?(?<!\w)[\^_]\s*{_N}\s*C\s*_\s*{_N}"
+)
+_DECIMAL_ROOT = re.compile(r"(?<=\\sqrt)\s*\{\s*(\d{1,9})\.(\d{1,6})\s*\}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}")
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}|[^\x00-\x7f]|__|@|\\(?:input|write|def|catcode|require|href|include)")
 
@@ -95,6 +101,18 @@ def _group(text: str, start: int) -> str:
     return text[start + 1 :]
 
 
+def with_binomials(text: str) -> str:
+    r"""C(10,3), C_{10}^{3}, {}^{10}C_3 and {}_{10}C_{3} as \binom{10}{3}; of two powers of C the larger number is the first."""
+    return _CHOSEN.sub(_chosen, text)
+
+
+def _chosen(match: re.Match[str]) -> str:
+    top, bottom = (part.strip() for part in match.groups() if part is not None)
+    if (top.isdigit() and bottom.isdigit() and int(top) < int(bottom)) or (bottom == "n" and top != "n"):
+        top, bottom = bottom, top
+    return rf"\binom{{{top}}}{{{bottom}}}"
+
+
 def equal(label: str, answer: str) -> tuple[bool, str]:
     """Whether math-verify takes two expressions for equal, and a sentence about it. Both have passed `refusal`."""
     gold, got = parse(label), parse(answer)
@@ -155,13 +173,23 @@ def parse(text: str) -> tuple[Any, ...]:
     # It looks for a free-standing i to see that numbers are complex.
     text = re.sub(r"(?<=[\d+*/({-])i(?![a-zA-Z])", " i ", text)
     text = re.sub(r"\^\s*(?:\{\s*0?\.5\s*\}|0?\.5(?!\d))", r"^{\\frac{1}{2}}", text)
+    text = _DECIMAL_ROOT.sub(lambda root: rf"{{\frac{{{int(root[1] + root[2])}}}{{{10 ** len(root[2])}}}}}", text)
     found = library.parse(
         f"$${text}$$",
-        extraction_config=[library.LatexExtractionConfig(boxed_match_priority=-1)],
+        extraction_config=[_extraction()],
         fallback_mode="no_fallback",
         parsing_timeout=None,
     )
     return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _extraction() -> Any:
+    """Without math-verify's list of units, which drops letters behind a number: it reads `a + 2ab` as a + 2."""
+    from latex2sympy2_extended.math_normalization import NormalizationConfig  # type: ignore[import-untyped]
+
+    plain = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+    return _math_verify().LatexExtractionConfig(boxed_match_priority=-1, normalization_config=plain)
 
 
 @lru_cache(maxsize=1)

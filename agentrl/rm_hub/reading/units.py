@@ -54,6 +54,8 @@ _NOT_UNITS = {
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*([CFK])?(?![a-zA-Z])")
 _POWER = re.compile(r"\^\s*\{?\s*-?[1-4]\s*\}?")
 _WORD = re.compile(r"[^\W\d_]+(?:[-'’.][^\W\d_]+)*\.?")
+_RATE = re.compile(r"([a-zA-Z]+)\.?\s*(?:/|\bper\b|\ba\b|\ban\b)\s*([a-zA-Z]+)\.?$")
+_SPEEDS = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "mps": "m/s"}
 _FRAME = re.compile(r"[\s./()\-,'\"*\\:]*")
 
 
@@ -62,6 +64,8 @@ def find_unit(rest: str) -> Unit | None:
     rest = rest.strip()
     if not rest or rest in {"\\", ".", "%"}:
         return _NONE
+    if (rate := _rate(rest)) is not None:
+        return rate
     if len(rest) > 120:
         return None
     degrees = _DEGREES.match(rest)
@@ -97,6 +101,17 @@ def find_unit(rest: str) -> Unit | None:
             return Unit(f"{area} {first.name}", area)
         return Unit(name if known is None else "", "") if known is None else _NONE
     return Unit(f"{area} {known.name}", area) if area else known
+
+
+def _rate(text: str) -> Unit | None:
+    """Kilometres per hour and the like, if both units are known."""
+    found = _RATE.match(_SPEEDS.get(text.lower().rstrip("."), text))
+    if found is None:
+        return None
+    above, below = (_KNOWN.get(part.lower()) for part in found.groups())
+    if above is None or below is None:
+        return None
+    return Unit(f"{above.name}/{below.name}", f"{above.kind}/{below.kind}", above.factor / below.factor)
 
 
 def _is_word(word: str) -> bool:

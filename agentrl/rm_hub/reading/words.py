@@ -87,6 +87,6 @@ def strip_units(text: str) -> str:
     if any(word.lower() in _MATH_WORDS for word in words):
         return text
     # One letter behind a sum is rather a variable.
-    if len(words[0]) == 1 and re.search(r"[+=<>-]|\\[a-z]+\s*\{?[a-z]", match.group(1)):
+    if len(words[0]) == 1 and re.search(r"[+=<>-]|\\[a-z]+(?![a-z])\s*\{?[a-z]", match.group(1)):
         return text
     return match.group(1).strip()
