@@ -9,8 +9,9 @@ from agentrl.config.run import RunSettings
 @settings_command(
     "eval",
     """
-    agentrl eval --hf-checkpoint ./model --env mypkg.search:SearchEnv --eval-prompt-data dev dev.jsonl
-    agentrl eval --config run.yaml --hf-checkpoint runs/latest/model --n-samples-per-eval-prompt 4
+    agentrl eval --config run.yaml --hf-checkpoint runs/latest/model
+    agentrl eval --hf-checkpoint ./model --env my_env.py:MyEnv \\
+        --eval-prompt-data dev dev.jsonl --n-samples-per-eval-prompt 4
     """,
 )
 def command(settings: RunSettings) -> int:

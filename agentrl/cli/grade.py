@@ -89,8 +89,9 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     objects and lists: choices.0.message.content.
 
     \b
-        agentrl grade --rm-type math answers.jsonl --response-key output --label-key gold --explain 5
-        agentrl grade --rm-type llm_judge answers.parquet --judge-url http://localhost:30000 --out graded.parquet
+        agentrl grade --rm-type math answers.jsonl --label-key gold --explain 5
+        agentrl grade --rm-type llm_judge answers.parquet \\
+            --judge-url http://localhost:30000 --out graded.parquet
     """
     settings = _settings(options)
     spec = _checked(rm_type, settings)

@@ -11,12 +11,12 @@ from agentrl.errors import SettingsError
 @click.command("init", context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--arch", default="qwen3", type=click.Choice(["qwen3", "qwen2", "llama"]), help="Architecture.")
-@click.option("--layers", default=4, type=click.IntRange(1), help="Transformer layers.")
-@click.option("--hidden", default=128, type=click.IntRange(1), help="Width of the residual stream.")
-@click.option("--heads", default=4, type=click.IntRange(1), help="Attention heads.")
-@click.option("--kv-heads", default=2, type=click.IntRange(1), help="Key-value heads.")
-@click.option("--context-length", default=1024, type=click.IntRange(1), help="Longest sequence in tokens.")
-@click.option("--seed", default=0, help="Seed of the random weights.")
+@click.option("--layers", default=4, type=click.IntRange(1), metavar="N", help="Transformer layers.")
+@click.option("--hidden", default=128, type=click.IntRange(1), metavar="N", help="Width of the residual stream.")
+@click.option("--heads", default=4, type=click.IntRange(1), metavar="N", help="Attention heads.")
+@click.option("--kv-heads", default=2, type=click.IntRange(1), metavar="N", help="Key-value heads.")
+@click.option("--context-length", default=1024, type=click.IntRange(1), metavar="N", help="Longest sequence in tokens.")
+@click.option("--seed", default=0, metavar="N", help="Seed of the random weights.")
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
 @debug_option
 def command(path: Path, force: bool, **shape: str | int) -> None:

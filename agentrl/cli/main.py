@@ -31,7 +31,7 @@ _TERMINATED = 128 + 15
 COMMANDS: dict[str, Entry] = {
     "demo": Entry("agentrl.cli.demo", "Watch a tiny model learn to use a calculator, on this machine."),
     "init": Entry("agentrl.cli.init", "Make a tiny model and tokenizer to try things with."),
-    "doctor": Entry("agentrl.cli.doctor", "Look at this machine: packages, memory, GPUs, and which sandbox it gets."),
+    "doctor": Entry("agentrl.cli.doctor", "Look at this machine: packages, memory, GPUs, sandbox."),
     "check": Entry("agentrl.cli.check", "Look at an environment or a model folder before a run uses it."),
     "rollout": Entry("agentrl.cli.rollout", "Generate and grade trajectories; train nothing."),
     "train": Entry("agentrl.cli.train", "Train a model: generate, grade, learn, repeat."),

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 @click.option("--corpus", type=click.Path(path_type=Path), help="Passages: .jsonl or .parquet with text, id, title.")
 @click.option("--index", type=click.Path(path_type=Path), help="Folder of the index; built from --corpus if it is new.")
 @click.option("--encoder", type=click.Path(path_type=Path), help="Search by meaning: the folder of an encoder model.")
-@click.option("--topk", default=3, type=click.IntRange(1), help="Passages a query where a request does not say.")
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
-@click.option("--concurrency", default=4, type=click.IntRange(1), help="Requests that are searched at once.")
+@click.option(
+    "--topk", default=3, type=click.IntRange(1), metavar="N", help="Passages a query where a request does not say."
+)
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
+@click.option(
+    "--port", default=8000, type=click.IntRange(0, 65535), metavar="PORT", help="Port to listen on; 0 takes a free one."
+)
+@click.option(
+    "--concurrency", default=4, type=click.IntRange(1), metavar="N", help="Requests that are searched at once."
+)
 @debug_option
 def command(
     corpus: Path | None, index: Path | None, encoder: Path | None, topk: int, host: str, port: int, concurrency: int
@@ -29,11 +35,10 @@ def command(
 
     POST /retrieve with {"queries": [...], "topk": 3, "return_scores": true}.
 
-    Examples:
-
-      agentrl retrieval --corpus wiki.jsonl --index wiki-index     # builds the index, then serves it
-
-      agentrl retrieval --index wiki-index                         # serves it again at once
+    \b
+    The first of these builds the index and serves it, the second only serves it:
+        agentrl retrieval --corpus wiki.jsonl --index wiki-index
+        agentrl retrieval --index wiki-index
     """
     if corpus is None and index is None:
         raise SettingsError("nothing to serve; give --corpus FILE, --index DIR, or both to keep the index")

@@ -9,7 +9,9 @@ from agentrl.config.run import RunSettings
 @settings_command(
     "rollout",
     """
-    agentrl rollout --hf-checkpoint ./model --env mypkg.search:SearchEnv --prompt-data train.jsonl --num-rollout 1
+    agentrl rollout --config run.yaml --num-rollout 1
+    agentrl rollout --hf-checkpoint ./model --env my_env.py:MyEnv \\
+        --prompt-data train.jsonl --num-rollout 1
     """,
 )
 def command(settings: RunSettings) -> int:

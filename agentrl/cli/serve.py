@@ -10,12 +10,14 @@ from agentrl.errors import SettingsError
 
 @click.command("serve", context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("model")
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--port", default=30000, type=click.IntRange(1, 65535), help="Port to listen on.")
-@click.option("--context-length", type=click.IntRange(1), help="Longest sequence in tokens; default: the model's.")
-@click.option("--slots", type=click.IntRange(1), help="Sequences kept in memory at once.")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
+@click.option("--port", default=30000, type=click.IntRange(1, 65535), metavar="PORT", help="Port to listen on.")
+@click.option(
+    "--context-length", type=click.IntRange(1), metavar="N", help="Longest sequence in tokens; default: the model's."
+)
+@click.option("--slots", type=click.IntRange(1), metavar="N", help="Sequences kept in memory at once.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Number format.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads; default: what the cores allow.")
+@click.option("--threads", type=click.IntRange(1), metavar="N", help="CPU threads; default: what the cores allow.")
 @debug_option
 def command(model: str, **options: str | int | None) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""

@@ -7,7 +7,8 @@ from agentrl.config.run import RunSettings
 @settings_command(
     "train",
     """
-    agentrl train --hf-checkpoint ./model --env mypkg.search:SearchEnv --prompt-data train.jsonl
+    agentrl train --hf-checkpoint ./model --env my_env.py:MyEnv \\
+        --prompt-data train.jsonl
     agentrl train --config run.yaml --lr 2e-6
     agentrl train --config run.yaml --dry-run
     """,

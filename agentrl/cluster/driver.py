@@ -6,6 +6,7 @@ that contains the step is written, and a resume takes back what no checkpoint pr
 
 import shutil
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from agentrl.buffer import load_rollout
@@ -30,6 +31,8 @@ def train(settings: RunSettings) -> int:
     A run that is finished, its model written, is left as it is: nothing is started.
     """
     settings.check_complete("train")
+    if find_spec("ray") is None:
+        raise ModuleNotFoundError("No module named 'ray'", name="ray")
     with Progress(settings.observability, total=settings.rollout.num_rollout) as progress:
         began = time.monotonic()
         # No line for this: a mistake that it finds is the only thing to read.

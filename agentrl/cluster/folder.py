@@ -113,7 +113,7 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """Logs of the engines."""
+        """Logs of the engines, and what Ray's library writes."""
         return self.path / "logs"
 
     @property

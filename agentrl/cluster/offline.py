@@ -26,8 +26,9 @@ def evaluate(settings: RunSettings) -> dict[str, float]:
 
 
 async def _evaluate(settings: RunSettings) -> dict[str, float]:
-    with RunFolder.open(settings, "eval") as folder:
-        async with _session(settings, folder) as session:
+    with RunFolder.open(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
+        async with _session(settings, folder, progress) as session:
+            progress.begin("evaluating")
             return await session.evaluate(0)
 
 
@@ -50,13 +51,9 @@ async def _rollout(settings: RunSettings) -> int:
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
         folder.forget_ledger()
-        engines = settings.cluster.num_engines if settings.engine.engine != "external" else 0
-        began = time.monotonic()
-        if engines:
-            progress.begin(f"loading the model into {counted(engines, 'engine')}")
-        async with _session(settings, folder) as session:
+        async with _session(settings, folder, progress) as session:
             session.open_feed(None)
-            progress.ready(f"{counted(engines, 'engine')} ready" if engines else "connected to the engines", began)
+            progress.begin("first rollout")
             for rollout_id in range(total):
                 progress.phase(f"rollout {rollout_id + 1}: generating")
                 result = await session.rollout(rollout_id)
@@ -70,10 +67,12 @@ async def _rollout(settings: RunSettings) -> int:
 
 
 @asynccontextmanager
-async def _session(settings: RunSettings, folder: RunFolder) -> AsyncIterator[RolloutSession]:
+async def _session(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[RolloutSession]:
     model = settings.train.hf_checkpoint
     assert model is not None
-    count = settings.cluster.num_engines
+    count, external = settings.cluster.num_engines, settings.engine.engine == "external"
+    what, began = counted(count, "engine"), time.monotonic()
+    progress.begin("connecting to the engines" if external else f"loading the model into {what}")
     launched = launch(
         settings.engine,
         model,
@@ -85,6 +84,7 @@ async def _session(settings: RunSettings, folder: RunFolder) -> AsyncIterator[Ro
         session = RolloutSession(settings, folder.path, [engine.url for engine in engines])
         try:
             await session.open()
+            progress.ready("connected" if external else f"{what} ready", began)
             yield session
         finally:
             await session.close()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cli.main import COMMANDS
+
 HEAVY = ("torch", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
 
 
@@ -65,6 +67,13 @@ def test_train_help_shows_essentials_first_and_every_flag() -> None:
 
     assert [f.flag for f in all_fields().values() if f.flag[2:] not in text] == []
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name != "demo")])
+def test_help_fits_a_terminal_of_80_columns(command: str) -> None:
+    done = agentrl(*command.split(), "--help", COLUMNS="80")
+    assert done.returncode == 0
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize(
