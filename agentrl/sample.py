@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 """One chat message: `role`, `content`, and where they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`."""
 
+RECORDED = frozenset(
+    {"attempt", "close_failure", "counters", "failure", "grade", "messages", "rewards", "step_credit", "step_rewards"}
+)
+"""Keys of `Sample.metadata` that the rollout and the graders write; a data row's own metadata has none of them."""
+
 
 class Status(Enum):
     """How far a sample came."""

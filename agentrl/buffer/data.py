@@ -16,7 +16,7 @@ import orjson
 
 from agentrl.errors import DataError
 from agentrl.rowfiles import RowFile, json_type, open_rows, split_slice
-from agentrl.sample import Message
+from agentrl.sample import RECORDED, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class PromptData:
             index,
             self._prompt(row, where),
             self._label(row, where),
-            _typed(row, self._metadata_key, dict, where) or {},
+            self._metadata(row, where),
             self._tools(row, where),
         )
 
@@ -143,6 +143,15 @@ class PromptData:
                 f"{where}: no field {self._label_key!r} for the label; it has {_names(row)}; set --label-key"
             )
         return row[self._label_key]
+
+    def _metadata(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        metadata: dict[str, Any] = _typed(row, self._metadata_key, dict, where) or {}
+        if taken := sorted(RECORDED & metadata.keys()):
+            raise DataError(
+                f"{where}: field {self._metadata_key!r} has the key {taken[0]!r}, under which agentrl records what "
+                "happens to a sample; give it another name"
+            )
+        return metadata
 
     def _tools(self, row: dict[str, Any], where: str) -> list[dict[str, Any]] | None:
         tools: list[Any] | None = _typed(row, self._tool_key, list, where)

@@ -121,7 +121,7 @@ class Environment:
         ]
         if turn.broken:
             messages.append({"role": "user", "content": _broken_text(turn.broken)})
-        return Step(messages, info=_counts(done, len(turn.broken)))
+        return Step(messages, info=outcome_counts(done, len(turn.broken)))
 
     async def reward(self, sample: Sample) -> float | dict[str, Any]:
         """The reward of a finished trajectory. Default: the grader that the run's or the sample's `rm_type` names."""
@@ -144,7 +144,8 @@ def _broken_text(broken: Sequence[str]) -> str:
     return "\n".join(f"Error: the tool call could not be read: {problem}" for problem in broken)
 
 
-def _counts(outcomes: Sequence[ToolOutcome], broken: int) -> dict[str, float]:
+def outcome_counts(outcomes: Sequence[ToolOutcome], broken: int = 0) -> dict[str, float]:
+    """What `run_tools` puts into `Step.info` for these outcomes and for `broken` calls that could not be read."""
     counts: dict[str, float] = {"tool_calls": len(outcomes) + broken}
     if broken:
         counts["tool_broken"] = broken

@@ -176,7 +176,7 @@ class _Trajectory:
             )
         if step.reward is not None:
             self.sample.metadata.setdefault("step_rewards", []).append(step.reward)
-        _count(self.sample, step.info)
+        count(self.sample, step.info)
         if not step.done and not step.messages:
             raise EnvFailure(
                 f"{_name(self.env)}.step returned no messages and done=False: the model would be asked again with "
@@ -276,7 +276,7 @@ def _turn(index: int, generation: Generation, parsed: ParsedTurn, sample: Sample
     )
 
 
-def _count(sample: Sample, info: Mapping[str, object]) -> None:
+def count(sample: Sample, info: Mapping[str, object]) -> None:
     """Add a step's numeric info to the sample's counters."""
     counters = sample.metadata.setdefault("counters", {})
     for name, value in info.items():

@@ -4,9 +4,12 @@
 
 `generate_single(conversation)` renders what is new in the conversation, samples one turn and returns its text;
 the ids, log-probs and weight versions are recorded. When the function returns, samples that it left without
-tokens get the recorded ones; `build_loss_mask(sample)` does so at once.
+tokens get the recorded ones; `build_loss_mask(sample)` does so at once. With the tokens come what the default loop
+leaves too, unless the function left its own: `metadata["messages"]`, from which graders take the final answer, and
+what `execute_tool` counted for the conversation in `metadata["counters"]` and `non_generation_time`.
 """
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -16,8 +19,9 @@ from typing import Any
 from agentrl.chat import ChatSession, ToolCall
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environment
+from agentrl.envs.base import outcome_counts
 from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
-from agentrl.rollout.agent_loop import closing, make_environment, sample_turn
+from agentrl.rollout.agent_loop import closing, count, make_environment, sample_turn
 from agentrl.rollout.context import RolloutContext, entered
 from agentrl.sample import Message, Origin, Sample, Status
 from agentrl.tools import Toolbox
@@ -31,6 +35,7 @@ class _Record:
     session: ChatSession
     sample: Sample
     seen: int
+    messages: list[Message]
     turns: int = 0
     owner: Sample | None = None
 
@@ -66,9 +71,10 @@ class Recorder:
         record.turns += 1
         params = context.turn_params(self.params, sample, record.turns, budget)
         generation = await sample_turn(context.client, sample, params, record.turns, f"custom-{id(record)}")
-        record.session.sampled(generation.ids)
+        record.messages.append(record.session.sampled(generation.ids).to_message())
         sample.status = Status.TRUNCATED if generation.finish_reason.type == "length" else Status.COMPLETED
         record.seen = len(conversation)
+        _RECORD.set(record)
         return context.chat.decode(generation.ids, skip_special_tokens=True)
 
     def _find(self, conversation: list[Message]) -> _Record:
@@ -81,7 +87,8 @@ class Recorder:
         attempt = f"{self.origin.metadata.get('attempt', 0)}/{len(self.records)}"
         sample = Sample(group_index=self.origin.group_index, index=self.origin.index, metadata={"attempt": attempt})
         sample.set_prompt_tokens(session.prompt_ids)
-        self.records.append(_Record(conversation, session, sample, len(conversation)))
+        messages = [dict(message) for message in conversation]
+        self.records.append(_Record(conversation, session, sample, len(conversation), messages))
         return self.records[-1]
 
     def _show(self, record: _Record) -> None:
@@ -97,6 +104,7 @@ class Recorder:
                 "generate_single keeps one sample a conversation and cannot split it; use --history-policy keep",
                 kind="env_bad_call",
             )
+        record.messages.extend(dict(message) for message in new)
         decode = self.context.chat.decode
         record.sample.append_observation(delta.close, text=decode(delta.close), origin=Origin.CLOSE, turn=record.turns)
         record.sample.append_observation(delta.env, text=decode(delta.env), turn=record.turns)
@@ -122,13 +130,13 @@ class Recorder:
             )
         record = mine[0]
         record.owner = sample
-        _copy_tokens(record.sample, sample)
+        _copy(record, sample)
         return True
 
     def rescue(self, sample: Sample) -> None:
         """Leave on a sample whose generate function failed what was recorded for it, if that is beyond doubt."""
         if not sample.tokens and len(self.records) == 1:
-            _copy_tokens(self.records[0].sample, sample)
+            _copy(self.records[0], sample)
 
     def fill(self, samples: Sequence[Sample]) -> None:
         """Give every sample that has no tokens those of its recorded conversation, in order."""
@@ -137,28 +145,36 @@ class Recorder:
                 self.claim(sample)
 
 
-def _copy_tokens(source: Sample, target: Sample) -> None:
+def _copy(record: _Record, target: Sample) -> None:
+    source = record.sample
     target.tokens, target.response_length = source.tokens, source.response_length
     target.loss_mask, target.rollout_log_probs = source.loss_mask, source.rollout_log_probs
     target.weight_versions, target.segments = source.weight_versions, source.segments
     target.response = target.response or source.response
     if target.status is Status.PENDING:
         target.status = source.status
+    target.non_generation_time = target.non_generation_time or source.non_generation_time
+    target.metadata.setdefault("messages", record.messages)
+    if "counters" in source.metadata:
+        target.metadata.setdefault("counters", source.metadata["counters"])
 
 
+_RECORD: ContextVar[_Record | None] = ContextVar("agentrl_record", default=None)
+"""The conversation whose turn came last in this task: the one whose calls `execute_tool` runs."""
 _RECORDER: ContextVar[Recorder | None] = ContextVar("agentrl_recorder", default=None)
 
 
 @asynccontextmanager
 async def recording(recorder: Recorder) -> AsyncIterator[None]:
     """Make `recorder` the one that the helpers of this module write to; its environment is closed at the end."""
-    token = _RECORDER.set(recorder)
+    token, before = _RECORDER.set(recorder), _RECORD.set(None)
     try:
         with entered(recorder.context):
             async with closing(recorder.environment, recorder.origin):
                 yield
     finally:
         _RECORDER.reset(token)
+        _RECORD.reset(before)
 
 
 def _recorder() -> Recorder:
@@ -187,13 +203,22 @@ def extract_tool_call(response: str) -> ToolCall | None:
 async def execute_tool(call: ToolCall) -> str:
     """Run a call against the tools of `--env`; what goes wrong in the tool comes back as text for the model.
 
+    It is counted for the conversation that `generate_single` continued last in the same task.
     Tools that keep state (variables of a Python session) keep it for one call of the generate function.
 
     Raises:
         ToolFailure: the tool failed, and its `on_failure` is "fail".
     """
     recorder = _recorder()
-    return (await recorder.toolbox.run(call.name, call.arguments, state=recorder.environment)).text
+    record, started = _RECORD.get(), time.monotonic()
+    try:
+        outcome = await recorder.toolbox.run(call.name, call.arguments, state=recorder.environment)
+    finally:
+        if record is not None:
+            record.sample.non_generation_time += time.monotonic() - started
+    if record is not None:
+        count(record.sample, outcome_counts([outcome]))
+    return outcome.text
 
 
 def build_loss_mask(sample: Sample) -> list[int]:

@@ -8,29 +8,21 @@ from typing import Any
 
 from agentrl import Sample
 from agentrl.rm_hub import async_rm
-from agentrl.rollout.helpers import build_loss_mask, extract_tool_call, generate_single
+from agentrl.rollout.helpers import build_loss_mask, execute_tool, extract_tool_call, generate_single
 from examples.retool.env import RetoolEnv, shaped
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Play one trajectory: the model's turn, what its code printed, and so on until a turn without a call."""
-    counters = {"tool_calls": 0, "tool_ok": 0}
-    env = RetoolEnv.create(args)  # it holds the interpreter's variables of this trajectory
-    conversation = await env.reset(sample)
-    try:
-        for _ in range(env.max_turns):
-            text = await generate_single(conversation)
-            conversation.append({"role": "assistant", "content": text})
-            call = extract_tool_call(text)
-            if call is None:
-                break
-            outcome = await env.toolbox.run(call.name, call.arguments, state=env)
-            counters["tool_calls"] += 1
-            counters["tool_ok"] += outcome.ok
-            conversation.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text})
-    finally:
-        await env.close()
-    sample.metadata |= {"messages": conversation, "counters": counters}
+    conversation = list(sample.prompt)
+    for _ in range(RetoolEnv.max_turns):
+        text = await generate_single(conversation)
+        call = extract_tool_call(text)
+        if call is None:
+            break
+        conversation.append({"role": "assistant", "content": text})
+        result = await execute_tool(call)
+        conversation.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result})
     sample.loss_mask = build_loss_mask(sample)
     return sample
 
@@ -38,4 +30,4 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
 async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> float:
     """The reward of `RetoolEnv`."""
     right = await async_rm(args, sample) == 1.0
-    return shaped(right, sample.metadata["counters"]["tool_ok"])
+    return shaped(right, sample.metadata.get("counters", {}).get("tool_ok", 0))

@@ -101,6 +101,7 @@ def test_a_malformed_slice() -> None:
         ({"input": ["x"]}, "field 'input' message 0 must be an object with a string 'role', got 'x'"),
         ({"input": "x", "metadata": [1]}, "field 'metadata' must be an object, got a list"),
         ({"input": "x", "metadata": "{"}, "field 'metadata' is text but not JSON"),
+        ({"input": "x", "metadata": {"messages": []}}, "field 'metadata' has the key 'messages', under which agentrl"),
         ({"input": "x", "tools": {"a": 1}}, "field 'tools' must be a list, got an object"),
         ({"input": "x", "tools": ["search"]}, "field 'tools' entry 0 must be a tool schema \\(an object\\), got a string"),
         ([1], "line 1: expected a JSON object, got a list"),

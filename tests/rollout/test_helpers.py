@@ -10,6 +10,7 @@ from agentrl import Environment, Sample, tool
 from agentrl.chat import Chat, ToolCall
 from agentrl.engine.wire import FinishReason
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, ToolFailure
+from agentrl.rm_hub import final_answer
 from agentrl.rollout.helpers import Recorder, build_loss_mask, execute_tool, generate_single, recording
 from agentrl.rollout.loop import RolloutStats
 from agentrl.tools import Injected
@@ -188,3 +189,29 @@ async def test_a_close_that_fails_does_not_hide_a_deadline(chat: Chat) -> None:
     group = await loop.runner.group(Store().lease(1, 0)[0], evaluation=False, stats=stats)
     assert stats.failures == {"timeout/timeout_timeout": 1, "tool/tool": 1}
     assert all("cannot close" in s.metadata["close_failure"] for s in group)
+
+
+async def test_a_conversation_leaves_what_the_default_loop_leaves(chat: Chat) -> None:
+    @tool
+    async def add(a: int, b: int) -> int:
+        """A sum."""
+        return a + b
+
+    class Adding(Environment):
+        tools = (add,)
+
+    context = make_context(chat, ScriptedEngine(chat, [f"I add.{END}", f"It is 5.{END}"]), Adding)
+    sample = Sample(index=0, prompt=[{"role": "user", "content": "2+3?"}])
+    conversation = list(sample.prompt)
+    async with recording(Recorder(context, context.params(), Sample(group_index=0, index=0))):
+        conversation.append({"role": "assistant", "content": await generate_single(conversation)})
+        for arguments in ({"a": 2, "b": 3}, {"a": "x"}):
+            shown = await execute_tool(ToolCall("1", "add", arguments))
+            conversation.append({"role": "tool", "content": shown})
+        await generate_single(conversation)
+        sample.loss_mask = build_loss_mask(sample)
+    assert [m["role"] for m in sample.metadata["messages"]] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert final_answer(sample) == "It is 5."
+    counters = sample.metadata["counters"]
+    assert (counters["tool_calls"], counters["tool_ok"], counters["tool_bad_arguments"]) == (2, 1, 1)
+    assert sample.non_generation_time > 0
