@@ -36,8 +36,8 @@ from agentrl.sample import Sample, Status
 
 Group = list[Sample]
 
-HOPELESS = 10
-"""A rollout that drops this many times its target in a row is given up."""
+HOPELESS, HOPELESS_GROUPS = 10, 50
+"""A rollout that drops this many times its target in a row, and at least this many groups, is given up."""
 
 
 class GroupStore(Protocol):
@@ -284,7 +284,7 @@ class RolloutLoop:
                 group, outcome = await receive.receive()
                 del unfinished[id(group)]
                 await self._finish(group, outcome, scheduler, stats, kept)
-                if scheduler.dropped_in_row >= HOPELESS * target:
+                if scheduler.dropped_in_row >= max(HOPELESS * target, HOPELESS_GROUPS):
                     raise AgentRLError(_hopeless(stats, scheduler.dropped_in_row))
         kept.sort(key=lambda group: group[0].group_index or 0)
         stats.seconds = time.monotonic() - started

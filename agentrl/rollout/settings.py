@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.errors import Blame
 from agentrl.settings import Settings
@@ -108,6 +108,13 @@ class RolloutSettings(Settings):
     history_policy: Literal["keep", "split", "fail"] = Field(
         "keep", description="When the template would rewrite history: keep the sampled tokens, split the sample, fail."
     )
+
+    @field_validator("rollout_top_k", "eval_top_k")
+    @classmethod
+    def _some_or_all(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("0 leaves no token to sample; use -1 for all, or at least 1")
+        return value
 
     def action(self, blame: Blame) -> FailureAction:
         """What the policy table says about a failure caused by `blame`."""

@@ -140,3 +140,9 @@ def test_a_rooms_own_rule_is_passed_on() -> None:
 def test_unknown_name_in_python_names_the_nearest() -> None:
     with pytest.raises(SettingsError, match="did you mean rollout_batch_size"):
         RunSettings.from_flat({"rollout_batchsize": 3})
+
+
+@pytest.mark.parametrize("flag", ["--rollout-top-k", "--eval-top-k"])
+def test_top_k_of_nothing_is_refused(flag: str) -> None:
+    assert "use -1 for all" in message(f"{flag} 0")
+    assert build(f"{flag} -1").rollout

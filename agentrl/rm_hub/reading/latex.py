@@ -7,6 +7,7 @@ r"""One spelling for mathematics that was written in LaTeX, plain text, Unicode 
 
 import re
 import unicodedata
+from functools import lru_cache
 
 LONGEST = 2000
 """Characters of an answer that are looked at; a longer one is no final answer."""
@@ -102,7 +103,11 @@ _QUOTES = " \t\n\"'`*_"
 
 def clean(text: str) -> str:
     """The same mathematics in one spelling; at most `LONGEST` characters of it."""
-    text = text[:LONGEST]
+    return _clean(text[:LONGEST])
+
+
+@lru_cache(64)  # one grading asks for the same few texts again and again
+def _clean(text: str) -> str:
     text = "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))
     text = _NEGATIVE.sub("-", _PRICE.sub("", text))
     text = _VULGAR.sub(_vulgar, text)

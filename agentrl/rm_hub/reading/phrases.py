@@ -23,6 +23,12 @@ ANNOUNCED = re.compile(
     )""",
     re.IGNORECASE | re.VERBOSE,
 )
+WORKED_ON = re.compile(
+    r"\b(?:convert|change|turn|express|round|divide|multiply|subtract|add|check|find|get|write|put)(?:ing|s)?\s+"
+    r"(?:(?:the|this|that|our|your)\s+)?(?:final\s+)?$",
+    re.IGNORECASE,
+)
+"""Before an announcement: "to convert the answer to weeks: 28 / 7" says what is done to an answer, not what it is."""
 HEADING = re.compile(rf"^[# \t>*_]{{0,8}}(?:the\s+)?(?:final\s+)?answer{MARKS}$", re.IGNORECASE | re.MULTILINE)
 COPULA = re.compile(r"(?<=[$)}\]])\s*(?:です|である|だ|となります|になります|입니다|이다)$")
 LINKS = re.compile(r"\b(?:and|or)\b")

@@ -88,7 +88,8 @@ def leading_value(text: str) -> str | None:
 
 def _announced(text: str) -> tuple[str, int, list[str]] | None:
     """(what the last sentence that announces an answer says, where it ends, values of numbered answers before it)."""
-    matches = list(phrases.ANNOUNCED.finditer(text))
+    found = phrases.ANNOUNCED.finditer(text)
+    matches = [m for m in found if not phrases.WORKED_ON.search(text, max(m.start() - 40, 0), m.start())]
     headings = list(phrases.HEADING.finditer(text))
     if headings and (not matches or headings[-1].end() > matches[-1].end()):
         matches.append(headings[-1])
