@@ -265,7 +265,7 @@ async def test_what_a_generate_function_may_not_return(chat: Chat, make, message
 
 async def test_a_rollout_that_keeps_nothing_ends_with_the_reasons(chat: Chat) -> None:
     loop, _ = build(chat, [f"x{END}"], rollout_max_prompt_len=3)
-    with pytest.raises(AgentRLError, match=r"30 groups in a row were dropped.*nothing_to_train.*at most 3 fit"):
+    with pytest.raises(AgentRLError, match=r"50 groups in a row were dropped.*nothing_to_train.*at most 3 fit"):
         await loop.run(0)
 
 
@@ -299,7 +299,7 @@ async def test_drops_count_towards_giving_up_only_in_a_row(chat: Chat) -> None:
             return 1.0 if sample.group_index == 5 else float("nan")
 
     loop, _ = build(chat, [f"x{END}"], environment=OneGood)
-    with pytest.raises(AgentRLError, match="30 groups in a row"):
+    with pytest.raises(AgentRLError, match="50 groups in a row"):
         await loop.run(0)
 
 
