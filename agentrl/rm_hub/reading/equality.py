@@ -22,6 +22,8 @@ _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven
 _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_BRACED = r"\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+_COLUMN = re.compile(rf"^\\[dt]?binom{_BRACED}{_BRACED}$")
 _MOST_ALGEBRA = 40
 
 
@@ -264,6 +266,8 @@ def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
             return _in_order(gold, Shape("matrix", got.text, cells, "", "", gold.columns), budget)
     if got.kind == "one" and r"\begin" in got.text:
         return _algebra(gold.text, got.text, budget)
+    if gold.columns == 1 and (pair := _COLUMN.match(got.text)):  # a column of two that was set as a binomial
+        return _in_order(gold, Shape("matrix", got.text, tuple(map(shape, pair.groups())), "", "", 1), budget)
     if got.kind == "brackets" and 1 in {gold.columns, len(gold.items) // gold.columns}:
         return _in_order(gold, got, budget)
     return Verdict(False, "the answer is not a matrix of that shape")

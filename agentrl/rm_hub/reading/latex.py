@@ -145,7 +145,11 @@ def _latex(text: str) -> str:
             unwrapped = whole.group(1)
         text = unwrapped
     # Between rows, \\[ is no delimiter.
-    text = _DELIMITERS.sub(" ", text) if not matrix else re.sub(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]]\s*$", " ", text)
+    text = (
+        _DELIMITERS.sub(" ", text)
+        if not matrix
+        else re.sub(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]](?=\s*[.,;:]?\s*$)", " ", text)
+    )
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _SYNONYMS:
         text = pattern.sub(spelling if spelling is not None else _inverse, text)

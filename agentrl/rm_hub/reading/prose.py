@@ -106,6 +106,8 @@ def _announced(text: str) -> tuple[str, int, list[str]] | None:
                 continue
             said = said[but.end() :]
         said = phrases.COPULA.sub("", said.strip(" \t*_:\"'"))
+        if said.startswith("}"):  # \text{the answer is } 42
+            said = said[1:].strip(" $")
         if said.count("}") > said.count("{"):
             said = said.rstrip(' "}')
         hedge = phrases.HEDGED.search(said) or phrases.HEDGED.match(text[end : end + 80])
