@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from agentrl.tools.sandbox import Sandbox, SandboxBusy, SandboxLimits, SandboxUnavailable
+from agentrl.tools.sandbox import RunResult, Sandbox, SandboxBusy, SandboxLimits, SandboxUnavailable
 from agentrl.tools.sandbox.interpreter import find_interpreter
 
 RUNS = 200
@@ -36,6 +36,17 @@ async def timed(action: Callable[[], Awaitable[object]], runs: int = RUNS) -> li
         await action()
         times.append((time.perf_counter() - start) * 1e3)
     return sorted(times)
+
+
+def right(run: Callable[[], Awaitable[RunResult]], expected: str = "") -> Callable[[], Awaitable[object]]:
+    """The run, ended with an error where it fails or prints something else: a failure is no time to report."""
+
+    async def checked() -> None:
+        result = await run()
+        if not result.ok or (expected and result.stdout != expected):
+            raise SystemExit(f"a run in the sandbox failed: {result}")
+
+    return checked
 
 
 def row(name: str, times: list[float], floor: float) -> None:
@@ -77,10 +88,10 @@ async def together(box: Sandbox) -> None:
 async def measure(backend: str, floor: float) -> None:
     try:
         async with Sandbox(backend, limits=SandboxLimits(wall_seconds=DEADLINE), queue_seconds=QUEUE) as box:  # type: ignore[arg-type]
-            row(f"{backend}, program", await timed(lambda: box.run(PROGRAM)), floor)
-            row(f"{backend}, program with sympy", await timed(lambda: box.run(HEAVIER), RUNS // 4), floor)
+            row(f"{backend}, program", await timed(right(lambda: box.run(PROGRAM), "4950\n")), floor)
+            row(f"{backend}, program with sympy", await timed(right(lambda: box.run(HEAVIER)), RUNS // 4), floor)
             async with box.session() as session:
-                row(f"{backend}, cell of a session", await timed(lambda: session.run(PROGRAM)), floor)
+                row(f"{backend}, cell of a session", await timed(right(lambda: session.run(PROGRAM), "4950\n")), floor)
             await together(box)
     except SandboxUnavailable as error:
         print(f"{backend}: {error}")

@@ -1,13 +1,16 @@
-"""The sandbox's hosts: every safe backend, as this user and, where this is root, as an unprivileged one."""
+"""Open sandboxes, and hosts of them: every safe backend, as this user and, where this is root, as an unprivileged one."""
 
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
-from agentrl.tools.sandbox import SandboxLimits
+from agentrl.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from tests.tools.sandbox_host import OTHER_USER, Host, HostUnavailable, open_host
+from tests.tools.sandbox_watch import BACKENDS, enter, open_box
 
 USERS = [0, OTHER_USER] if os.geteuid() == 0 else [os.geteuid()]
 LIMITS = SandboxLimits(wall_seconds=20, cpu_seconds=10, memory_mb=256, processes=8, file_mb=8, disk_mb=16)
@@ -27,3 +30,36 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
             yield opened
     except HostUnavailable as reason:
         pytest.skip(f"{backend} does not work on this machine: {reason}")
+
+
+@pytest.fixture(params=BACKENDS)
+async def box(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    if request.param == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("bwrap is not installed")
+    opened = open_box(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", "ignore")
+        try:
+            await enter(opened)
+        except SandboxUnavailable as error:
+            pytest.skip(str(error))
+    yield opened
+    await opened.__aexit__(None, None, None)
+
+
+@pytest.fixture
+async def safe() -> AsyncIterator[Sandbox]:
+    """Whatever safe backend this machine gives."""
+    try:
+        async with open_box("auto") as opened:
+            yield opened
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that every user can read."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)

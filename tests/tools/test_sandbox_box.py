@@ -1,68 +1,25 @@
 """`Sandbox` and `Session`: what a run gives back, limits, order, cancellation, and what happens when things break."""
 
-import ast
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
-from agentrl.errors import AgentRLError, SettingsError, ToolFailure
+from agentrl.errors import SettingsError, ToolFailure
 from agentrl.tools.sandbox import (
     Sandbox,
     SandboxBusy,
     SandboxLimits,
     SandboxUnavailable,
     Session,
-    choose_backend,
 )
 from tests.tools.sandbox_host import ROOT
-
-BACKENDS = ["bubblewrap", "landlock", pytest.param("unsafe_subprocess", marks=pytest.mark.slow)]
-
-
-def open_box(backend: str, **options: object) -> Sandbox:
-    return Sandbox(backend, **{"preload": (), "warm": 1, **options})  # type: ignore[arg-type]
-
-
-@pytest.fixture(params=BACKENDS)
-async def box(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    if request.param == "bubblewrap" and shutil.which("bwrap") is None:
-        pytest.skip("bwrap is not installed")
-    opened = open_box(request.param)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONWARNINGS", "ignore")
-        try:
-            await enter(opened)
-        except SandboxUnavailable as error:
-            pytest.skip(str(error))
-    yield opened
-    await opened.__aexit__(None, None, None)
-
-
-async def enter(box: Sandbox) -> None:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        await box.__aenter__()
-
-
-@pytest.fixture
-async def safe() -> AsyncIterator[Sandbox]:
-    """Whatever safe backend this machine gives."""
-    try:
-        async with open_box("auto") as opened:
-            yield opened
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
+from tests.tools.sandbox_watch import BACKENDS, named, open_box, processes_called, until
 
 
 async def test_output_error_and_exit_status(box: Sandbox) -> None:
@@ -162,88 +119,6 @@ async def test_each_program_is_fresh(box: Sandbox) -> None:
 async def test_random_numbers_differ(safe: Sandbox) -> None:
     code = "import random, os; print(random.random(), os.urandom(4))"
     assert len({(await safe.run(code)).stdout for _ in range(3)}) == 3
-
-
-async def test_a_session_keeps_its_variables_and_shows_values(box: Sandbox) -> None:
-    async with box.session() as one, box.session() as two:
-        assert (await one.run("x = 41")).stdout == ""
-        assert (await one.run("def f(y):\n    return x + y\nf(1)")).stdout == "42\n"
-        assert (await two.run("x")).stderr.endswith("NameError: name 'x' is not defined\n")
-        failed = await one.run("y = 5\nf('a')")
-        assert failed.stderr.splitlines()[1:2] == ['  File "<cell 3>", line 2, in <module>']
-        assert (await one.run("x, y")).stdout == "(41, 5)\n"
-        assert (await one.run("import sys; sys.exit(2)")).outcome == "error"
-        assert (await one.run("x")).stdout == "41\n"
-        assert (await one.run("None")).stdout == ""
-        assert (await one.run("input()")).stderr.endswith("EOFError: EOF when reading a line\n")
-
-
-@pytest.mark.parametrize(
-    ("code", "outcome"),
-    [
-        ("while True: pass", "timeout"),
-        ("import os; os._exit(0)", "error"),
-        ("import ctypes; ctypes.string_at(0)", "killed"),
-        ("while True: print('x' * 1000)", "output"),
-    ],
-)
-async def test_a_session_that_broke_starts_afresh_and_says_so(safe: Sandbox, code: str, outcome: str) -> None:
-    async with safe.session() as session:
-        await session.run("x = 1")
-        broken = await session.run(code, timeout=2.0)
-        assert broken.outcome == outcome
-        after = await session.run("'x' in globals()")
-        assert after.stdout == "False\n"
-        assert after.note == f"the session was restarted after: {outcome}; earlier variables are gone"
-        assert (await session.run("1")).note == ""
-
-
-async def test_a_session_out_of_memory_goes_on(safe: Sandbox) -> None:
-    async with safe.session() as session:
-        await session.run("x = 1")
-        assert (await session.run("y = bytearray(4 << 30)")).outcome == "memory"
-        assert (await session.run("x")).stdout == "1\n"
-
-
-async def test_a_session_that_works_on_between_its_runs(safe: Sandbox) -> None:
-    async with safe.session() as session:
-        await session.run("import threading, time\ndef f():\n    time.sleep(0.05); print('later')\n")
-        await session.run("t = threading.Thread(target=f); t.start()")
-        assert "later" in (await session.run("t.join()")).stdout
-
-
-@pytest.mark.slow
-async def test_a_session_that_never_rests_between_its_runs_is_ended() -> None:
-    async with open_box("auto", limits=SandboxLimits(cpu_seconds=0.3)) as box, box.session() as session:
-        spin = "def f():\n    while True: pass\nthreading.Thread(target=f, daemon=True).start()"
-        await session.run(f"import ctypes, threading\nctypes.CDLL(None).prctl(15, b'restless', 0, 0, 0)\n{spin}")
-        await until(lambda: processes_called("restless") == 0)
-        assert "between two runs" in (await session.run("1")).note
-
-
-async def test_many_sessions_at_once(safe: Sandbox) -> None:
-    values: set[str] = set()
-
-    async def one(number: int) -> None:
-        async with safe.session() as session:
-            await session.run(f"x = {number}")
-            values.add((await session.run("x")).stdout)
-
-    async with anyio.create_task_group() as group:
-        for number in range(40):
-            group.start_soon(one, number)
-    assert values == {f"{number}\n" for number in range(40)}
-
-
-async def test_runs_of_one_session_take_turns(safe: Sandbox) -> None:
-    async with safe.session() as session:
-        await session.run("log = []")
-        async with anyio.create_task_group() as group:
-            for number in range(5):
-                group.start_soon(session.run, f"log += [{number}, {number}]")
-        seen = ast.literal_eval((await session.run("log")).stdout)
-        assert sorted(seen[::2]) == list(range(5))
-        assert seen[::2] == seen[1::2]
 
 
 async def test_cancellation_ends_the_process(box: Sandbox) -> None:
@@ -374,42 +249,6 @@ async def test_use_before_opening() -> None:
         await Session(Sandbox()).run("1")
 
 
-async def test_a_missing_bubblewrap_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SandboxUnavailable, match=r"bwrap is not installed.*apt install bubblewrap"):
-        async with open_box("bubblewrap"):
-            raise AssertionError
-
-
-async def test_a_bubblewrap_that_may_not_make_namespaces(monkeypatch: pytest.MonkeyPatch, public: Path) -> None:
-    """What a container without user namespaces does to it."""
-    install(public, "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    monkeypatch.setenv("PATH", str(public), prepend=os.pathsep)
-    with pytest.raises(SandboxUnavailable, match="bubblewrap: bwrap: No permissions to create new namespace"):
-        async with open_box("bubblewrap"):
-            raise AssertionError
-    try:
-        async with open_box("auto") as box:
-            assert box.backend == "landlock"
-            assert "No permissions" in box.reasons["bubblewrap"]
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-
-
-async def test_the_unsafe_backend_warns() -> None:
-    with pytest.warns(UserWarning, match="this user's rights"):
-        async with open_box("unsafe_subprocess"):
-            pass
-
-
-def test_choosing_names_a_reason_for_each_backend() -> None:
-    report = choose_backend()
-    assert list(report.reasons) == ["bubblewrap", "landlock"]
-    assert report.name == next((name for name, why in report.reasons.items() if why == "works"), None)
-    assert all(report.reasons.values())
-    assert issubclass(SandboxUnavailable, AgentRLError)
-
-
 @pytest.mark.slow
 async def test_sixty_four_calls_at_once_on_two_processors() -> None:
     async with Sandbox(limits=SandboxLimits(wall_seconds=10), queue_seconds=60) as box:
@@ -423,39 +262,3 @@ async def test_sixty_four_calls_at_once_on_two_processors() -> None:
             for number in range(64):
                 group.start_soon(one, number)
         assert outcomes == ["ok"] * 64
-
-
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A folder that every user can read."""
-    with tempfile.TemporaryDirectory(prefix="agentrl-test-") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
-def install(folder: Path, script: str) -> None:
-    """A command `bwrap` in a folder."""
-    (folder / "bwrap").write_text(script)
-    (folder / "bwrap").chmod(0o755)
-
-
-def named(name: str) -> str:
-    """A program that never ends, under a name that the host can look for."""
-    return f"import ctypes, time\nctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0)\ntime.sleep(1000)"
-
-
-def processes_called(name: str) -> int:
-    count = 0
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        try:
-            count += path.read_text().strip() == name
-        except OSError:
-            continue
-    return count
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that only the kernel knows."""
-    with anyio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await anyio.sleep(0.01)

@@ -64,8 +64,7 @@ def confine(jail: Jail) -> None:
     space = _address_space()
     if jail.kind == "namespaces":
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-        inodes = 64 * jail.disk_mb
-        kernel.mount_tmpfs(WORK_FOLDER, f"size={jail.disk_mb}m,nr_inodes={inodes},mode=0777", flags)
+        _make_work_folder(jail, flags)
         kernel.mount_tmpfs("/proc", "size=4k,nr_inodes=1,mode=0555", flags | kernel.MS_RDONLY)
     os.chdir(jail.folder)
     tasks = _tasks_of_user(os.getuid()) if jail.kind != "namespaces" and jail.user is None else 1
@@ -84,6 +83,22 @@ def confine(jail: Jail) -> None:
     if jail.kind == "landlock":
         kernel.restrict_files(_rules(jail.readable))
     kernel.filter_calls(filters.build(machine, own_view=jail.kind == "namespaces", pid=os.getpid()))
+
+
+def _make_work_folder(jail: Jail, flags: int) -> None:
+    """An empty file system over the work folder, in which what Python needs from there (an environment) is put back."""
+    inside = [path for path in jail.readable if path.startswith(f"{WORK_FOLDER}/")]
+    needed = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in inside}
+    kernel.mount_tmpfs(WORK_FOLDER, f"size={jail.disk_mb}m,nr_inodes={64 * jail.disk_mb},mode=0777", flags)
+    for path, handle in needed.items():
+        source = f"/proc/self/fd/{handle}"
+        if os.path.isdir(source):
+            os.makedirs(path)
+        else:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
+        kernel.bind(source, path)
+        os.close(handle)
 
 
 def _rules(readable: Sequence[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import struct
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, _MS_BIND = 1, 2, 4, 8, 4096
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
 _SECCOMP_MODE_FILTER = 2
@@ -28,6 +28,11 @@ def unshare(flags: int) -> None:
 def mount_tmpfs(target: str, options: str, flags: int) -> None:
     """Put an empty file system over a folder."""
     _checked(f"mount {target}", _LIBC.mount(b"tmpfs", target.encode(), b"tmpfs", flags, options.encode()))
+
+
+def bind(source: str, target: str) -> None:
+    """Show what is at `source` at `target` too; read-only stays read-only."""
+    _checked(f"bind {target}", _LIBC.mount(source.encode(), target.encode(), None, _MS_BIND, None))
 
 
 def process_descriptor(pid: int) -> int:
