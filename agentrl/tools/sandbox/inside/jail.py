@@ -86,19 +86,25 @@ def confine(jail: Jail) -> None:
 
 
 def _make_work_folder(jail: Jail, flags: int) -> None:
-    """An empty file system over the work folder, in which what Python needs from there (an environment) is put back."""
+    """An empty file system over the work folder. What Python needs from there (an environment) is put back, read-only."""
     inside = [path for path in jail.readable if path.startswith(f"{WORK_FOLDER}/")]
     needed = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in inside}
     kernel.mount_tmpfs(WORK_FOLDER, f"size={jail.disk_mb}m,nr_inodes={64 * jail.disk_mb},mode=0777", flags)
+    folders = {"/".join(path.split("/")[:3]) for path in needed if path.count("/") > 2}
+    for folder in folders:
+        os.mkdir(folder)
+        kernel.mount_tmpfs(folder, "size=64k,mode=0755", flags)
     for path, handle in needed.items():
         source = f"/proc/self/fd/{handle}"
         if os.path.isdir(source):
-            os.makedirs(path)
+            os.makedirs(path, exist_ok=True)
         else:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
         kernel.bind(source, path)
         os.close(handle)
+    for folder in folders:
+        kernel.make_read_only(folder, flags)
 
 
 def _rules(readable: Sequence[str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import struct
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, _MS_BIND = 1, 2, 4, 8, 4096
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 4096
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
 _SECCOMP_MODE_FILTER = 2
@@ -33,6 +33,12 @@ def mount_tmpfs(target: str, options: str, flags: int) -> None:
 def bind(source: str, target: str) -> None:
     """Show what is at `source` at `target` too; read-only stays read-only."""
     _checked(f"bind {target}", _LIBC.mount(source.encode(), target.encode(), None, _MS_BIND, None))
+
+
+def make_read_only(target: str, flags: int) -> None:
+    """Let nothing more be written to the file system that is mounted at `target` with `flags`."""
+    flags |= _MS_REMOUNT | _MS_BIND | MS_RDONLY
+    _checked(f"remount {target}", _LIBC.mount(None, target.encode(), None, flags, None))
 
 
 def process_descriptor(pid: int) -> int:
