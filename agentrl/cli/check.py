@@ -28,36 +28,10 @@ def command(targets: tuple[str, ...]) -> None:
     for target in targets:
         if Path(target).expanduser().is_dir():
             check_model(target)
-        elif ":" in target:
+        elif ":" in target or target.endswith(".py"):
             check_env(target)
-        elif target.endswith(".py"):
-            raise _unnamed(target)
         else:
             raise SettingsError(f"{target}: neither a folder nor an environment; expected DIR or pkg.mod:Name")
-
-
-def _unnamed(file: str) -> SettingsError:
-    """What to type for a file without `:Name`.
-
-    Raises:
-        PluginError: the file is missing or fails to import.
-    """
-    import inspect
-
-    from agentrl.envs import Environment
-    from agentrl.plugins import load_object
-
-    inside = load_object(f"{file}:__dict__", what="check")
-    names = [
-        name
-        for name, value in inside.items()
-        if inspect.isclass(value) and issubclass(value, Environment) and value.__module__ == inside["__name__"]
-    ]
-    if not names:
-        return SettingsError(f"{file} defines no environment; write a subclass of agentrl.Environment in it")
-    many = "one environment; name it" if len(names) == 1 else f"{len(names)} environments; name one"
-    commands = "".join(f"\n  agentrl check {file}:{name}" for name in names)
-    return SettingsError(f"{file} defines {many}:{commands}")
 
 
 async def _tools_of(env: "type[Environment]") -> "list[Tool]":

@@ -18,6 +18,8 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
     Raises:
         PluginError: nothing is there, it is no environment class, or the class is badly defined.
     """
+    if path.endswith(".py"):
+        raise PluginError(f"{what} {path!r}: {_named_in(path, what)}")
     found = load_object(path, what=what)
     label = f"{what} {path!r}"
     if not inspect.isclass(found):
@@ -31,6 +33,16 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
     except PluginError as error:
         raise PluginError(f"{label}: {error}") from error
     return found
+
+
+def _named_in(file: str, what: str) -> str:
+    """What to write for a file without `:Name`."""
+    inside = load_object(f"{file}:__dict__", what=what)
+    defined = [value for value in inside.values() if inspect.isclass(value) and value.__module__ == inside["__name__"]]
+    names = [kind.__name__ for kind in defined if issubclass(kind, Environment)]
+    if not names:
+        return "it defines no environment; write a subclass of agentrl.Environment in it"
+    return "name the environment too: " + " or ".join(f"{file}:{name}" for name in names)
 
 
 def check_environment(cls: type[Environment]) -> None:

@@ -274,15 +274,11 @@ def test_check_of_a_file_alone_names_the_environments_in_it(tmp_path: Path) -> N
     (tmp_path / "adding.py").write_text(ENV + "\nclass More(Adding):\n    pass\n")
     done = agentrl("check", "adding.py", cwd=tmp_path)
     assert done.returncode == 2
-    assert "adding.py defines 2 environments; name one:" in done.stderr
-    assert [line.strip() for line in done.stderr.splitlines()[1:]] == [
-        "agentrl check adding.py:Adding",
-        "agentrl check adding.py:More",
-    ]
+    assert "name the environment too: adding.py:Adding or adding.py:More" in done.stderr
     (tmp_path / "empty.py").write_text("from agentrl import Environment\n")
     none = agentrl("check", "empty.py", cwd=tmp_path)
     assert none.returncode == 2
-    assert "empty.py defines no environment; write a subclass of agentrl.Environment in it" in none.stderr
+    assert "it defines no environment; write a subclass of agentrl.Environment in it" in none.stderr
 
 
 def test_check_names_the_nearest_environment(tmp_path: Path) -> None:

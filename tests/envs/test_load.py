@@ -57,9 +57,15 @@ def test_not_an_environment(file: Path, name: str, message: str) -> None:
     assert str(caught.value).startswith("--env ")
 
 
+def test_a_file_alone_is_answered_with_what_is_in_it(file: Path) -> None:
+    with pytest.raises(PluginError, match=r"^--env .*: name the environment too: .*:GoodEnv"):
+        load_environment(str(file))
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
+        ("nowhere/env.py", r"--env: no file .*nowhere/env\.py \(looked from "),
         ("nowhere/env.py:Env", r"--env: no file .*nowhere/env\.py \(looked from "),
         ("no_such_package_here:Env", "no module 'no_such_package_here'"),
         ("agentrl.demo:task", "agentrl.demo.task is a module"),
