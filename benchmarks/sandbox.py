@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from agentrl.tools.sandbox import RunResult, Sandbox, SandboxBusy, SandboxLimits, SandboxUnavailable
-from agentrl.tools.sandbox.interpreter import find_interpreter
+from agentrl.sandbox import RunResult, Sandbox, SandboxBusy, SandboxLimits, SandboxUnavailable
+from agentrl.sandbox.interpreter import find_interpreter
 
 RUNS = 200
 AT_ONCE = 64

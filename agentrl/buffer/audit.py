@@ -15,8 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.buffer.records import MOVES, State
-from agentrl.buffer.store import Store
+from agentrl.buffer.sqlite import Store
+from agentrl.buffer.states import MOVES, State
 
 _RECOVERY_MOVES = {
     (State.LEASED, State.WAITING),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from agentrl.buffer.source import Group, write_atomic
+from agentrl.data.source import Group, write_atomic
 from agentrl.errors import DataError, SampleError
 from agentrl.rowfiles import json_type
 from agentrl.sample import Sample

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Literal, Self
 import orjson
 
 from agentrl.buffer.codec import decode_group, encode_group
-from agentrl.buffer.order import Place
-from agentrl.buffer.records import MOVES, CompletedGroup, Lease, Recovery, State
-from agentrl.buffer.rows import forget, read_checkpoint, read_completed, read_lease, write_checkpoint
-from agentrl.buffer.store import Store
+from agentrl.buffer.queries import forget, read_checkpoint, read_completed, read_lease, write_checkpoint
+from agentrl.buffer.sqlite import Store
+from agentrl.buffer.states import MOVES, CompletedGroup, Lease, Recovery, State
+from agentrl.data.order import Place
 from agentrl.errors import LedgerError
 from agentrl.sample import Sample
 

@@ -1,6 +1,6 @@
-"""Settings of the prompt data, the data source and the ledger."""
+"""Settings of the ledger."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -8,38 +8,8 @@ from agentrl.settings import Settings
 
 
 class BufferSettings(Settings):
-    """Where prompts come from and what is kept of the groups made from them."""
+    """What is kept of the groups between rollout and training."""
 
-    prompt_data: str | None = Field(
-        None,
-        description="JSONL or Parquet file of prompts, optionally sliced as path@[start:end]; "
-        "none when the environment makes its own prompts.",
-    )
-    prompt_data_limit: int | None = Field(None, ge=1, description="Use only the first N rows of the prompt data.")
-    prompt_data_check: Literal["full", "lazy"] = Field(
-        "full",
-        description="Check every row before the run starts (full), or each row when it is drawn (lazy, for huge files).",
-    )
-    input_key: str = Field("input", min_length=1, description="Field of a row that holds the prompt.")
-    label_key: str | None = Field(None, description="Field of a row that holds the label; none when there is none.")
-    metadata_key: str = Field("metadata", min_length=1, description="Field of a row that holds an object of metadata.")
-    tool_key: str = Field(
-        "tools", min_length=1, description="Field of a row that holds the prompt's own list of tool schemas."
-    )
-    apply_chat_template: bool = Field(
-        False, description="Turn a text prompt into one user message, to be rendered by the model's chat template."
-    )
-    apply_chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Extra variables handed to the chat template."
-    )
-    rollout_shuffle: bool = Field(False, description="Shuffle the prompts anew in every epoch.")
-    num_epoch: int | None = Field(None, ge=1, description="Stop after this many passes over the prompts.")
-    data_source_path: str | None = Field(
-        None, description="Own data source as 'pkg.mod:Class' with get_samples and add_samples."
-    )
-    buffer_filter_path: str | None = Field(
-        None, description="Own choice from the buffer as 'pkg.mod:function', called as fn(args, buffer, num_samples)."
-    )
     ledger_keep: Literal["until_checkpoint", "always"] = Field(
         "until_checkpoint",
         description="How long the ledger keeps the samples of trained groups: until a checkpoint covers them, or always.",

@@ -121,7 +121,7 @@ def _gpus() -> Iterator[Row]:
 
 
 def _sandbox() -> Iterator[Row]:
-    from agentrl.tools.sandbox import choose_backend
+    from agentrl.sandbox import choose_backend
 
     bwrap = shutil.which("bwrap")
     yield Row("command bwrap", "ok" if bwrap else "note", bwrap or "not installed", "" if bwrap else _INSTALL)

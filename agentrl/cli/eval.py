@@ -3,7 +3,7 @@
 import click
 
 from agentrl.cli.settings_command import settings_command
-from agentrl.config.run import RunSettings
+from agentrl.config.settings import RunSettings
 
 
 @settings_command(
@@ -16,7 +16,7 @@ from agentrl.config.run import RunSettings
 )
 def command(settings: RunSettings) -> int:
     """Evaluate a model on held-out prompts, with the environment, parser and grader that training uses."""
-    from agentrl.cluster.offline import evaluate
+    from agentrl.run.offline import evaluate
 
     for name, value in evaluate(settings).items():
         click.echo(f"{name:40s} {value:.4f}")

@@ -3,7 +3,7 @@
 import click
 
 from agentrl.cli.settings_command import settings_command
-from agentrl.config.run import RunSettings
+from agentrl.config.settings import RunSettings
 
 
 @settings_command(
@@ -16,7 +16,7 @@ from agentrl.config.run import RunSettings
 )
 def command(settings: RunSettings) -> int:
     """Generate and grade trajectories without training: to try an environment, or to collect data."""
-    from agentrl.cluster.offline import rollout
+    from agentrl.run.offline import rollout
 
     samples = rollout(settings)
     where = settings.observability.save_debug_rollout_data or f"{settings.observability.output_dir}/rollouts"

@@ -11,7 +11,7 @@ import click
 
 from agentrl.config.fields import FieldRef, all_fields
 from agentrl.config.flags import ESSENTIAL, SECTION_TITLES, aliases, collect, help_text, options, rewrite
-from agentrl.config.run import Purpose, RunSettings
+from agentrl.config.settings import Purpose, RunSettings
 
 _OWN = ("--config", "--dry-run", "--debug", "--help", "--help-all")
 _SGLANG = "sglang"

@@ -1,7 +1,7 @@
 """`agentrl train`."""
 
 from agentrl.cli.settings_command import settings_command
-from agentrl.config.run import RunSettings
+from agentrl.config.settings import RunSettings
 
 
 @settings_command(
@@ -19,10 +19,10 @@ def command(settings: RunSettings) -> int:
     The same --output-dir given again resumes the run from its newest checkpoint.
     """
     if settings.cluster.debug_rollout_only:
-        from agentrl.cluster.offline import rollout
+        from agentrl.run.offline import rollout
 
         rollout(settings)
         return 0
-    from agentrl.cluster.driver import train
+    from agentrl.run.driver import train
 
     return train(settings)

@@ -8,11 +8,11 @@ from typing import Any
 import anyio
 import ray
 
-from agentrl.cluster.metrics import rollout_metrics
 from agentrl.cluster.runtime import enter_workspace
-from agentrl.cluster.session import RolloutSession
 from agentrl.config import RunSettings
 from agentrl.errors import EngineRejected
+from agentrl.run.metrics import rollout_metrics
+from agentrl.run.rollouts import RolloutSession
 from agentrl.train.batch import TrainBatch
 
 

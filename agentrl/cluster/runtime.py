@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from agentrl.cluster.quiet import EXIT_CODE, heed_sigterm
-from agentrl.cluster.settings import ClusterSettings
+from agentrl.config.placement import ClusterSettings
 from agentrl.errors import AgentRLError, disk_trouble
 
 

@@ -31,7 +31,7 @@ class TrainActor:
 
     def start(self, address: tuple[str, int]) -> None:
         """Join the other ranks, build the model and load its first weights."""
-        from agentrl.train.backend import RankInfo
+        from agentrl.train.contracts import RankInfo
         from agentrl.train.megatron import MegatronBackend
 
         s = self._settings

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl.config.args import Args
-    from agentrl.config.run import Purpose, RunSettings
+    from agentrl.config.settings import Purpose, RunSettings
 
-_HOMES = {"Args": "agentrl.config.args", "Purpose": "agentrl.config.run", "RunSettings": "agentrl.config.run"}
+_HOMES = {"Args": "agentrl.config.args", "Purpose": "agentrl.config.settings", "RunSettings": "agentrl.config.settings"}
 
 __all__ = ["Args", "Purpose", "RunSettings"]
 

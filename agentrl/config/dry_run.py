@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.config.fields import SECTIONS, all_fields
-from agentrl.config.run import RunSettings
+from agentrl.config.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from pydantic_core import PydanticUndefined
 
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.buffer.settings import BufferSettings
-from agentrl.cluster.settings import ClusterSettings
+from agentrl.config.placement import ClusterSettings
+from agentrl.data.settings import DataSettings
 from agentrl.engine.settings import EngineSettings
 from agentrl.errors import SettingsError
 from agentrl.observability.settings import ObservabilitySettings
@@ -34,6 +35,7 @@ from agentrl.train.settings import TrainSettings
 SECTIONS: Mapping[str, type[Settings]] = {
     "rollout": RolloutSettings,
     "rm_hub": RmHubSettings,
+    "data": DataSettings,
     "buffer": BufferSettings,
     "algorithm": AlgorithmSettings,
     "train": TrainSettings,

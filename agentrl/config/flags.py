@@ -41,7 +41,8 @@ ESSENTIAL: Mapping[str, tuple[str, ...]] = {
 SECTION_TITLES: Mapping[str, str] = {
     "rollout": "Rollout: trajectories, grading, evaluation",
     "rm_hub": "Graders",
-    "buffer": "Data and ledger",
+    "data": "Data",
+    "buffer": "Ledger",
     "algorithm": "Algorithm",
     "train": "Trainer",
     "engine": "Inference engine",

@@ -33,7 +33,7 @@ from agentrl.tools.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from agentrl.rm_hub.submissions.sessions import Submission
-    from agentrl.tools.sandbox import Sandbox
+    from agentrl.sandbox import Sandbox
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class CodeGrader:
     async def __aenter__(self) -> Self:
         self._places = anyio.CapacityLimiter(self._settings.code_concurrency)
         if self._own:
-            from agentrl.tools.sandbox import Sandbox, SandboxLimits
+            from agentrl.sandbox import Sandbox, SandboxLimits
 
             limits = SandboxLimits(
                 wall_seconds=self._settings.code_timeout,
@@ -89,7 +89,7 @@ class CodeGrader:
         program, where = await _aside(len(response), partial(extract_code, response, _needed(cases)))
         if program is None:
             return Grade(0.0, False, None, where)
-        from agentrl.tools.sandbox import SandboxBusy, SandboxFailure
+        from agentrl.sandbox import SandboxBusy, SandboxFailure
 
         try:
             async with self._places:

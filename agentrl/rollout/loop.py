@@ -23,6 +23,7 @@ from anyio import to_thread
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
 from agentrl.rm_hub.running.runner import entered as entered_runner
+from agentrl.rollout.admission import GroupScheduler
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable, ungrouped
@@ -30,7 +31,6 @@ from agentrl.rollout.filters import GroupFilter, judge
 from agentrl.rollout.functions import GenerateFunction, settle
 from agentrl.rollout.helpers import Recorder, recording
 from agentrl.rollout.rewards import Grader
-from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.settings import FailureAction
 from agentrl.sample import Sample, Status
 

@@ -230,7 +230,7 @@ class _Course:
 @contextmanager
 def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings) -> "Iterator[MegatronBackend]":
     from agentrl.algorithms.settings import AlgorithmSettings
-    from agentrl.train.backend import RankInfo
+    from agentrl.train.contracts import RankInfo
     from agentrl.train.megatron.backend import MegatronBackend
     from agentrl.train.settings import TrainSettings
 

@@ -19,10 +19,10 @@ from typing import Annotated, Any, ClassVar
 
 import anyio
 
+from agentrl.sandbox import RunResult, Sandbox, SandboxBusy, SandboxFailure, SandboxUnavailable, Session
 from agentrl.tools.arguments import Injected
 from agentrl.tools.base import Tool
 from agentrl.tools.outcome import OutcomeKind, ToolError
-from agentrl.tools.sandbox import RunResult, Sandbox, SandboxBusy, SandboxFailure, SandboxUnavailable, Session
 
 _STATEFUL = (
     "Run Python code and see what it prints, and the value of its last expression. "

@@ -6,13 +6,13 @@ from typing import Any
 
 import orjson
 
-from agentrl.buffer.settings import BufferSettings
+from agentrl.data.settings import DataSettings
 from agentrl.sample import Sample, Status
 
 
 def make_args(prompt_data: Path | str | None = None, **changes: Any) -> SimpleNamespace:
     """The flat settings as user code and sources see them."""
-    flat = BufferSettings(prompt_data=None if prompt_data is None else str(prompt_data)).model_dump()
+    flat = DataSettings(prompt_data=None if prompt_data is None else str(prompt_data)).model_dump()
     return SimpleNamespace(**{**flat, "n_samples_per_prompt": 2, "rollout_seed": 7, **changes})
 
 

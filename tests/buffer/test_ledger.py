@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.buffer import Ledger, Place, State, audit_ledger
+from agentrl.buffer.audit import audit_ledger
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.states import State
+from agentrl.data.order import Place
 from agentrl.errors import LedgerError, SampleError
 from tests.buffer.make import finished
 
@@ -206,7 +209,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(path: Path) -> None:
         ledger.lease(1, 0)
         with pytest.raises(LedgerError, match=rf"in use by another writer \(process {os.getpid()}\)"):
             Ledger(path)
-        code = "import sys; from agentrl.buffer import Ledger; Ledger(sys.argv[1])"
+        code = "import sys; from agentrl.buffer.ledger import Ledger; Ledger(sys.argv[1])"
         other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
         assert "in use by another writer" in other.stderr
         assert audit_ledger(path).groups == 1
@@ -240,7 +243,7 @@ def test_a_full_disk_loses_nothing_that_was_committed(path: Path) -> None:
     # The limit on this child's file sizes stands in for a full disk: SQLite meets a failing write either way.
     code = """
 import resource, signal, sys
-from agentrl.buffer import Ledger
+from agentrl.buffer.ledger import Ledger
 from agentrl.errors import LedgerError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 ledger = Ledger(sys.argv[1])

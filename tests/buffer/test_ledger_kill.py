@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.buffer import audit_ledger
+from agentrl.buffer.audit import audit_ledger
 
 STEPS, BATCH, EVERY = 8, 3, 2
 
 RUN = """
 import json, os, signal, sys
 from pathlib import Path
-from agentrl.buffer import Ledger
+from agentrl.buffer.ledger import Ledger
 from tests.buffer.make import finished
 
 folder, kill_at = Path(sys.argv[1]), int(sys.argv[2])
@@ -23,7 +23,7 @@ steps, batch, every = map(int, sys.argv[3:6])
 writes = 0
 
 # Fault injection: the process kills itself in its kill_at-th transaction, before or after the commit.
-import agentrl.buffer.store as store
+import agentrl.buffer.sqlite as store
 from contextlib import contextmanager
 whole = store.Store.transaction
 

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.buffer import Ledger, State, audit_ledger
+from agentrl.buffer.audit import audit_ledger
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.states import State
 from agentrl.errors import LedgerError
 from tests.buffer.make import finished
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.buffer import load_rollout, save_rollout
 from agentrl.buffer.codec import decode_group, encode_group
+from agentrl.buffer.dump import load_rollout, save_rollout
 from agentrl.errors import DataError, SampleError
 from agentrl.sample import Sample, Status
 from tests.buffer.make import finished
@@ -113,8 +113,8 @@ def test_dumps_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 
 def test_the_room_is_light() -> None:
     code = (
-        "import sys, importlib; [importlib.import_module('agentrl.buffer.' + m) for m in "
-        "'data source ledger audit feed plugin dump settings'.split()]; "
+        "import sys, importlib; [importlib.import_module('agentrl.' + m) for m in "
+        "'data.prompts data.source data.user_source buffer.ledger buffer.audit buffer.queue buffer.dump'.split()]; "
         "print(sorted({'torch', 'ray', 'pyarrow', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -46,7 +46,7 @@ def test_without_bubblewrap_it_says_how_to_get_it(tmp_path: Path) -> None:
 def test_without_any_sandbox_it_fails(tmp_path: Path) -> None:
     """The kernel's refusal is injected: no landlock call works."""
     code = (
-        "import sys\nfrom agentrl.tools.sandbox import bootstrap\nwhole = bootstrap.modules\n"
+        "import sys\nfrom agentrl.sandbox import bootstrap\nwhole = bootstrap.modules\n"
         "def broken():\n    texts = whole()\n"
         "    texts['kernel'] = texts['kernel'].replace('= 444, 445, 446', '= 9444, 9445, 9446')\n    return texts\n"
         "bootstrap.modules = broken\nfrom agentrl.cli.main import main\nmain(['doctor'])\n"
@@ -71,6 +71,6 @@ def test_a_gpu_tool_that_fails_is_a_note(tmp_path: Path) -> None:
 
 def test_it_loads_nothing_heavy() -> None:
     heavy = {"torch", "ray", "numpy", "transformers", "sympy", "rich"}
-    code = f"import sys, agentrl.cli.doctor, agentrl.tools.sandbox, agentrl.tools.python\nprint({heavy!r} & set(sys.modules))"
+    code = f"import sys, agentrl.cli.doctor, agentrl.sandbox, agentrl.tools.python\nprint({heavy!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stdout == "set()\n"

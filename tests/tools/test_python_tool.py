@@ -9,9 +9,9 @@ import pytest
 from agentrl.envs import Environment, Turn
 from agentrl.envs.load import check_environment
 from agentrl.sample import Sample
+from agentrl.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from agentrl.tools import OutcomeKind, Toolbox
 from agentrl.tools.python import WithPython, python_tool
-from agentrl.tools.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from tests.tools.test_sandbox_box import processes_called
 
 

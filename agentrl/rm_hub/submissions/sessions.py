@@ -18,7 +18,7 @@ from typing import Any, Self
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.submissions.harness.values import NotPlain, encode
 from agentrl.rm_hub.submissions.tests import Asserts
-from agentrl.tools.sandbox import Sandbox, Session
+from agentrl.sandbox import Sandbox, Session
 
 _START_SECONDS = 15.0
 _MOST_OVERRUNS = 3

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.errors import TrainError
-from agentrl.train.backend import ModelRole, RankInfo
 from agentrl.train.batch import TrainBatch
+from agentrl.train.contracts import ModelRole, RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
 from agentrl.train.megatron import checkpoint, memory

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from agentrl.errors import TrainError
-from agentrl.train.backend import RankInfo
+from agentrl.train.contracts import RankInfo
 from agentrl.train.settings import TrainSettings
 
 

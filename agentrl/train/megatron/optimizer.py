@@ -18,9 +18,9 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 
 from agentrl.errors import TrainError
+from agentrl.train.learning_rate import learning_rate, muon_learning_rate
 from agentrl.train.megatron import device as devices
 from agentrl.train.megatron.layout import Layout
-from agentrl.train.schedule import learning_rate, muon_learning_rate
 from agentrl.train.settings import TrainSettings
 
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from agentrl.algorithms import AlgorithmSettings, compute_advantages, token_weights
 from agentrl.algorithms.advantages import AdvantageInputs
 from agentrl.sample import Sample
-from agentrl.train.backend import RankInfo
 from agentrl.train.batch import TrainBatch
+from agentrl.train.contracts import RankInfo
 from agentrl.train.megatron import MegatronBackend
 from agentrl.train.settings import TrainSettings
 

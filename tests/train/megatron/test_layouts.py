@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentrl.algorithms import AlgorithmSettings
-from agentrl.train.backend import RankInfo
+from agentrl.train.contracts import RankInfo
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings

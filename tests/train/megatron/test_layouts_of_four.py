@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentrl.algorithms import AlgorithmSettings
-from agentrl.train.backend import RankInfo
+from agentrl.train.contracts import RankInfo
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings

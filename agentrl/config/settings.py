@@ -1,0 +1,180 @@
+"""`RunSettings`: all settings of a run, one section a room, checked together.
+
+1. Precedence: flags, then the file given by `--config`, then defaults.
+2. After construction nothing is open: what was not given and follows from the rest is filled in.
+3. Everything wrong is one `SettingsError` that lists each problem with its flag or file line.
+4. `check_complete(purpose)` says what a command still needs (a model, prompts); construction does not ask for it,
+   so that settings can be built and looked at in parts.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.buffer.settings import BufferSettings
+from agentrl.config import checks
+from agentrl.config.args import Args
+from agentrl.config.fields import SECTIONS, all_fields
+from agentrl.config.files import read_file
+from agentrl.config.flags import SGLANG_FIELD, read_flags
+from agentrl.config.model_info import read_model_info
+from agentrl.config.placement import ClusterSettings
+from agentrl.config.problems import did_you_mean, nearest, one_error, sentences
+from agentrl.data.settings import DataSettings
+from agentrl.engine.settings import EngineSettings
+from agentrl.observability.settings import ObservabilitySettings
+from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.settings import Settings
+from agentrl.train.settings import TrainSettings
+
+Purpose = Literal["train", "eval", "rollout"]
+
+_FOLLOWS = ("global_batch_size", "num_steps_per_rollout", "rollout_max_response_len")
+"""Settings whose default gives way: the checks see None unless a value was given."""
+
+
+class RunSettings(Settings):
+    """The settings of a run; each section is owned, documented and checked by the room of its name."""
+
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    rm_hub: RmHubSettings = Field(default_factory=RmHubSettings)
+    data: DataSettings = Field(default_factory=DataSettings)
+    buffer: BufferSettings = Field(default_factory=BufferSettings)
+    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
+    train: TrainSettings = Field(default_factory=TrainSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    cluster: ClusterSettings = Field(default_factory=ClusterSettings)
+    observability: ObservabilitySettings = Field(default_factory=ObservabilitySettings)
+
+    @model_validator(mode="after")
+    def _hold_together(self) -> Self:
+        flat = self.flat()
+        said = {**flat, **{name: None for name in _FOLLOWS if name not in self.given()}}
+        if problems := checks.contradictions(said, read_model_info(flat["hf_checkpoint"])):
+            raise one_error(problems)
+        batch, steps = checks.steps_and_batch(said)
+        self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
+        details = self.observability.dump_details
+        if details is not None and self.observability.save_debug_rollout_data is None:
+            self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.jsonl")
+        return self
+
+    def _fill(self, section: str, **values: object) -> None:
+        """Set what follows from other settings, without making it look given."""
+        old: Settings = getattr(self, section)
+        filled = old.model_copy(update=values)
+        filled.__pydantic_fields_set__ -= values.keys() - old.model_fields_set
+        self.__dict__[section] = filled
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Self:
+        """Build from flat field names; what is not named has its default.
+
+        Args:
+            values: field name to value.
+            origins: field name to where the value was written, for messages; the flag's name if not given.
+
+        Raises:
+            SettingsError: unknown names, wrong types, contradictions.
+        """
+        known, problems = all_fields(), []
+        for name, value in values.items():
+            if name not in known:
+                problems.append(f"unknown setting {name}{did_you_mean(nearest(name, known))}")
+            elif isinstance(value, bool) and known[name].is_number:
+                # Pydantic would take `lr: yes` for 1.
+                where = (origins or {}).get(name) or known[name].flag
+                problems.append(f"{where}: expected {known[name].expected()}; got {value!r}")
+        parts: dict[str, Settings] = {}
+        for section, model in SECTIONS.items():
+            own = {k: v for k, v in values.items() if k in known and known[k].section == section}
+            try:
+                parts[section] = model.model_validate(own)
+            except ValidationError as error:
+                problems += sentences(error, known, origins or {})
+        if problems:
+            raise one_error(problems)
+        return cls.model_validate(parts)
+
+    @classmethod
+    def from_file(cls, path: str | Path, **overrides: Any) -> Self:
+        """Build from a YAML or TOML file; `overrides` are flat names and win."""
+        found = read_file(path)
+        return cls.from_flat(*_merge((found.values, found.origins), (overrides, {})))
+
+    @classmethod
+    def from_cli(cls, argv: Sequence[str]) -> Self:
+        """Build from command-line arguments, `--config FILE` among them."""
+        config, rest = _take_config(list(argv))
+        return cls.from_parts(*read_flags(rest), config=config)
+
+    @classmethod
+    def from_parts(cls, values: Mapping[str, Any], origins: Mapping[str, str], *, config: str | None = None) -> Self:
+        """Build from flags already read and an optional file below them."""
+        if config is None:
+            return cls.from_flat(values, origins)
+        found = read_file(config)
+        return cls.from_flat(*_merge((found.values, found.origins), (values, origins)))
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its flat name."""
+        return {name: getattr(getattr(self, field.section), name) for name, field in all_fields().items()}
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some settings changed, by flat name, checked again.
+
+        A batch size and a number of steps that were not given follow the change.
+        """
+        given = self.given()
+        return type(self).from_flat({**{n: v for n, v in self.flat().items() if n in given}, **changes})
+
+    def given(self) -> frozenset[str]:
+        """Names of the settings that were given a value; the others are defaults, or follow from those."""
+        return frozenset(name for section in SECTIONS for name in getattr(self, section).model_fields_set)
+
+    @property
+    def args(self) -> Args:
+        """The read-only flat view that user functions get."""
+        flat = self.flat()
+        options = flat.get(SGLANG_FIELD) or {}
+        return Args({**{f"sglang_{k}": v for k, v in options.items()}, **flat})
+
+    def check_complete(self, purpose: Purpose) -> Self:
+        """Check that nothing the command needs is missing, and that training can train; returns the settings.
+
+        Raises:
+            SettingsError: lists what is missing or cannot be and how to give it.
+        """
+        flat = self.flat()
+        if problems := checks.missing(flat, purpose) + (checks.untrainable(flat) if purpose == "train" else []):
+            raise one_error(problems)
+        return self
+
+
+Part = tuple[Mapping[str, Any], Mapping[str, str]]
+
+
+def _merge(low: Part, high: Part) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values of `high` win, each as a whole; only the engine server's options merge key by key."""
+    values = {**low[0], **high[0]}
+    if SGLANG_FIELD in low[0] and SGLANG_FIELD in high[0]:
+        values[SGLANG_FIELD] = {**low[0][SGLANG_FIELD], **high[0][SGLANG_FIELD]}
+    origins = {**low[1], **{name: high[1].get(name, "") for name in high[0]}}
+    return values, origins
+
+
+def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
+    config, rest = None, []
+    while argv:
+        token = argv.pop(0)
+        if token == "--config" and argv:
+            config = argv.pop(0)
+        elif token.startswith("--config="):
+            config = token.partition("=")[2]
+        else:
+            rest.append(token)
+    return config, rest

@@ -1,0 +1,249 @@
+"""Data sources: where groups of samples come from.
+
+1. `get_samples(num_groups)` gives that many groups of `n_samples_per_prompt` samples; every sample is a deep copy of
+   its own. Fewer groups come only when the data has come to its end (`num_epoch`).
+2. `add_samples(groups)` hands groups back. `save` and `load` keep a source's own position; under a ledger the
+   position is the ledger's and they are not needed.
+3. `RolloutDataSource(args)` and `RolloutDataSource(dataset, args)` both work, and so do their subclasses.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+import orjson
+
+from agentrl.data.order import Place, PromptOrder
+from agentrl.data.prompts import PromptData, PromptRow
+from agentrl.errors import DataError, PluginError
+from agentrl.plugins import load_object
+from agentrl.sample import Sample
+
+Group = list[Sample]
+BufferFilter = Callable[[Any, list[Group], int], Sequence[Group]]
+"""`fn(args, buffer, num_samples)` -> the groups to use; it may take them out of `buffer` or leave that to the caller."""
+
+
+@runtime_checkable
+class DataSource(Protocol):
+    """The full contract; a plug-in needs `get_samples` and `add_samples` only (see `agentrl.data.user_source`)."""
+
+    def get_samples(self, num_groups: int) -> list[Group]: ...
+
+    def add_samples(self, groups: Sequence[Group]) -> None: ...
+
+    def save(self, path: str | Path) -> None: ...
+
+    def load(self, path: str | Path) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def commit(self, group_ids: Iterable[int], step: int) -> None: ...
+
+
+class RolloutDataSource:
+    """Prompts of a dataset, in file order or shuffled anew in every epoch, for ever or for `num_epoch` passes.
+
+    Args:
+        dataset: rows by number (`__len__` and `__getitem__` giving `PromptRow`); None opens `args.prompt_data`, and
+            where that is None too, groups have an empty prompt that the environment fills.
+        args: the flat settings: those of `DataSettings`, `n_samples_per_prompt` and `rollout_seed`.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        if len(arguments) not in (1, 2):
+            raise PluginError(
+                f"{type(self).__name__} takes (args) or (dataset, args), got {len(arguments)} positional arguments"
+            )
+        args = arguments[-1]
+        self.args = args
+        self.dataset: Any = arguments[0] if len(arguments) == 2 else open_dataset(args)
+        self.n_samples_per_prompt: int = args.n_samples_per_prompt
+        self.position = 0
+        self.order: PromptOrder | None = None
+        if self.dataset is not None:
+            self.order = PromptOrder(
+                len(self.dataset), args.rollout_seed, args.rollout_shuffle, getattr(args, "num_epoch", None)
+            )
+
+    def identity(self) -> dict[str, object]:
+        """What the meaning of a group number depends on: compare it on resume."""
+        if self.order is None:
+            return {"prompt_rows": None}
+        return {
+            "prompt_rows": self.order.rows,
+            "rollout_shuffle": self.order.shuffle,
+            "rollout_seed": self.order.seed if self.order.shuffle else None,
+        }
+
+    def place(self, position: int) -> Place | None:
+        """The prompt of the group at `position`; None after the last epoch."""
+        return Place(0, position) if self.order is None else self.order.at(position)
+
+    def build(self, group_id: int, place: Place) -> Group:
+        """Fresh samples for the prompt at `place`; their running numbers follow from `group_id`."""
+        row = PromptRow(place.prompt_index, "") if self.dataset is None else self.dataset[place.prompt_index]
+        first = Sample(
+            prompt=row.prompt,
+            label=row.label,
+            metadata={**row.metadata, **({"tools": row.tools} if row.tools is not None else {})},
+        )
+        return number_group((copy.deepcopy(first) for _ in range(self.n_samples_per_prompt)), group_id, self.args)
+
+    def get_samples(self, num_groups: int) -> list[Group]:
+        """The next groups in order; fewer when the data has come to its end."""
+        groups = []
+        for _ in range(num_groups):
+            if (place := self.place(self.position)) is None:
+                break
+            groups.append(self.build(self.position, place))
+            self.position += 1
+        return groups
+
+    def add_samples(self, groups: Sequence[Group]) -> None:
+        """Does nothing: this source keeps no generated samples."""
+
+    def commit(self, group_ids: Iterable[int], step: int) -> None:
+        """Told after each training step which groups it used; does nothing here."""
+
+    def state(self) -> dict[str, Any]:
+        """What `save` writes."""
+        return {"position": self.position, **self.identity()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """What `load` read."""
+        for key, value in self.identity().items():
+            if state.get(key) != value:
+                raise DataError(
+                    f"the saved source has {key}={state.get(key)!r}, this run has {value!r}; use the old value"
+                )
+        self.position = int(state["position"])
+
+    def save(self, path: str | Path) -> None:
+        """Write the position to a file; a kill leaves the old file or the new one."""
+        write_atomic(Path(path), orjson.dumps(self.state()))
+
+    def load(self, path: str | Path) -> None:
+        """Go on from what `save` wrote.
+
+        Raises:
+            DataError: missing, malformed, or of other data.
+        """
+        try:
+            state = orjson.loads(Path(path).read_bytes())
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise DataError(f"data source state {path} cannot be read: {error}") from error
+        if not isinstance(state, dict) or not isinstance(state.get("position"), int):
+            raise DataError(f"{path} is not a data source's state: it has no whole-numbered 'position'")
+        self.set_state(state)
+
+    def __len__(self) -> int:
+        return 0 if self.dataset is None else len(self.dataset)
+
+
+class RolloutDataSourceWithBuffer(RolloutDataSource):
+    """Gives groups from its buffer before new prompts; `buffer_filter` chooses which."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.buffer: list[Group] = []
+        self._filter = load_buffer_filter(getattr(self.args, "buffer_filter_path", None))
+
+    def buffer_filter(self, args: Any, buffer: list[Group], num_samples: int) -> Sequence[Group]:
+        """The groups to use next: the plug-in's choice, or the oldest. A subclass may choose itself."""
+        return self._filter(args, buffer, num_samples)
+
+    def get_samples(self, num_groups: int) -> list[Group]:
+        """Groups from the buffer, then new ones."""
+        chosen = take_from_buffer(self.buffer_filter, self.args, self.buffer, num_groups) if self.buffer else []
+        return chosen + super().get_samples(num_groups - len(chosen))
+
+    def add_samples(self, groups: Sequence[Group]) -> None:
+        """Keep groups for a later `get_samples`."""
+        for group in groups:
+            if not isinstance(group, list) or len(group) != self.n_samples_per_prompt:
+                raise DataError(
+                    f"add_samples expects groups of n_samples_per_prompt={self.n_samples_per_prompt} samples, "
+                    f"got {len(group) if isinstance(group, list) else type(group).__name__}"
+                )
+        self.buffer.extend(groups)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "buffer": [[sample.to_dict() for sample in group] for group in self.buffer]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state.get("buffer", [])]
+
+
+def pop_first(args: Any, buffer: list[Group], num_samples: int) -> list[Group]:
+    """The default buffer filter: the oldest groups."""
+    taken = buffer[:num_samples]
+    del buffer[:num_samples]
+    return taken
+
+
+def load_buffer_filter(path: str | None) -> BufferFilter:
+    """The buffer filter that `--buffer-filter-path` names, or the oldest first."""
+    if path is None:
+        return pop_first
+    found = load_object(path, what="--buffer-filter-path", default_names=("buffer_filter",))
+    if not callable(found):
+        raise PluginError(f"--buffer-filter-path {path!r}: expected a function, got {type(found).__name__}")
+    return cast(BufferFilter, found)
+
+
+def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_groups: int) -> list[Group]:
+    """Let `choose` pick at most `num_groups` groups and take them out of `buffer`.
+
+    Raises:
+        PluginError: it returned too many, something that was not in the buffer, or one group twice.
+    """
+    before = {id(group) for group in buffer}
+    chosen = list(choose(args, buffer, num_groups))
+    if len(chosen) > num_groups:
+        raise PluginError(
+            f"--buffer-filter-path: the filter returned {len(chosen)} groups, at most {num_groups} were asked"
+        )
+    taken = {id(group) for group in chosen}
+    if len(taken) != len(chosen) or not taken <= before:
+        raise PluginError("--buffer-filter-path: the filter must return groups of the buffer, each at most once")
+    buffer[:] = [group for group in buffer if id(group) not in taken]
+    return chosen
+
+
+def number_group(samples: Iterable[Sample], group_id: int, args: Any) -> Group:
+    """Give a group's samples their `group_index` and running `index`."""
+    group = list(samples)
+    for offset, sample in enumerate(group):
+        sample.group_index = group_id
+        sample.index = group_id * args.n_samples_per_prompt + offset
+    return group
+
+
+def open_dataset(args: Any) -> PromptData | None:
+    """The prompt data that the settings name, checked as they ask; None when they name none."""
+    if args.prompt_data is None:
+        return None
+    data = PromptData.from_args(args)
+    if getattr(args, "prompt_data_check", "lazy") == "full":
+        data.check()
+    return data
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing, durably; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

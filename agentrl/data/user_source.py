@@ -1,0 +1,168 @@
+"""A user's own data source, made to fit the full contract.
+
+1. `--data-source-path my.mod:MySource` names a class built as `(dataset, args)`, `(args)` or `()`, or a ready object.
+2. It needs `get_samples(n)` and `add_samples(groups)`. `save`, `load`, `commit` and `__len__` are used where it has
+   them: `save(path)` writes one file after every draw, which `load(path)` reads when the run is resumed.
+3. `get_samples` may return groups (lists of samples), or single samples: each becomes a group of
+   `n_samples_per_prompt` independent copies. Anything else is a `PluginError` that names the class.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.data.prompts import PromptRow
+from agentrl.data.source import (
+    DataSource,
+    Group,
+    RolloutDataSource,
+    RolloutDataSourceWithBuffer,
+    load_buffer_filter,
+    open_dataset,
+)
+from agentrl.errors import AgentRLError, PluginError
+from agentrl.plugins import describe_error, load_object
+from agentrl.sample import Sample
+
+
+def load_source(args: Any) -> DataSource:
+    """The data source that the flat settings name: the user's, or the built-in one."""
+    path: str | None = getattr(args, "data_source_path", None)
+    if path is None:
+        kind = RolloutDataSourceWithBuffer if getattr(args, "buffer_filter_path", None) else RolloutDataSource
+        return kind(args)
+    found = _find(path)
+    if inspect.isclass(found):
+        with _user_code(f"--data-source-path {path!r}: {found.__name__}()"):
+            source = _construct(found, args, path)
+    else:
+        source = found
+    return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, args)
+
+
+def check_source(args: Any) -> PromptRow | None:
+    """Look at what `load_source` will use without building a user's source, whose constructor may do anything.
+
+    Returns:
+        the first row of the prompt data; None where the settings name none.
+
+    Raises:
+        DataError: the prompt data is missing, empty or malformed.
+        PluginError: a plug-in is not found or lacks a method.
+    """
+    load_buffer_filter(getattr(args, "buffer_filter_path", None))
+    path: str | None = getattr(args, "data_source_path", None)
+    if path is not None:
+        found = _find(path)
+        _check_methods(found, found.__name__ if inspect.isclass(found) else type(found).__name__)
+    dataset = open_dataset(args)
+    return None if dataset is None else dataset[0]
+
+
+def _find(path: str) -> Any:
+    return load_object(path, what="--data-source-path", default_names=("DataSource", "RolloutDataSource"))
+
+
+@contextmanager
+def _user_code(what: str) -> Iterator[None]:
+    """Name the user's code in front of whatever it raises."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what} raised {describe_error(error)}") from error
+
+
+def _check_methods(source: Any, name: str) -> None:
+    for method in ("get_samples", "add_samples"):
+        if not callable(getattr(source, method, None)):
+            raise PluginError(f"data source {name} has no method {method!r}; it needs get_samples and add_samples")
+
+
+def _construct(kind: type, args: Any, path: str) -> Any:
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except ValueError as error:
+        raise PluginError(f"--data-source-path {path!r}: cannot see how to build {kind.__name__}: {error}") from error
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in positional if p.default is p.empty]
+    if issubclass(kind, RolloutDataSource) and not positional:
+        return kind(args)
+    if len(needed) > 2:
+        raise PluginError(
+            f"--data-source-path {path!r}: {kind.__name__} needs {', '.join(p.name for p in needed)}; "
+            "a data source is built as (dataset, args), (args) or ()"
+        )
+    both = len(needed) == 2 or [p.name for p in positional[:2]] == ["dataset", "args"]
+    if both:
+        return kind(open_dataset(args), args)
+    return kind(args) if positional else kind()
+
+
+class SourceAdapter:
+    """Gives a user's source the whole `DataSource` contract. See the module."""
+
+    def __init__(self, source: Any, args: Any) -> None:
+        self.source, self.args = source, args
+        self._name = type(source).__name__
+        _check_methods(source, self._name)
+
+    def get_samples(self, num_groups: int) -> list[Group]:
+        """The user's next groups.
+
+        Raises:
+            PluginError: not a list of groups or samples, an empty group, or more groups than asked for.
+        """
+        with _user_code(f"{self._name}.get_samples"):
+            given = self.source.get_samples(num_groups)
+        if not isinstance(given, (list, tuple)):
+            hint = "; it must be a plain function, not async" if inspect.isawaitable(given) else ""
+            raise PluginError(
+                f"{self._name}.get_samples must return a list of groups, got {type(given).__name__}{hint}"
+            )
+        groups = [self._group(item) for item in given]
+        if len(groups) > num_groups:
+            raise PluginError(
+                f"{self._name}.get_samples({num_groups}) returned {len(groups)} groups; return at most as many"
+            )
+        return groups
+
+    def _group(self, item: Any) -> Group:
+        if isinstance(item, Sample):
+            return [copy.deepcopy(item) for _ in range(self.args.n_samples_per_prompt)]
+        if isinstance(item, (list, tuple)) and item and all(isinstance(sample, Sample) for sample in item):
+            return list(item)
+        raise PluginError(
+            f"{self._name}.get_samples must return groups (non-empty lists of Sample) or samples, got {item!r:.120}"
+        )
+
+    def add_samples(self, groups: Sequence[Group]) -> None:
+        """Hand groups to the user's source."""
+        with _user_code(f"{self._name}.add_samples"):
+            self.source.add_samples(list(groups))
+
+    def save(self, path: str | Path) -> None:
+        """Let the user's source save itself, if it can."""
+        self._optional("save", path)
+
+    def load(self, path: str | Path) -> None:
+        """Let the user's source load itself, if it can."""
+        self._optional("load", path)
+
+    def commit(self, group_ids: Iterable[int], step: int) -> None:
+        """Tell the user's source what was trained, if it listens."""
+        self._optional("commit", list(group_ids), step)
+
+    def _optional(self, method: str, *values: Any) -> None:
+        if callable(found := getattr(self.source, method, None)):
+            with _user_code(f"{self._name}.{method}"):
+                found(*values)
+
+    def __len__(self) -> int:
+        return len(self.source) if hasattr(self.source, "__len__") else 0

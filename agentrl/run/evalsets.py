@@ -1,0 +1,91 @@
+"""The evaluation sets that `--eval-prompt-data` names."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import RunSettings
+from agentrl.data.prompts import PromptData
+from agentrl.errors import DataError, SettingsError
+from agentrl.rollout.loop import Group
+from agentrl.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """Held-out prompts under a name."""
+
+    name: str
+    data: PromptData
+    n_samples: int
+
+    def groups(self) -> list[Group]:
+        """Fresh groups of pending samples, one a prompt."""
+        return [self._group(at) for at in range(len(self.data))]
+
+    def check(self) -> None:
+        """Read every row once.
+
+        Raises:
+            DataError: a row is malformed.
+        """
+        with _named(self.name):
+            self.data.check()
+
+    def _group(self, at: int) -> Group:
+        row = self.data[at]
+        tools = {"tools": row.tools} if row.tools is not None else {}
+        return [
+            Sample(
+                group_index=at,
+                index=at * self.n_samples + offset,
+                prompt=copy.deepcopy(row.prompt),
+                label=row.label,
+                metadata={**copy.deepcopy(row.metadata), **tools, "attempt": "eval"},
+            )
+            for offset in range(self.n_samples)
+        ]
+
+
+def eval_sets(settings: RunSettings) -> list[EvalSet]:
+    """Open every set; a path without a name takes the file's.
+
+    Raises:
+        SettingsError: a name is given twice.
+        DataError: a file is missing or empty.
+    """
+    pairs = name_paths(settings.rollout.eval_prompt_data)
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names):
+        raise SettingsError(f"--eval-prompt-data: each set needs its own name, got {', '.join(names)}")
+    n_samples = settings.rollout.n_samples_per_eval_prompt
+    return [EvalSet(name, _open(settings, name, path), n_samples) for name, path in pairs]
+
+
+def _open(settings: RunSettings, name: str, path: str) -> PromptData:
+    with _named(name):
+        return PromptData.from_args(settings.replace(prompt_data=path).args)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the set's flag and name in front of what is wrong with its data."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"--eval-prompt-data {name}: {error}") from error
+
+
+def name_paths(values: tuple[str, ...]) -> list[tuple[str, str]]:
+    """`NAME PATH NAME PATH ...`, or one bare `PATH`, as pairs.
+
+    Raises:
+        SettingsError: a name without a path.
+    """
+    if len(values) == 1:
+        return [(Path(values[0].split("@")[0]).stem, values[0])]
+    if len(values) % 2:
+        raise SettingsError(f"--eval-prompt-data expects NAME PATH pairs, got {' '.join(values)}")
+    return list(zip(values[::2], values[1::2], strict=True))

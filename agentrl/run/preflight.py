@@ -1,0 +1,194 @@
+"""A run's inputs, looked at in the calling process before anything is started.
+
+1. Plug-ins are imported and their shapes checked, data and evaluation sets are opened and read, the tokenizer, the
+   chat template and the parsers are loaded, external engines are asked for a sign of life, wanted ports are tried.
+2. What is quick comes first, so that a misspelt name shows within a second or two.
+3. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from agentrl.buffer.dump import dump_path
+from agentrl.chat import Chat
+from agentrl.config import Purpose, RunSettings
+from agentrl.data.prompts import PromptRow
+from agentrl.data.user_source import check_source
+from agentrl.engine import check_launch
+from agentrl.envs import Environment, load_environment
+from agentrl.errors import CheckpointError, DataError, SettingsError
+from agentrl.plugins import load_object
+from agentrl.rm_hub import check_rm_type
+from agentrl.rollout.filters import GroupFilter, load_filter
+from agentrl.rollout.functions import GenerateFunction, RewardFunction
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.run.evalsets import eval_sets
+
+_WEIGHTS = ("safetensors", "bin")
+"""File suffixes of weights that the built-in engine can read; the trainer reads the first only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The user's objects that generating and grading call; None where the settings name none."""
+
+    environment: type[Environment] | None = None
+    generate: GenerateFunction | None = None
+    reward: RewardFunction | None = None
+    group_filter: GroupFilter | None = None
+
+    @classmethod
+    def load(cls, settings: RolloutSettings) -> "Plugins":
+        """Import and inspect all of them.
+
+        Raises:
+            PluginError: one is not found, does not import, or has the wrong shape.
+        """
+        s = settings
+        return cls(
+            load_environment(s.env) if s.env else None,
+            GenerateFunction.load(s.custom_generate_function_path) if s.custom_generate_function_path else None,
+            RewardFunction.load(s.custom_rm_path, group=s.group_rm) if s.custom_rm_path else None,
+            load_filter(s.dynamic_sampling_filter_path) if s.dynamic_sampling_filter_path else None,
+        )
+
+
+def load_chat(settings: RunSettings) -> Chat:
+    """The tokenizer, template and parsers that the settings name."""
+    s = settings.rollout
+    assert settings.train.hf_checkpoint is not None
+    return Chat.load(
+        settings.train.hf_checkpoint,
+        chat_template=s.chat_template_path,
+        template_kwargs=settings.data.apply_chat_template_kwargs,
+        tool_call_parser=s.tool_call_parser,
+        reasoning_parser=s.reasoning_parser,
+        history_policy=s.history_policy,
+    )
+
+
+def preflight(settings: RunSettings, purpose: Purpose) -> None:
+    """Check everything that can be checked without starting anything.
+
+    Args:
+        settings: complete for `purpose`.
+        purpose: what is about to start.
+
+    Raises:
+        AgentRLError: the first mistake found, with the flag, file or line that it is in.
+    """
+    _model_folder(settings, purpose)
+    if purpose == "train":
+        _checkpoint(settings)
+    template = settings.cluster.load_debug_rollout_data
+    if purpose == "train" and template is not None:
+        _dump(template, settings.rollout.num_rollout)
+        return
+    plugins = Plugins.load(settings.rollout)
+    _someone_plays(plugins)
+    anyio.run(check_launch, settings.engine, settings.cluster.num_engines, settings.cluster.ray_address is None)
+    first = check_source(settings.args) if purpose != "eval" else None
+    if purpose != "eval" and first is None and settings.data.data_source_path is None:
+        _someone_asks(plugins)
+    sets = eval_sets(settings)
+    for held_out in sets:
+        held_out.check()
+    if first is None and sets:
+        first = sets[0].data[0]
+    _someone_grades(settings, plugins, first)
+    load_chat(settings)
+
+
+def _model_folder(settings: RunSettings, purpose: Purpose) -> None:
+    """The files that must be there. Engines that are not the built-in one look for their weights themselves."""
+    from agentrl.train.hf import HFFolder
+
+    assert settings.train.hf_checkpoint is not None
+    folder = Path(settings.train.hf_checkpoint)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise SettingsError(f"--hf-checkpoint {folder}: no tokenizer.json in it; expected a Hugging Face model folder")
+    found = HFFolder(folder)
+    if purpose == "train":
+        found.check_weights()
+    elif settings.engine.engine == "embedded" and not any(any(folder.glob(f"*.{kind}")) for kind in _WEIGHTS):
+        raise CheckpointError(f"{folder}: no weights in it; expected files like model.safetensors")
+    if purpose == "train" and settings.algorithm.needs_reference and settings.train.ref_load is not None:
+        try:
+            HFFolder(settings.train.ref_load).check_weights()
+        except CheckpointError as error:
+            raise CheckpointError(f"--ref-load {error}") from error
+    if purpose == "train" and ":" in (path := settings.algorithm.advantage_estimator):
+        load_object(path, what="--advantage-estimator")
+
+
+def _checkpoint(settings: RunSettings) -> None:
+    """A folder to resume from that holds nothing would silently start afresh.
+
+    That is wanted where it is the folder to save to as well: the first life of a run finds it empty.
+    """
+    load, save = settings.train.load, settings.train.save
+    if load is None or (save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()):
+        return
+    from agentrl.train.megatron.checkpoint import latest
+
+    if latest(Path(load).expanduser()) is None:
+        raise CheckpointError(
+            f"--load {load}: no complete checkpoint in it; correct the path, or leave it out to start from "
+            f"--hf-checkpoint {settings.train.hf_checkpoint}"
+        )
+
+
+def _dump(template: str, num_rollout: int) -> None:
+    """There must be a file for every rollout, or from some rollout on: a resumed run begins later."""
+    found = {number for number in range(num_rollout) if dump_path(template, number).is_file()}
+    if not found:
+        raise DataError(
+            f"--load-debug-rollout-data {template}: no file like {dump_path(template, 0)}; "
+            "write one with --save-debug-rollout-data"
+        )
+    missing = next((number for number in range(min(found), num_rollout) if number not in found), None)
+    if missing is not None:
+        raise DataError(
+            f"--load-debug-rollout-data {template}: --num-rollout {num_rollout} needs {dump_path(template, missing)}, "
+            f"which is not there; set --num-rollout {missing}, or dump more rollouts"
+        )
+
+
+def _someone_plays(plugins: Plugins) -> None:
+    if plugins.environment is None and plugins.generate is None:
+        raise SettingsError(
+            "nothing says how a trajectory is played; pass --env pkg.mod:Name or --custom-generate-function-path"
+        )
+
+
+def _someone_asks(plugins: Plugins) -> None:
+    """Without prompt data the environment or the generate function must make the prompts."""
+    env = plugins.environment
+    if env is not None and plugins.generate is None and env.reset is Environment.reset:
+        raise SettingsError(
+            f"no prompts: {env.__name__} has no reset method that makes its own; write one, or give --prompt-data FILE.jsonl"
+        )
+
+
+def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | None) -> None:
+    """Refuse a run in which no trajectory can get a reward. What user code may still decide is left to it."""
+    rm_type = settings.rollout.rm_type
+    if rm_type is not None:
+        check_rm_type(rm_type, settings.rm_hub)
+    env = plugins.environment
+    if plugins.reward is not None or plugins.generate is not None or env is None or first is None:
+        return
+    if any(getattr(env, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
+        return
+    rm_type = first.metadata.get("rm_type") or rm_type
+    if not rm_type:
+        raise SettingsError(
+            f"nothing grades a trajectory: {env.__name__} has no reward method of its own; write one, "
+            "or pass --rm-type or --custom-rm-path"
+        )
+    if first.label is None and check_rm_type(rm_type).needs_label:
+        raise SettingsError(
+            f"--rm-type {rm_type} compares with a label, and the prompts have none; set --label-key to the data's field"
+        )

@@ -1,0 +1,28 @@
+"""A sandbox for Python that a model wrote.
+
+1. `Sandbox.run` runs a program in a process of its own; `Sandbox.session` keeps variables from run to run. Neither
+   blocks the event loop; cancellation ends the process tree.
+2. Whatever the code does comes back as a `RunResult`. `SandboxUnavailable`, `SandboxBusy` and `SandboxFailure` are
+   about the machine.
+3. Backends: `bubblewrap` (namespaces, its own file view), `landlock` (where namespaces are blocked), and, only when
+   asked for by its name, `unsafe_subprocess`. `choose_backend` says which one this machine gets and why.
+"""
+
+from agentrl.sandbox.box import Sandbox, Session
+from agentrl.sandbox.errors import SandboxBusy, SandboxFailure, SandboxUnavailable
+from agentrl.sandbox.limits import Outcome, RunResult, SandboxLimits
+from agentrl.sandbox.probe import BackendReport, choose_backend, probe_backends
+
+__all__ = [
+    "BackendReport",
+    "Outcome",
+    "RunResult",
+    "Sandbox",
+    "SandboxBusy",
+    "SandboxFailure",
+    "SandboxLimits",
+    "SandboxUnavailable",
+    "Session",
+    "choose_backend",
+    "probe_backends",
+]

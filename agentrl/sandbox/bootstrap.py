@@ -1,0 +1,32 @@
+"""The first lines of a zygote, as text: they take the modules of `inside` from a pipe instead of from files."""
+
+from pathlib import Path
+
+PACKAGE = "agentrl.sandbox.inside"
+ORDER = ("frames", "kernel", "syscalls", "filters", "jail", "runner", "jailer", "zygote")
+"""Each module imports earlier ones only."""
+
+SCRIPT = f"""
+import json, os, socket, sys, types
+control, lifeline, source = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+with os.fdopen(source, "rb") as file:
+    message = json.load(file)
+name = ""
+for part in "{PACKAGE}".split("."):
+    name = f"{{name}}.{{part}}".lstrip(".")
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = []
+for part, text in message["modules"].items():
+    module = types.ModuleType(f"{PACKAGE}.{{part}}")
+    module.__file__ = f"<sandbox>/{{part}}.py"
+    sys.modules[module.__name__] = module
+    setattr(package, part, module)
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
+package.zygote.main(control, lifeline, message["settings"])
+"""
+
+
+def modules() -> dict[str, str]:
+    """The source text of each module, in the order of loading."""
+    folder = Path(__file__).parent / "inside"
+    return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in ORDER}

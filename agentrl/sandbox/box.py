@@ -1,0 +1,376 @@
+"""`Sandbox` and `Session`."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import time
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+import anyio.to_thread
+
+from agentrl.errors import SettingsError
+from agentrl.sandbox.channel import Channel, ChannelClosed
+from agentrl.sandbox.errors import SandboxBusy, SandboxFailure, SandboxUnavailable
+from agentrl.sandbox.launch import SAFE_BACKENDS, Backend, Zygote, start_zygote
+from agentrl.sandbox.limits import RunResult, SandboxLimits
+from agentrl.sandbox.trial import check_confined
+
+_START_SECONDS = 20.0
+_GRACE_SECONDS = 10.0
+_LOST = "the session was restarted after: {}; earlier variables are gone"
+_DEFAULT_LIMITS = SandboxLimits()
+
+
+class _NeverBegun(Exception):
+    """A request met a process that had just ended."""
+
+
+BackendChoice = Literal["auto", "bubblewrap", "landlock", "unsafe_subprocess"]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Sandbox:
+    """Runs model-written Python where it can do no harm.
+
+        async with Sandbox() as box:
+            result = await box.run("print(6 * 7)")
+            async with box.session() as session:
+                await session.run("x = 41")
+                print((await session.run("x + 1")).stdout)
+
+    Args:
+        backend: `auto` takes the first safe one that passes a trial on this machine.
+        limits: for every run.
+        preload: modules that are imported once and are there without a wait; those not installed are left out
+            (`missing`).
+        warm: how many confined processes wait for the next stateless run.
+        max_concurrency: how many runs go on at once; more wait. Default: twice the processors.
+        queue_seconds: how long a run waits for its turn before it is refused with `SandboxBusy`.
+    """
+
+    def __init__(
+        self,
+        backend: BackendChoice = "auto",
+        *,
+        limits: SandboxLimits = _DEFAULT_LIMITS,
+        preload: tuple[str, ...] = ("sympy", "numpy"),
+        warm: int = 2,
+        max_concurrency: int | None = None,
+        queue_seconds: float = 30.0,
+    ) -> None:
+        if backend not in ("auto", *SAFE_BACKENDS, "unsafe_subprocess"):
+            raise SettingsError(
+                f"sandbox backend {backend!r}: expected auto, {', '.join(SAFE_BACKENDS)} or unsafe_subprocess"
+            )
+        if isinstance(preload, str):  # type: ignore[unreachable]
+            raise SettingsError(f"sandbox preload: expected a tuple of module names, got {preload!r}")
+        if warm < 0 or (max_concurrency is not None and max_concurrency < 1) or not queue_seconds > 0:
+            raise SettingsError("sandbox: expected warm >= 0, max_concurrency >= 1 and queue_seconds > 0")
+        self.limits = limits
+        self.reasons: dict[str, str] = {}
+        self._asked = backend
+        self._preload = tuple(preload)
+        self._warm = warm
+        self._width = max_concurrency or 2 * _processors()
+        self._queue_seconds = queue_seconds
+        self._zygote: Zygote | None = None
+        self._waiting: list[Channel] = []
+
+    async def __aenter__(self) -> Self:
+        self._places = anyio.CapacityLimiter(self._width)
+        self._starting = anyio.Lock()
+        self._asking = anyio.Lock()
+        await self._choose()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._stop()
+
+    @property
+    def backend(self) -> Backend:
+        """The backend in use."""
+        return self._running().backend
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Modules of `preload` that are not installed."""
+        return self._running().missing
+
+    @property
+    def python(self) -> str:
+        """The interpreter that runs the code, and why it is not the caller's own where that is so."""
+        interpreter = self._running().interpreter
+        return f"{interpreter.executable} ({interpreter.note})" if interpreter.note else interpreter.executable
+
+    async def run(self, code: str, *, stdin: str = "", timeout: float | None = None) -> RunResult:
+        """Run a program in a process of its own; nothing of it survives.
+
+        Args:
+            timeout: seconds, if less than `limits.wall_seconds`.
+
+        Raises:
+            SandboxBusy: no place became free in time.
+            SandboxFailure: the sandbox broke; the program may have run or not.
+        """
+        async with self._place():
+            for _ in range(3):
+                child = await self._child(session=False)
+                ended = False
+                try:
+                    result, ended = await self._ask(child, code, stdin, timeout)
+                    return result
+                except _NeverBegun:
+                    continue
+                finally:
+                    await self._release(child, ended)
+                    self._refill()
+            raise SandboxFailure("three processes in a row ended before the program reached them")
+
+    def session(self) -> "Session":
+        """A process whose variables stay from run to run, to be used as an async context manager."""
+        return Session(self)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """A turn on the processor, in the order of asking."""
+        self._running()
+        taken = False
+        with anyio.move_on_after(self._queue_seconds):
+            await self._places.acquire_on_behalf_of(place := object())
+            taken = True
+        if not taken:
+            raise SandboxBusy(
+                f"no free place among {self._width} within {self._queue_seconds:g} s; "
+                "raise max_concurrency or queue_seconds, or run fewer programs at once"
+            )
+        try:
+            yield
+        finally:
+            self._places.release_on_behalf_of(place)
+
+    async def _release(self, child: Channel, ended: bool) -> None:
+        """Let go of a child; if it may still run, wait until it and all that it started are gone."""
+        if ended:
+            child.close()
+            return
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_GRACE_SECONDS):
+            await child.hang_up()
+
+    async def _ask(self, child: Channel, code: str, stdin: str, timeout: float | None) -> tuple[RunResult, bool]:
+        """One request and its answer; the second value says whether the process ended.
+
+        Raises:
+            _NeverBegun: the process ended before the request reached it.
+        """
+        wall = min(self.limits.wall_seconds, math.inf if timeout is None else timeout)
+        if not wall > 0:
+            raise SettingsError(f"sandbox timeout: expected a positive number of seconds, got {timeout!r}")
+        start = time.perf_counter()
+        answer: dict[str, Any] | None = None
+        try:
+            # The jailer keeps the deadline; this one is for a jailer that is itself gone or starved.
+            with anyio.move_on_after(wall + _GRACE_SECONDS):
+                with contextlib.suppress(ChannelClosed):  # what it said last may still be read
+                    await child.send({"id": 1, "code": code, "stdin": stdin, "wall_seconds": wall})
+                answer = await child.receive()
+        except ChannelClosed:
+            # The jailer is gone: out of memory, most likely. What it watched dies with it.
+            return RunResult("", "", "killed", None, time.perf_counter() - start), True
+        seconds = time.perf_counter() - start
+        if answer is None:
+            await self._release(child, False)
+            return RunResult("", "", "timeout", None, seconds), True
+        if "gone" in answer:
+            raise _NeverBegun
+        result = RunResult(answer["stdout"], answer["stderr"], answer["outcome"], answer["returncode"], seconds)
+        return result, answer["ended"]
+
+    async def _child(self, *, session: bool) -> Channel:
+        """A confined process that waits for code: a warm one, or a new one."""
+        while self._waiting and not session:
+            child = self._waiting.pop(0)
+            try:
+                await self._ready(child)
+                return child
+            except SandboxFailure:
+                child.close()
+            except BaseException:
+                child.close()
+                raise
+        child = await self._spawn(session)
+        try:
+            await self._ready(child)
+        except BaseException:
+            child.close()
+            raise
+        return child
+
+    async def _spawn(self, session: bool) -> Channel:
+        zygote = await self._alive()
+        async with self._asking:
+            while True:
+                try:
+                    return zygote.spawn(self.limits, session=session)
+                except BlockingIOError:  # many are being started
+                    await anyio.wait_writable(zygote.control)
+
+    async def _ready(self, child: Channel) -> None:
+        with anyio.move_on_after(_START_SECONDS):
+            try:
+                answer = await child.receive()
+            except ChannelClosed as error:
+                raise SandboxFailure(f"a sandboxed process ended before it began: {error}") from error
+            if "failed" in answer:
+                raise SandboxFailure(f"a process could not be confined: {answer['failed']}")
+            return
+        raise SandboxFailure(f"a sandboxed process was not ready within {_START_SECONDS:g} s")
+
+    def _refill(self) -> None:
+        """Ask for processes ahead of the next calls; their readiness is waited for when they are used."""
+        zygote = self._zygote
+        if zygote is None or not zygote.alive:
+            return
+        while len(self._waiting) < self._warm:
+            try:
+                self._waiting.append(zygote.spawn(self.limits, session=False))
+            except (SandboxFailure, BlockingIOError):
+                return  # gone or behind: the next call sees to it
+
+    async def _alive(self) -> Zygote:
+        """The zygote; a new one if it died (for lack of memory, say)."""
+        async with self._starting:
+            zygote = self._running()
+            if zygote.alive:
+                return zygote
+            await self._stop()
+            self._zygote = await self._start(zygote.backend)
+            return self._zygote
+
+    async def _choose(self) -> None:
+        if self._asked == "unsafe_subprocess":
+            warnings.warn(
+                "sandbox backend unsafe_subprocess: model-written code runs with this user's rights, files and network",
+                stacklevel=3,
+            )
+        names: tuple[Backend, ...] = SAFE_BACKENDS if self._asked == "auto" else (self._asked,)
+        for name in names:
+            try:
+                self._zygote = await self._start(name)
+                self.reasons[name] = "works"
+                self._refill()
+                return
+            except (SandboxUnavailable, SandboxFailure) as error:
+                self.reasons[name] = str(error)
+                last = error
+        said = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+        raise SandboxUnavailable(
+            f"no sandbox for model-written code on this machine. {said}. `agentrl doctor` says more; "
+            'backend="unsafe_subprocess" runs the code without protection'
+        ) from last
+
+    async def _start(self, backend: Backend) -> Zygote:
+        """A zygote that has passed the trial."""
+        zygote = self._zygote = await start_zygote(backend, self._preload)
+        try:
+            if backend != "unsafe_subprocess":
+                await check_confined(self._trial_run)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._stop()
+            raise
+        return zygote
+
+    async def _trial_run(self, code: str) -> RunResult:
+        assert self._zygote is not None
+        child = self._zygote.spawn(self.limits, session=False)
+        try:
+            await self._ready(child)
+            return (await self._ask(child, code, "", None))[0]
+        finally:
+            child.close()
+
+    async def _stop(self) -> None:
+        for child in self._waiting:
+            child.close()
+        self._waiting.clear()
+        if self._zygote is not None:
+            zygote, self._zygote = self._zygote, None
+            await anyio.to_thread.run_sync(zygote.close)
+
+    def _running(self) -> Zygote:
+        if self._zygote is None:
+            raise SandboxUnavailable("the sandbox is not open: use it inside `async with Sandbox(...) as box`")
+        return self._zygote
+
+
+class Session:
+    """Runs that share their variables. After a crash or a timeout the next run starts with none, and says so."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box = box
+        self._child: Channel | None = None
+        self._lost = ""
+        self._turn: anyio.Lock | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        self._turn = anyio.Lock()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        await self._end()
+
+    async def run(self, code: str, *, timeout: float | None = None) -> RunResult:
+        """Run a cell; runs asked for at once go one after another.
+
+        Raises:
+            SandboxBusy: no place became free in time; the variables are kept.
+            SandboxFailure: the sandbox broke; the variables are lost.
+        """
+        if self._turn is None or self._closed:
+            raise SandboxUnavailable("the session is not open: use it inside `async with box.session() as session`")
+        async with self._turn, self._box._place():
+            for _ in range(3):
+                note = ""
+                if self._child is None:
+                    note, self._lost = self._lost, ""
+                    self._child = await self._box._child(session=True)
+                try:
+                    result = await self._once(self._child, code, timeout)
+                    return dataclasses.replace(result, note=note)
+                except _NeverBegun:
+                    self._lost = note or _LOST.format("its process ended between two runs")
+            raise SandboxFailure("three processes in a row ended before the cell reached them")
+
+    async def _once(self, child: Channel, code: str, timeout: float | None) -> RunResult:
+        ended, answered = True, False
+        self._lost = _LOST.format("cancelled")
+        try:
+            result, ended = await self._box._ask(child, code, "", timeout)
+            answered = True
+            self._lost = _LOST.format(result.outcome) if ended else ""
+            return result
+        finally:
+            if ended:
+                self._child = None
+                await self._box._release(child, answered)
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await self._box._release(child, False)

@@ -1,0 +1,141 @@
+"""The system-call filter (seccomp BPF): what is not listed is refused.
+
+1. A call that is not in the tables fails with EPERM; a number newer than the tables with ENOSYS, so that libraries
+   fall back; a call made through another architecture's table kills the process.
+2. `own_view` is for a process in namespaces of its own: it may fork, execute and write files, for there is nothing
+   but its own to harm. Without it the process is alone: no fork, no exec, no file changed, no signal but to itself.
+3. No sockets in either case, but connected pairs of Unix stream sockets (event loops need one).
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agentrl.sandbox.inside.syscalls import BASE, CHECKED, OWN_VIEW
+
+_LD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_EPERM, _ENOSYS = 1, 38
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_NR, _ARCH, _ARGS = 0, 4, 16
+_X32 = 0x40000000
+
+_CLONE_NEW = 0x7E020080  # NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_CLONE_THREAD = 0x00010000
+# FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, TCGETS, TIOCGWINSZ: what libraries ask of pipes and files.
+_IOCTLS = (0x541B, 0x5421, 0x5451, 0x5450, 0x5401, 0x5413)
+# dup, flags, record locks and the pipe's size; none of those that send signals (SETOWN, SETSIG, SETLEASE, NOTIFY).
+_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)
+# PR_GET_NAME, PR_SET_NAME and PR_SET_VMA (malloc names its arenas).
+_PRCTLS = (16, 15, 0x53564D41)
+_AF_UNIX, _SOCK_STREAM = 1, 1
+
+
+class Ins(NamedTuple):
+    """One BPF instruction; jumps count instructions to skip."""
+
+    code: int
+    true: int
+    false: int
+    value: int
+
+
+def build(machine: str, *, own_view: bool, pid: int) -> bytes:
+    """The filter program for `machine` ("x86_64" or "aarch64"), as an array of `struct sock_filter`.
+
+    Args:
+        own_view: see above.
+        pid: the process that the filter is for, as it sees itself; without `own_view` it may signal no other.
+
+    Raises:
+        KeyError: there is no table for the machine.
+    """
+    allowed = dict(BASE[machine]) | (OWN_VIEW[machine] if own_view else {})
+    checked = CHECKED[machine]
+    newest = max(*allowed.values(), *checked.values(), *OWN_VIEW[machine].values())
+    program = [
+        _load(_ARCH),
+        Ins(_JEQ, 1, 0, _AUDIT_ARCH[machine]),
+        _ret(_KILL),
+        _load(_NR),
+        Ins(_JGE, 0, 1, _X32),
+        _ret(_KILL),
+        Ins(_JGE, 0, 1, newest + 1),
+        _ret(_ERRNO | _ENOSYS),
+    ]
+    for number in sorted(allowed.values()):
+        program += [Ins(_JEQ, 0, 1, number), _ret(_ALLOW)]
+    for name, number in checked.items():
+        check = _condition(name, own_view, pid)
+        program += [Ins(_JEQ, 0, len(check), number), *check]
+    program.append(_ret(_ERRNO | _EPERM))
+    return b"".join(struct.pack("=HBBI", *ins) for ins in program)
+
+
+def _condition(name: str, own_view: bool, pid: int) -> list[Ins]:
+    """Instructions that end in a verdict for one checked call."""
+    if name == "clone3":  # its flags are behind a pointer; libraries fall back to clone
+        return [_ret(_ERRNO | _ENOSYS)]
+    if name == "clone":
+        if own_view:
+            return [_load_arg(0), Ins(_JSET, 0, 1, _CLONE_NEW), _ret(_ERRNO | _EPERM), _ret(_ALLOW)]
+        return [
+            _load_arg(0),
+            Ins(_JSET, 0, 1, _CLONE_NEW),
+            _ret(_ERRNO | _EPERM),
+            Ins(_JSET, 0, 1, _CLONE_THREAD),
+            _ret(_ALLOW),
+            _ret(_ERRNO | _EPERM),
+        ]
+    if name in ("kill", "tgkill"):
+        return [_ret(_ALLOW)] if own_view else _one_of(0, (pid,))
+    if name == "tkill":
+        return [_ret(_ALLOW if own_view else _ERRNO | _EPERM)]
+    if name == "socketpair":
+        # SOCK_NONBLOCK and SOCK_CLOEXEC are above the type's low byte. A datagram pair could address other sockets.
+        return [
+            _load_arg(0),
+            Ins(_JEQ, 1, 0, _AF_UNIX),
+            _ret(_ERRNO | _EPERM),
+            _load_arg(1),
+            Ins(_AND, 0, 0, 0xFF),
+            Ins(_JEQ, 0, 1, _SOCK_STREAM),
+            _ret(_ALLOW),
+            _ret(_ERRNO | _EPERM),
+        ]
+    if name == "sendto":
+        return _zero(4)
+    if name == "prlimit64":  # reading limits, not setting them
+        return _zero(2)
+    return _one_of(*{"ioctl": (1, _IOCTLS), "fcntl": (1, _FCNTLS), "prctl": (0, _PRCTLS)}[name])
+
+
+def _one_of(arg: int, values: Sequence[int]) -> list[Ins]:
+    found = [ins for value in values for ins in (Ins(_JEQ, 0, 1, value), _ret(_ALLOW))]
+    return [_load_arg(arg), *found, _ret(_ERRNO | _EPERM)]
+
+
+def _zero(arg: int) -> list[Ins]:
+    """A 64-bit argument must be 0."""
+    return [
+        _load_arg(arg),
+        Ins(_JEQ, 1, 0, 0),
+        _ret(_ERRNO | _EPERM),
+        _load(_ARGS + 8 * arg + 4),
+        Ins(_JEQ, 1, 0, 0),
+        _ret(_ERRNO | _EPERM),
+        _ret(_ALLOW),
+    ]
+
+
+def _load(offset: int) -> Ins:
+    return Ins(_LD, 0, 0, offset)
+
+
+def _load_arg(arg: int) -> Ins:
+    """The low half of an argument (both machines are little-endian)."""
+    return _load(_ARGS + 8 * arg)
+
+
+def _ret(verdict: int) -> Ins:
+    return Ins(_RET, 0, 0, verdict)

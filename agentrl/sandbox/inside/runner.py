@@ -1,0 +1,154 @@
+"""Runs the model's code, in the confined child.
+
+1. One program: like `python main.py`, with the given standard input; then the process ends.
+2. A session: cells that share one `__main__`; the value of a cell's last expression is shown, as in a notebook.
+3. Tracebacks start at the model's own frames and show its own lines.
+"""
+
+import ast
+import atexit
+import builtins
+import linecache
+import os
+import site
+import socket
+import sys
+import threading
+import traceback
+import types
+from typing import Any
+
+from agentrl.sandbox.inside import frames
+
+
+def serve(control: socket.socket, *, session: bool) -> None:
+    """Take requests from the jailer; never returns."""
+    decoder, main = frames.Decoder(), _fresh_main(session)
+    cell = 0
+    while True:
+        request = _receive(control, decoder)
+        if not session:
+            _run_program(control, request["code"], main)
+        cell += 1
+        _send(control, {"done": request["id"], **_run_cell(request["code"], f"<cell {cell}>", main)})
+
+
+def reseed() -> None:
+    """Make the random numbers of forked children differ; the standard library's `random` does so by itself."""
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
+
+
+def _run_program(control: socket.socket, code: str, main: types.ModuleType) -> None:
+    status, memory = _execute(code, "main.py", main, show_last=False)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException as error:  # noqa: BLE001 - the model's own functions: reported as Python does at exit
+        _show(error)
+    _flush()
+    _send(control, {"done": 0, "memory": memory})
+    os._exit(status)
+
+
+def _run_cell(code: str, name: str, main: types.ModuleType) -> dict[str, Any]:
+    status, memory = _execute(code, name, main, show_last=True)
+    _flush()
+    return {"status": status, "memory": memory}
+
+
+def _execute(code: str, name: str, main: types.ModuleType, *, show_last: bool) -> tuple[int, bool]:
+    """Run `code`; returns (exit status, whether memory ran out)."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    try:
+        for part in _compiled(code, name, show_last):
+            exec(part, main.__dict__)
+    except SystemExit as error:
+        return _exit_status(error.code), False
+    except MemoryError as error:
+        _show(error)
+        return 1, True
+    except BaseException as error:  # noqa: BLE001 - the model's code: whatever it raises is its result
+        _show(error)
+        return 1, False
+    return 0, False
+
+
+def _compiled(code: str, name: str, show_last: bool) -> list[types.CodeType]:
+    tree = ast.parse(code, name)
+    last = tree.body[-1] if show_last and tree.body else None
+    if not isinstance(last, ast.Expr):
+        return [compile(tree, name, "exec", dont_inherit=True)]
+    tree.body.pop()
+    return [
+        compile(tree, name, "exec", dont_inherit=True),
+        compile(ast.Interactive([last]), name, "single", dont_inherit=True),
+    ]
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """Print a traceback without this module's frames."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code.co_filename == __file__:
+        step = step.tb_next
+    if isinstance(error, SyntaxError) and step is not None and step.tb_frame.f_code.co_filename == ast.__file__:
+        step = None
+    try:
+        if sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, step)
+        else:
+            traceback.print_exception(type(error), error.with_traceback(step), step)
+    except BaseException:  # noqa: BLE001 - the model's hook or its exception's __str__ is broken, or no memory is left
+        _write_error(f"{type(error).__name__}\n")
+
+
+def _write_error(text: str) -> None:
+    try:
+        os.write(2, text.encode())
+    except OSError:
+        return  # the code closed its standard error
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:  # noqa: BLE001 - the model may have put anything there, or closed it
+            continue
+
+
+def _fresh_main(session: bool) -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    if not session:
+        main.__dict__["__file__"] = "main.py"
+    sys.modules["__main__"] = main
+    site.setquit()  # `exit` and `quit`, which many programs call, come with this module; `-S` left it out
+    sys.argv = ["main.py"]
+    return main
+
+
+def _receive(control: socket.socket, decoder: frames.Decoder) -> dict[str, Any]:
+    while (message := decoder.next()) is None:
+        data = control.recv(65536)
+        if not data:
+            os._exit(0)
+        decoder.feed(data)
+    return message
+
+
+def _send(control: socket.socket, message: dict[str, Any]) -> None:
+    try:
+        control.sendall(frames.encode(message))
+    except OSError:
+        os._exit(1)  # the code closed the channel or the jailer is gone

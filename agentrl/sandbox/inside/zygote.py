@@ -1,0 +1,104 @@
+"""The process from which calls are forked: it imports the preloaded libraries once and never sees the model's code.
+
+1. It takes `{"jail": {...}}` messages, each with one socket, and forks a jailer that serves that socket.
+2. It ends when the parent closes the control socket or dies (a process descriptor tells), and its children with it.
+3. A folder that was made for its children alone is removed at its end: a parent that was killed cannot do that.
+"""
+
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from agentrl.sandbox.inside import jailer
+from agentrl.sandbox.inside.jail import Jail
+
+_LARGEST = 1 << 16
+# Ids that no ordinary account has (systemd gives them to services that want a user of their own).
+_FIRST_USER, _LAST_USER = 61184, 65519
+
+
+def main(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> None:
+    """Serve until the parent is gone.
+
+    Args:
+        settings: `site` (folders for sys.path), `preload` (module names), `own_users` (whether each child gets a
+            user id of its own), `to_remove` (a folder that goes at the end; left out if there is none).
+    """
+    zygote = os.getpid()
+    try:
+        _serve(control, lifeline, settings)
+    finally:
+        if "to_remove" in settings and os.getpid() == zygote:
+            import shutil  # here, so that no other zygote loads its many parts
+
+            shutil.rmtree(settings["to_remove"], ignore_errors=True)
+
+
+def _serve(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> None:
+    sys.path += settings["site"]
+    missing, broken = _preload(settings["preload"])
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy.random")  # numpy loads it when it is first asked for; no child should have to
+    control.send(json.dumps({"ready": True, "missing": missing, "broken": broken}).encode())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the jailers
+    gc.collect()
+    gc.freeze()
+    user = random.randrange(_FIRST_USER, _LAST_USER)
+    poll = select.poll()
+    for descriptor in (control.fileno(), lifeline):
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        ready = dict(poll.poll())
+        if lifeline in ready:
+            return
+        data, descriptors, _, _ = socket.recv_fds(control, _LARGEST, 1)
+        if not data:
+            return
+        user = user + 1 if user < _LAST_USER else _FIRST_USER
+        _spawn(json.loads(data)["jail"], descriptors[0], user if settings["own_users"] else None, (control, lifeline))
+
+
+def _spawn(jail: dict[str, Any], descriptor: int, user: int | None, ours: tuple[socket.socket, int]) -> None:
+    with socket.socket(fileno=descriptor) as parent:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            jailer._tell(parent, {"failed": str(error)})
+            return
+        if pid == 0:
+            try:
+                ours[0].close()
+                os.close(ours[1])
+                jailer.main(parent, Jail(**jail, user=user))
+            except BaseException:  # noqa: BLE001 - for the parent's error file; the process ends in any case
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(1)
+
+
+def _preload(names: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Import what is installed; returns the names that are not, and what broke at import."""
+    missing: list[str] = []
+    broken: dict[str, str] = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name == name:
+                missing.append(name)
+            else:
+                broken[name] = str(error)
+        except Exception as error:  # noqa: BLE001 - a library's import may raise anything; it is reported
+            broken[name] = f"{type(error).__name__}: {error}"
+    sys.stdout.flush()  # what an import printed must not come out of every child
+    sys.stderr.flush()
+    return missing, broken

@@ -1,0 +1,200 @@
+"""Starting a zygote under one backend, and asking it for children."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any, Literal
+
+import anyio
+import anyio.to_thread
+
+from agentrl.sandbox import bootstrap
+from agentrl.sandbox.channel import Channel
+from agentrl.sandbox.errors import SandboxFailure, SandboxUnavailable
+from agentrl.sandbox.inside import kernel
+from agentrl.sandbox.interpreter import Interpreter, find_interpreter
+from agentrl.sandbox.limits import SandboxLimits
+
+Backend = Literal["bubblewrap", "landlock", "unsafe_subprocess"]
+SAFE_BACKENDS: tuple[Backend, ...] = ("bubblewrap", "landlock")
+NOBODY = 65534
+_INSIDE_USER = "1000"
+_KINDS = {"bubblewrap": "namespaces", "landlock": "landlock", "unsafe_subprocess": "none"}
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LOGNAME": "sandbox",
+    "LANG": "C.UTF-8",
+    # One thread each: the sandbox's parallelism is many calls, and a forked child cannot inherit threads.
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
+}
+
+
+@dataclass
+class Zygote:
+    """A running zygote. `missing` are the modules to preload that its Python does not have."""
+
+    backend: Backend
+    interpreter: Interpreter
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    folder: str
+    errors: IO[bytes] = field(repr=False)
+    missing: tuple[str, ...] = ()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def spawn(self, limits: SandboxLimits, *, session: bool) -> Channel:
+        """Ask for a child; its first message says `ready` or `failed`.
+
+        Raises:
+            SandboxFailure: the zygote is gone.
+            BlockingIOError: it has too many requests before it; try again when `control` can be written to.
+        """
+        jail = {"kind": _KINDS[self.backend], "folder": self.folder, "readable": self.interpreter.readable}
+        message = {"jail": {**asdict(limits), **jail, "session": session}}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            socket.send_fds(self.control, [json.dumps(message).encode()], [theirs.fileno()])
+        except BlockingIOError:
+            ours.close()
+            raise
+        except OSError as error:
+            ours.close()
+            raise SandboxFailure(f"the sandbox's first process is gone: {error}") from error
+        finally:
+            theirs.close()
+        return Channel(ours)
+
+    def close(self) -> None:
+        """End it and its children. Blocks for as long as that takes (milliseconds)."""
+        self.control.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            _kill_group(self.process)
+        self.errors.close()
+        if self.backend == "unsafe_subprocess":
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: float = 60.0) -> Zygote:
+    """Start one and wait until its libraries are loaded.
+
+    Raises:
+        SandboxUnavailable: says why it cannot be.
+    """
+    zygote = await anyio.to_thread.run_sync(_start, backend, preload)
+    try:
+        with anyio.move_on_after(deadline):
+            await anyio.wait_readable(zygote.control)
+            answer = _answer(zygote)
+            broken = [f"{name} ({why})" for name, why in answer["broken"].items()]
+            if broken:
+                raise SandboxUnavailable(
+                    f"preload: {', '.join(broken)}; it must be importable in {zygote.interpreter.executable}"
+                )
+            zygote.missing = tuple(answer["missing"])
+            return zygote
+        raise SandboxUnavailable(f"loading {', '.join(preload)} in the sandbox took more than {deadline:g} s")
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(zygote.close)
+        raise
+
+
+def _answer(zygote: Zygote) -> dict[str, Any]:
+    try:
+        data = zygote.control.recv(1 << 16)
+    except OSError:
+        data = b""
+    if not data:
+        zygote.process.wait(5)
+        zygote.errors.seek(0)
+        lines = zygote.errors.read(4000).decode("utf-8", "replace").strip().splitlines()
+        raise SandboxUnavailable(lines[-1] if lines else f"it ended with status {zygote.process.returncode}")
+    answer: dict[str, Any] = json.loads(data)
+    return answer
+
+
+def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
+    if not sys.platform.startswith("linux"):
+        raise SandboxUnavailable(f"it needs Linux; this is {sys.platform}")
+    root = os.geteuid() == 0
+    interpreter = find_interpreter(by_others=root and backend != "unsafe_subprocess")
+    before = _bubblewrap(interpreter) if backend == "bubblewrap" else []
+    settings = {"site": interpreter.site, "preload": preload, "own_users": root and backend == "landlock"}
+    with ExitStack() as given, ExitStack() as kept:
+        folder = {"bubblewrap": "/tmp", "landlock": "/"}.get(backend)
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="agentrl-unsafe-")
+            kept.callback(shutil.rmtree, folder, ignore_errors=True)
+            settings["to_remove"] = folder
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        kept.enter_context(ours)
+        given.enter_context(theirs)
+        source = given.enter_context(tempfile.TemporaryFile())
+        source.write(json.dumps({"modules": bootstrap.modules(), "settings": settings}).encode())
+        source.seek(0)
+        lifeline = kernel.process_descriptor(os.getpid())
+        given.callback(os.close, lifeline)
+        errors = kept.enter_context(tempfile.TemporaryFile())
+        inherited = (theirs.fileno(), lifeline, source.fileno())
+        python = [interpreter.executable, "-I", "-S", "-B", "-X", "utf8", "-c", bootstrap.SCRIPT]
+        process = _popen([*before, *python, *map(str, inherited)], inherited, errors, root and bool(before))
+        ours.setblocking(False)
+        kept.pop_all()
+    return Zygote(backend, interpreter, process, ours, folder, errors)
+
+
+def _popen(command: list[str], inherited: Sequence[int], errors: IO[bytes], as_nobody: bool) -> subprocess.Popen[bytes]:
+    user = NOBODY if as_nobody else None
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=_ENVIRONMENT,
+            cwd="/",
+            pass_fds=inherited,
+            start_new_session=True,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+    except OSError as error:
+        raise SandboxUnavailable(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+def _bubblewrap(interpreter: Interpreter) -> list[str]:
+    """The command before the command: a file view with nothing in it but what Python needs, and no network."""
+    binary = shutil.which("bwrap")
+    if binary is None:
+        raise SandboxUnavailable("the command bwrap is not installed (Debian, Ubuntu: apt install bubblewrap)")
+    command = [binary, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command += ["--unshare-cgroup-try", "--uid", _INSIDE_USER, "--gid", _INSIDE_USER, "--hostname", "sandbox"]
+    for path in interpreter.readable:
+        if os.path.islink(path) and path in ("/lib", "/lib64", "/lib32"):
+            command += ["--symlink", os.readlink(path), path]
+        else:
+            command += ["--ro-bind", path, path]
+    for device in ("null", "zero", "urandom", "random"):
+        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    command += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--dir", "/tmp", "--remount-ro", "/"]
+    return [*command, "--chdir", "/", "--"]

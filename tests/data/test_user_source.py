@@ -1,0 +1,247 @@
+"""Users' data sources by path: every constructor form, every shape of answer, every mistake."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.queue import GroupFeed
+from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
+from agentrl.data.user_source import check_source, load_source
+from agentrl.errors import PluginError
+from agentrl.sample import Sample
+from tests.buffer.make import finished, make_args, prompts
+
+
+class FromDataset:
+    """Written from slime's example: `(dataset, args)`, single samples."""
+
+    def __init__(self, dataset: Any, args: Any) -> None:
+        self.dataset, self.args, self.seen = dataset, args, 0
+
+    def get_samples(self, num_samples: int) -> list[Sample]:
+        return [Sample(prompt=p) for p in self.dataset.sample(num_samples)]
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        self.seen += len(samples)
+
+
+class FromArgs:
+    def __init__(self, args: Any) -> None:
+        self.args, self.committed = args, []
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        return [[Sample(prompt=f"made {i}") for _ in range(2)] for i in range(num_samples)]
+
+    def add_samples(self, samples: list[list[Sample]]) -> None: ...
+
+    def commit(self, group_ids: list[int], step: int) -> None:
+        self.committed.append((group_ids, step))
+
+    def __len__(self) -> int:
+        return 12
+
+
+class FromNothing(FromArgs):
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
+class Reversed(RolloutDataSourceWithBuffer):
+    """A subclass that changes the filter only."""
+
+    def buffer_filter(self, args: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
+        return buffer[::-1][:num_samples]
+
+
+class OwnDraw(RolloutDataSource):
+    def __init__(self, dataset: Any, args: Any) -> None:
+        super().__init__(dataset, args)
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        return super().get_samples(1) * min(num_samples, 1)
+
+
+class Replaying(RolloutDataSourceWithBuffer):
+    """Written from slime's example: every finished group is stored for reuse."""
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        self.buffer.extend(samples)
+
+
+class NeedsMore:
+    def __init__(self, dataset: Any, args: Any, extra: Any) -> None: ...
+
+
+class NoAdd:
+    def get_samples(self, num_samples: int) -> list[Sample]:
+        return []
+
+
+class Raising(FromNothing):
+    def get_samples(self, num_samples: int) -> Any:
+        return {}["prompts"]
+
+
+class RaisingInit(FromNothing):
+    def __init__(self) -> None:
+        raise ValueError("no index")
+
+
+class Bad(FromNothing):
+    answer: Any = None
+
+    def get_samples(self, num_samples: int) -> Any:
+        return type(self).answer
+
+
+READY = FromNothing()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return prompts(tmp_path / "p.jsonl", 5)
+
+
+def named(data: Path, name: str, **changes: Any) -> DataSource:
+    return load_source(make_args(data, data_source_path=f"{__name__}:{name}", **changes))
+
+
+@pytest.mark.parametrize("name", ["FromDataset", "FromArgs", "FromNothing", "READY", "Reversed", "OwnDraw"])
+def test_every_form_fits_the_contract(data: Path, tmp_path: Path, name: str) -> None:
+    source = named(data, name)
+    assert isinstance(source, DataSource)
+    groups = source.get_samples(1)
+    assert [len(group) for group in groups] == [2]
+    assert groups[0][0] is not groups[0][1]
+    source.add_samples(groups)
+    source.commit([0], 0)
+    source.save(tmp_path / "s.json")
+    assert len(source) in (0, 5, 12)
+
+
+def test_the_built_in_source_is_the_default(data: Path) -> None:
+    assert type(load_source(make_args(data))) is RolloutDataSource
+    filtered = load_source(make_args(data, buffer_filter_path="agentrl.data.source:pop_first"))
+    assert type(filtered) is RolloutDataSourceWithBuffer
+
+
+def test_classes_that_do_not_fit(data: Path) -> None:
+    with pytest.raises(PluginError, match="needs dataset, args, extra; a data source is built as"):
+        named(data, "NeedsMore")
+    with pytest.raises(PluginError, match="NoAdd has no method 'add_samples'"):
+        named(data, "NoAdd")
+    with pytest.raises(PluginError, match="did you mean 'FromArgs'"):
+        named(data, "FromArg")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "must return a list of groups, got NoneType"),
+        ([[]], "must return groups"),
+        (["text"], "got 'text'"),
+        ([Sample(), Sample()], "returned 2 groups; return at most as many"),
+    ],
+)
+def test_answers_that_do_not_fit(data: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, message: str) -> None:
+    monkeypatch.setattr(Bad, "answer", answer)
+    with pytest.raises(PluginError, match=message):
+        named(data, "Bad").get_samples(1)
+
+
+def test_a_source_that_raises_is_named_with_the_line(data: Path) -> None:
+    with pytest.raises(PluginError, match=r"Raising.get_samples raised KeyError: 'prompts' at .*test_plugin.py:\d+"):
+        named(data, "Raising").get_samples(1)
+    with pytest.raises(PluginError, match=r"RaisingInit\(\) raised ValueError: no index at .*test_plugin.py:\d+"):
+        named(data, "RaisingInit")
+
+
+def test_checking_a_source_builds_nothing(data: Path) -> None:
+    def check(name: str, **settings: Any) -> Any:
+        return check_source(make_args(data, data_source_path=f"{__name__}:{name}", **settings))
+
+    row = check("RaisingInit")
+    assert row.index == 0
+    with pytest.raises(PluginError, match="NoAdd has no method 'add_samples'"):
+        check("NoAdd")
+    with pytest.raises(PluginError, match="--buffer-filter-path"):
+        check("FromArgs", buffer_filter_path="agentrl.data.source:nothing_here")
+
+
+def test_under_a_ledger_a_users_prompts_survive_a_kill(data: Path, tmp_path: Path) -> None:
+    args = make_args(data, data_source_path=f"{__name__}:FromDataset")
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        before = GroupFeed(load_source(args), ledger, args).lease(2, 0)
+        assert [(s.group_index, s.index) for g in before for s in g] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        assert GroupFeed(load_source(args), ledger, args).lease(2, 0) == before
+
+
+def test_under_a_ledger_a_users_source_sees_what_happens(data: Path, tmp_path: Path) -> None:
+    args = make_args(data, data_source_path=f"{__name__}:FromArgs")
+    source: Any = load_source(args)
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        feed = GroupFeed(source, ledger, args)
+        feed.lease(1, 0)
+        feed.running(0)
+        feed.complete(0, finished(0))
+        feed.trained([group.group_id for group in feed.batch(1, 0)], 0)
+        feed.checkpointed(0)
+    assert source.source.committed == [([0], 0)]
+
+
+def test_under_a_ledger_a_subclass_keeps_its_filter(data: Path, tmp_path: Path) -> None:
+    args = make_args(data, data_source_path=f"{__name__}:Reversed")
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        feed = GroupFeed(load_source(args), ledger, args)
+        feed.lease(3, 0)
+        for group_id in range(3):
+            feed.release(group_id, "stopped")
+        assert [g[0].group_index for g in feed.lease(4, 1)] == [2, 1, 0, 3]
+
+
+def test_groups_of_the_built_in_source_need_it_again(data: Path, tmp_path: Path) -> None:
+    args = make_args(data)
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        GroupFeed(load_source(args), ledger, args).lease(1, 0)
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        feed = GroupFeed(named(data, "FromArgs"), ledger, args)
+        with pytest.raises(PluginError, match="resume with the same --data-source-path"):
+            feed.lease(1, 0)
+
+
+def prompts_of(groups: list[list[Sample]]) -> list[Any]:
+    return [group[0].prompt for group in groups]
+
+
+def test_a_bare_dataset_goes_through_all_its_prompts(data: Path) -> None:
+    source = named(data, "FromDataset")
+    drawn = prompts_of(source.get_samples(3) + source.get_samples(3))
+    assert drawn == [f"question {i}" for i in (0, 1, 2, 3, 4, 0)]
+
+
+@pytest.mark.parametrize("name", ["OwnDraw", "Replaying"])
+def test_on_resume_a_users_source_goes_on_where_it_was(data: Path, tmp_path: Path, name: str) -> None:
+    drawn = []
+    for _ in range(3):
+        with Ledger(tmp_path / "l.sqlite") as ledger:
+            feed = GroupFeed(named(data, name), ledger, make_args(data))
+            [group] = feed.lease(1, 0)
+            feed.drop(group[0].group_index or 0, "not wanted")
+            drawn += prompts_of([group])
+    assert drawn == ["question 0", "question 1", "question 2"]
+
+
+def test_replayed_groups_come_as_they_were_and_are_not_added_again(data: Path, tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        source = named(data, "Replaying")
+        feed = GroupFeed(source, ledger, make_args(data))
+        feed.lease(1, 0)
+        feed.complete(0, finished(0))
+        [again] = feed.lease(1, 1)
+        assert [s.tokens for s in again] == [s.tokens for s in finished(0)]
+        assert {s.group_index for s in again} == {1}
+        feed.complete(1, again)
+        assert prompts_of(feed.lease(1, 2)) == ["question 1"]

@@ -1,0 +1,218 @@
+"""What `agentrl train`, `rollout` and `eval` say about mistakes in their inputs: at once, before anything is started."""
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import run
+from agentrl.config import RunSettings
+from agentrl.run.preflight import preflight
+from tests.support.runs import RunKit
+
+PLUGINS = """
+from agentrl import Environment, Step
+
+
+class Ungraded(Environment):
+    pass
+
+
+class Early(Environment):
+    @classmethod
+    async def setup(cls, args):
+        raise AssertionError("nothing of the user's code is called before the run starts")
+
+    async def reward(self, sample):
+        return 1.0
+
+
+def function(args, samples):
+    return samples
+
+
+async def four(a, b, c, d):
+    return a
+
+
+def nothing():
+    return 1
+
+
+class Source:
+    def get_samples(self, n):
+        raise AssertionError("not built, not called")
+"""
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    kit = RunKit.make(Path(tmp_path_factory.mktemp("kit")), prompts=8)
+    (kit.folder / "plugins.py").write_text(PLUGINS)
+    (kit.folder / "syntax.py").write_text("class Env(Environment)\n    pass\n")
+    (kit.folder / "raises.py").write_text("x = 1\ny = nowhere\n")
+    (kit.folder / "broken.jsonl").write_text('{"input": "a"}\n{"input": "b"}\n{"input": "c"\n')
+    (kit.folder / "one_dump").mkdir()
+    (kit.folder / "one_dump" / "0.jsonl").write_text("")
+    (kit.folder / "empty.jsonl").write_text("\n")
+    for name in ("no_tokenizer", "no_weights"):
+        (kit.folder / name).mkdir()
+        (kit.folder / name / "config.json").write_text((kit.folder / "model" / "config.json").read_text())
+    (kit.folder / "no_weights" / "tokenizer.json").write_text("{}")
+    return kit
+
+
+@pytest.fixture
+def here(kit: RunKit, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunKit]:
+    monkeypatch.chdir(kit.folder)
+    yield kit
+    assert not (kit.folder / "run").exists(), "the run's folder was made in spite of the mistake"
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must fail; returns its message."""
+    assert run(arguments) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert "Traceback" not in said.err
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"hf_checkpoint": "nowhere"}, ["--hf-checkpoint nowhere: no such folder"]),
+        ({"hf_checkpoint": "no_tokenizer"}, ["--hf-checkpoint no_tokenizer: no tokenizer.json"]),
+        ({"hf_checkpoint": "no_weights"}, ["no_weights: expected model.safetensors"]),
+        ({"prompt_data": "nowhere.jsonl"}, ["--prompt-data nowhere.jsonl: no such file"]),
+        ({"prompt_data": "broken.jsonl", "label_key": None}, ["broken.jsonl line 3: malformed JSON at column 14"]),
+        ({"prompt_data": "empty.jsonl"}, ["empty.jsonl is empty"]),
+        ({"prompt_data": "prompts.jsonl@[9:]"}, ["the slice is empty", "8 rows"]),
+        ({"input_key": "question"}, ["line 1", "no field 'question'", "'input', 'label'", "--input-key"]),
+        ({"label_key": "answer"}, ["line 1", "no field 'answer'", "'input', 'label'", "--label-key"]),
+        ({"env": "nowhere.py:Env"}, ["--env", "no file", "nowhere.py"]),
+        ({"env": "env.py:AddEnf"}, ["--env", "did you mean 'AddEnv'"]),
+        ({"env": "syntax.py:Env"}, ["--env", "SyntaxError", "syntax.py, line 1"]),
+        ({"env": "raises.py:Env"}, ["--env", "NameError", "raises.py:2"]),
+        ({"env": "plugins.py:function"}, ["function is a function, expected a subclass of agentrl.Environment"]),
+        ({"env": None}, ["--env", "--custom-generate-function-path"]),
+        ({"prompt_data": None}, ["no prompts", "AddEnv has no reset", "--prompt-data"]),
+        ({"env": "plugins.py:Ungraded"}, ["nothing grades", "Ungraded", "--rm-type", "--custom-rm-path"]),
+        ({"env": "plugins.py:Ungraded", "rm_type": "exact"}, ["--rm-type 'exact'", "did you mean 'exact_match'"]),
+        ({"env": "plugins.py:Ungraded", "rm_type": "f1", "label_key": None}, ["--rm-type f1", "--label-key"]),
+        ({"env": None, "custom_generate_function_path": "plugins.py:function"}, ["plain function", "async def"]),
+        ({"env": None, "custom_generate_function_path": "plugins.py:four"}, ["(args, samples)", "(a, b, c, d)"]),
+        ({"custom_rm_path": "plugins.py:nothing"}, ["--custom-rm-path", "got 0 arguments"]),
+        ({"custom_rm_path": "plugins.py:nothin"}, ["--custom-rm-path", "did you mean 'nothing'"]),
+        ({"dynamic_sampling_filter_path": "plugins.py:four"}, ["--dynamic-sampling-filter-path", "plain function"]),
+        ({"data_source_path": "plugins.py:Source"}, ["Source has no method 'add_samples'"]),
+        ({"buffer_filter_path": "plugins.py:filtre"}, ["--buffer-filter-path", "no 'filtre'"]),
+        ({"advantage_estimator": "plugins.py:mine"}, ["--advantage-estimator", "no 'mine'"]),
+        ({"eval_prompt_data": "nowhere.jsonl"}, ["--eval-prompt-data nowhere", "does not exist"]),
+        ({"eval_prompt_data": "broken.jsonl", "label_key": None}, ["--eval-prompt-data broken", "line 3"]),
+        ({"chat_template_path": "nowhere.jinja"}, ["--chat-template-path", "no file 'nowhere.jinja'"]),
+        ({"tool_call_parser": "hermez"}, ["--tool-call-parser 'hermez'", "hermes"]),
+        ({"engine": "external"}, ["--rollout-external-engine-addrs host:port"]),
+        ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
+        ({"load_debug_rollout_data": "dumps"}, ["--load-debug-rollout-data dumps", "--save-debug-rollout-data"]),
+        ({"load_debug_rollout_data": "one_dump"}, ["one_dump/1.jsonl, which is not there; set --num-rollout 1"]),
+        ({"use_kl_loss": True, "ref_load": "nowhere"}, ["--ref-load nowhere: expected a Hugging Face model folder"]),
+        ({"use_kl_loss": True, "ref_load": "no_weights"}, ["--ref-load no_weights: expected model.safetensors"]),
+        ({"save": "prompts.jsonl"}, ["--save", "prompts.jsonl cannot be written", "choose another folder"]),
+        ({"tensor_model_parallel_size": 4, "actor_num_gpus_per_node": 4}, ["2 key-value heads", "1, 2"]),
+        ({"global_batch_size": 3}, ["= 8 samples", "set --global-batch-size"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_starts(
+    here: RunKit, capsys: pytest.CaptureFixture[str], changes: dict[str, object], parts: list[str]
+) -> None:
+    said = refused(["train", *here.arguments(**changes)], capsys)
+    assert [part for part in parts if part not in said] == [], said
+
+
+def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(["train", *here.arguments(env="syntax.py:Env")], capsys)
+    import ray
+
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "parts"),
+    [
+        ("rollout", {"env": "syntax.py:Env"}, ["SyntaxError"]),
+        ("rollout", {"prompt_data": "broken.jsonl", "label_key": None}, ["broken.jsonl line 3"]),
+        ("rollout", {"hf_checkpoint": "no_weights"}, ["no_weights: no weights in it", "model.safetensors"]),
+        ("eval", {}, ["--eval-prompt-data NAME PATH is missing"]),
+        ("eval", {"eval_prompt_data": "broken.jsonl", "label_key": None}, ["--eval-prompt-data broken", "line 3"]),
+        ("eval", {"eval_prompt_data": "prompts.jsonl", "env": "plugins.py:Ungraded"}, ["nothing grades"]),
+    ],
+)
+def test_commands_without_a_trainer_check_as_well(
+    here: RunKit, capsys: pytest.CaptureFixture[str], command: str, changes: dict[str, object], parts: list[str]
+) -> None:
+    said = refused([command, *here.arguments(**changes)], capsys)
+    assert [part for part in parts if part not in said] == [], said
+
+
+@pytest.mark.parametrize(
+    ("sets", "part"),
+    [
+        (("dev", "prompts.jsonl", "test"), "--eval-prompt-data expects NAME PATH pairs, got dev prompts.jsonl test"),
+        (("dev", "prompts.jsonl", "dev", "prompts.jsonl"), "--eval-prompt-data: each set needs its own name"),
+    ],
+)
+def test_evaluation_sets_that_make_no_sense(
+    here: RunKit, capsys: pytest.CaptureFixture[str], sets: tuple[str, ...], part: str
+) -> None:
+    assert part in refused(["eval", *here.arguments(), "--eval-prompt-data", *sets], capsys)
+
+
+def test_an_external_engine_that_is_not_there(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        changes = {"engine": "external", "rollout_external_engine_addrs": address}
+        for command in ("train", "rollout"):
+            said = refused([command, *here.arguments(**changes)], capsys)
+            assert f"no engine answers at http://{address}" in said
+            assert "start the server first" in said
+
+
+def test_a_port_that_is_taken(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refused(["train", *here.arguments(engine_port_base=port)], capsys)
+    assert f"port {port} on 127.0.0.1 is taken" in said
+    assert "--engine-port-base" in said
+
+
+def test_an_output_folder_that_cannot_be_made(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["train", *here.arguments("prompts.jsonl/run")], capsys)
+    assert "--output-dir" in said
+    assert "Not a directory; choose another folder" in said
+
+
+def test_good_inputs_pass_and_none_of_the_users_code_is_called(here: RunKit) -> None:
+    settings = RunSettings.from_cli(here.arguments(env="plugins.py:Early", eval_prompt_data="prompts.jsonl"))
+    settings = settings.replace(save="saved", load="./saved")
+    for purpose in ("train", "rollout", "eval"):
+        preflight(settings.check_complete(purpose), purpose)
+    assert any(name.startswith("agentrl_plugin_plugins_") for name in sys.modules)
+
+
+def test_a_resumed_run_needs_the_later_dumps_only(here: RunKit, tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}.jsonl").write_text("")
+    preflight(RunSettings.from_cli(here.arguments(load_debug_rollout_data=tmp_path)), "train")
+
+
+def test_prompts_may_name_their_own_grader(here: RunKit, tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"input": "a", "label": "b", "metadata": {"rm_type": "f1"}}) + "\n")
+    preflight(RunSettings.from_cli(here.arguments(env="plugins.py:Ungraded", prompt_data=file)), "train")
