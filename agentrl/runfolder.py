@@ -1,7 +1,8 @@
 """The run's folder: what lies where, and how a run is recognised when it is started again.
 
-A training run lives in `output_dir` itself; `agentrl rollout` and `agentrl eval` write into folders of their own
-below it, so that they never touch a run. One process at a time: the folder is locked before anything is written.
+1. Every file name of a run is in this module. A training run lives in `--output-dir` itself; `agentrl rollout` and
+   `agentrl eval` write into folders of their own below it, so that they never touch a run.
+2. One process at a time: the folder is locked before anything is written.
 """
 
 import fcntl
@@ -12,11 +13,122 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config import Purpose, RunSettings
 from agentrl.errors import SettingsError
-from agentrl.train.megatron.checkpoint import MANIFEST
 
-_BELOW: dict[Purpose, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
+METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
+"""Files of a run, and the file that makes a checkpoint's folder complete."""
+
+BELOW: Mapping[str, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
+"""Where below the output folder each command writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run. The same folder given to `agentrl train` again resumes the run."""
+
+    path: Path
+    checkpoints: Path
+    """Where checkpoints are written."""
+    load: Path
+    """Where a checkpoint is looked for when `checkpoints` has none."""
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, output_dir: str, settings: str, command: str = "train", *, save: str | None = None, load: str | None = None
+    ) -> "Iterator[RunFolder]":
+        """Make and lock the folder, and write the resolved settings into it.
+
+        Args:
+            output_dir: the run's folder.
+            settings: the resolved settings as JSON.
+            command: what is about to write: a key of `BELOW`.
+            save, load: folders of checkpoints; default those in the run's own folder.
+
+        Raises:
+            SettingsError: it cannot be made or written, or another process is using it.
+        """
+        path = _absolute(output_dir) / BELOW[command]
+        checkpoints = _absolute(save) if save else path / "checkpoints"
+        if command == "train" and save:
+            _make_place(checkpoints)
+        try:
+            (path / "logs").mkdir(parents=True, exist_ok=True)
+            lock = (path / ".lock").open("ab")
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise SettingsError(
+                    f"--output-dir {path} is in use by another agentrl process; wait for it or choose another folder"
+                ) from error
+            folder = cls(path, checkpoints, _absolute(load) if load else checkpoints)
+            try:
+                folder._write(SETTINGS, settings)
+            except OSError as error:
+                raise _unwritable(path, error) from error
+            yield folder
+
+    def _write(self, name: str, text: str) -> None:
+        """A whole file or nothing."""
+        draft = self.path / f".{name}.{os.getpid()}"
+        draft.write_text(text + "\n")
+        os.replace(draft, self.path / name)
+
+    def write_processes(self, processes: Mapping[str, Sequence[int]]) -> None:
+        """Write the process ids of this life of the run, by role, to `processes.json`."""
+        self._write("processes.json", json.dumps(processes))
+
+    def wrote_model_of(self, checkpoint: Path) -> None:
+        """Write down, in `exported.json`, that `model` is the export of this checkpoint."""
+        self._write("exported.json", json.dumps(_identity(checkpoint)))
+
+    def has_model_of(self, checkpoint: Path) -> bool:
+        """Whether `model` is there and is the export of this checkpoint. When in doubt, no: it can be written again."""
+        try:
+            same = json.loads((self.path / "exported.json").read_text()) == _identity(checkpoint)
+        except (OSError, json.JSONDecodeError):
+            return False
+        return same and (self.model / "config.json").is_file() and any(self.model.glob("*.safetensors"))
+
+    def forget_ledger(self) -> None:
+        """Remove the ledger of an earlier life: generating without training has nothing to resume."""
+        for file in self.path.glob(f"{self.ledger.name}*"):
+            file.unlink()
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger of the run's groups."""
+        return self.path / "ledger.sqlite"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the engines, and what Ray's library writes."""
+        return self.path / "logs"
+
+    @property
+    def weights(self) -> Path:
+        """Weights on their way to the engines by disk."""
+        return self.path / "weights"
+
+    @property
+    def model(self) -> Path:
+        """The trained model as a Hugging Face folder."""
+        return self.path / "model"
+
+    def evaluation(self, name: str) -> Path:
+        """The folder of one evaluation set's trajectories, one file an evaluation."""
+        return self.path / "eval" / name
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint that covers rollouts up to `step`."""
+        return self.checkpoints / f"rollout_{step:06d}"
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).expanduser().resolve()
 
 
 def _identity(checkpoint: Path) -> dict[str, object]:
@@ -37,95 +149,3 @@ def _make_place(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise _unwritable(folder, error, "--save") from error
-
-
-@dataclass(frozen=True, slots=True)
-class RunFolder:
-    """Paths of one run. The same folder given to `agentrl train` again resumes the run."""
-
-    path: Path
-    checkpoints: Path
-    """Where checkpoints are written."""
-    load: Path
-    """Where a checkpoint is looked for when `checkpoints` has none."""
-
-    @classmethod
-    @contextmanager
-    def open(cls, settings: RunSettings, purpose: Purpose = "train") -> "Iterator[RunFolder]":
-        """Make and lock the folder, and write the resolved settings into it.
-
-        Raises:
-            SettingsError: it cannot be made or written, or another process is using it.
-        """
-        path = Path(settings.observability.output_dir).expanduser().resolve() / _BELOW[purpose]
-        save = Path(settings.train.save).expanduser().resolve() if settings.train.save else path / "checkpoints"
-        load = Path(settings.train.load).expanduser().resolve() if settings.train.load else save
-        if purpose == "train" and settings.train.save:
-            _make_place(save)
-        try:
-            (path / "logs").mkdir(parents=True, exist_ok=True)
-            lock = (path / ".lock").open("ab")
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise SettingsError(
-                    f"--output-dir {path} is in use by another agentrl process; wait for it or choose another folder"
-                ) from error
-            cls._write_settings(path, settings)
-            yield cls(path, save, load)
-
-    @staticmethod
-    def _write_settings(path: Path, settings: RunSettings) -> None:
-        try:
-            draft = path / f".settings.{os.getpid()}.json"
-            draft.write_text(settings.model_dump_json(indent=2) + "\n")
-            os.replace(draft, path / "settings.json")
-        except OSError as error:
-            raise _unwritable(path, error) from error
-
-    def write_processes(self, processes: Mapping[str, Sequence[int]]) -> None:
-        """Write the process ids of this life of the run, by role, to `processes.json`."""
-        draft = self.path / f".processes.{os.getpid()}.json"
-        draft.write_text(json.dumps(processes) + "\n")
-        os.replace(draft, self.path / "processes.json")
-
-    def wrote_model_of(self, checkpoint: Path) -> None:
-        """Write down, in `exported.json`, that `model` is the export of this checkpoint."""
-        draft = self.path / f".exported.{os.getpid()}.json"
-        draft.write_text(json.dumps(_identity(checkpoint)) + "\n")
-        os.replace(draft, self.path / "exported.json")
-
-    def has_model_of(self, checkpoint: Path) -> bool:
-        """Whether `model` is there and is the export of this checkpoint. When in doubt, no: it can be written again."""
-        try:
-            same = json.loads((self.path / "exported.json").read_text()) == _identity(checkpoint)
-        except (OSError, json.JSONDecodeError):
-            return False
-        return same and (self.model / "config.json").is_file() and any(self.model.glob("*.safetensors"))
-
-    def forget_ledger(self) -> None:
-        """Remove the ledger of an earlier life: generating without training has nothing to resume."""
-        for file in self.path.glob("ledger.sqlite*"):
-            file.unlink()
-
-    @property
-    def logs(self) -> Path:
-        """Logs of the engines, and what Ray's library writes."""
-        return self.path / "logs"
-
-    @property
-    def weights(self) -> Path:
-        """Weights on their way to the engines by disk."""
-        return self.path / "weights"
-
-    @property
-    def model(self) -> Path:
-        """The trained model as a Hugging Face folder."""
-        return self.path / "model"
-
-    def checkpoint(self, rollout_id: int) -> Path:
-        """The folder of the checkpoint that covers rollouts up to `rollout_id`."""
-        return self.checkpoints / f"rollout_{rollout_id:06d}"

@@ -1,133 +1,178 @@
-"""Everyone on stage: placement, engines, rollout worker and trainer, started side by side and stopped together."""
+"""A run's parts on Ray: engines, rollouts and trainer are started side by side, and stopped together."""
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import anyio
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agentrl.cluster.engines import EngineGroup
-from agentrl.cluster.rollouts import RolloutWorker
-from agentrl.cluster.runtime import ray_runtime, wait, wait_each, worker_environment
-from agentrl.cluster.trainers import TrainGroup
+from agentrl.cluster.engines import engine_actor
+from agentrl.cluster.quiet import library_output
+from agentrl.cluster.rollouts import RayRollouts
+from agentrl.cluster.runtime import ray_runtime, worker_environment
+from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
+from agentrl.cluster.waiting import values
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError
-from agentrl.observability.progress import Progress, counted
-from agentrl.run.weights import WeightSync
+from agentrl.rollout.failures import ungrouped
+from agentrl.run.announce import Announcer, counted
+from agentrl.run.driver import within
+from agentrl.run.parts import Parts, Resume, Start, Weights
+from agentrl.run.rollouts import DumpedRollouts
+from agentrl.run.training import RankInfo
+from agentrl.run.weights import BroadcastWeights, DiskWeights
 from agentrl.runfolder import RunFolder
 
-_ENGINES, _TRAINER = "starting the inference engines", "starting the trainer"
+_STOP_TIMEOUT = 15.0
 
 
-class Cast:
-    """The run's processes. `worker` and `sync` are None when a dump of rollouts takes the engines' place."""
-
-    def __init__(self, settings: RunSettings, folder: RunFolder, trainers: TrainGroup) -> None:
-        self.settings, self.folder, self.trainers = settings, folder, trainers
-        self.worker: Any = None
-        self.sync: WeightSync | None = None
-
-    def ask(self, reference: Any, *, what: str) -> Any:
-        """Wait for a short answer of the rollout worker."""
-        return wait(reference, what=what, timeout=self.settings.cluster.start_timeout)
-
-    def ask_rollouts(self, reference: Any, *, what: str) -> Any:
-        """Wait for the rollout worker to generate."""
-        return wait(reference, what=what, timeout=self.settings.cluster.rollout_timeout)
-
-
-@contextlib.contextmanager
-def assemble(
-    settings: RunSettings, folder: RunFolder, checkpoint: tuple[str, int] | None, progress: Progress
-) -> Iterator[Cast]:
+@contextlib.asynccontextmanager
+async def start(
+    settings: RunSettings, folder: RunFolder, resume: Resume | None, progress: Announcer
+) -> AsyncIterator[Parts]:
     """Start everything; stop everything at the end, whatever ends it.
 
     Args:
-        checkpoint: folder of the checkpoint to resume from and the last rollout that it covers.
+        resume: the checkpoint to go on from.
         progress: told what is being started, and when it is there.
     """
-    engines_needed = settings.cluster.load_debug_rollout_data is None
-    own_engines = engines_needed and settings.engine.engine != "external"
-    bundles = settings.cluster.world_size + (settings.cluster.num_engines if own_engines else 0)
-    with contextlib.ExitStack() as stack:
+    own_engines = settings.cluster.load_debug_rollout_data is None and settings.engine.engine != "external"
+    engines = settings.cluster.num_engines if own_engines else 0
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(library_output(folder.logs / "ray.log"))
         joined, began = settings.cluster.ray_address, time.monotonic()
         progress.begin(f"joining Ray at {joined}" if joined else "starting Ray")
-        stack.enter_context(ray_runtime(settings.cluster, cpus=bundles + 1))
+        stack.enter_context(ray_runtime(settings.cluster, cpus=settings.cluster.world_size + engines + 1))
         progress.ready("Ray is up", began)
-        names = _names(settings, own_engines)
-        began = time.monotonic()
-        progress.begin(
-            f"{f'loading the model into {names[_ENGINES]}, ' if own_engines else ''}starting {names[_TRAINER]}"
+        yield await _Starting(settings, folder, resume, progress, engines).on(stack)
+
+
+_checked: Start = start
+
+
+class _Starting:
+    """What is needed while the parts come up."""
+
+    def __init__(
+        self, settings: RunSettings, folder: RunFolder, resume: Resume | None, progress: Announcer, engines: int
+    ) -> None:
+        self.settings, self.folder, self.resume, self.progress, self.engines = (
+            settings,
+            folder,
+            resume,
+            progress,
+            engines,
         )
-        placement = stack.enter_context(_placed(settings, own_engines))
-        here = os.getcwd()
-        trainers = TrainGroup.create(settings, placement, here)
-        cast = Cast(settings, folder, trainers)
-        engines = None
-        engines_starting: list[Any] = []
-        if engines_needed:
-            engines = EngineGroup.create(settings, placement, settings.cluster.world_size, here, folder.logs)
-            engines_starting = engines.start()
-            stack.callback(_stop_quietly, engines)
-            cast.worker = RolloutWorker.options(  # type: ignore[attr-defined]
-                num_cpus=0, runtime_env={"env_vars": worker_environment()}
-            ).remote(settings, here, str(folder.path))
-        starting = {_ENGINES: engines_starting, _TRAINER: trainers.start()}
-        for what in wait_each(starting, timeout=settings.cluster.start_timeout):
-            progress.ready(f"{names[what]} ready", began)
+        self.here = os.getcwd()
+
+    async def on(self, stack: contextlib.AsyncExitStack) -> Parts:
+        """All parts; `stack` stops them."""
+        s, timeout = self.settings, self.settings.cluster.start_timeout
+        names = counted(self.engines, "engine"), counted(s.cluster.world_size, "trainer process", "trainer processes")
+        loading = f"loading the model into {names[0]}, " if self.engines else ""
+        self.progress.begin(f"{loading}starting {names[1]}")
+        placement = stack.enter_context(_placed(s, self.engines))
+        trainer, ranks = self._trainer(placement)
+        actors = [self._engine(placement, s.cluster.world_size + i) for i in range(self.engines)]
+        stack.push_async_callback(_stop_engines, actors)
+        urls: list[str] = list(s.engine.rollout_external_engine_addrs)
+        pids: list[int] = []
         began = time.monotonic()
-        if checkpoint is not None:
-            progress.begin(f"loading the checkpoint of rollout {checkpoint[1] + 1}")
-            trainers.call("load", checkpoint[0], what="loading the checkpoint")
-            progress.ready("checkpoint loaded", began)
-        if engines is not None:
-            progress.phase("opening the data")
-            urls = engines.urls(engines_starting)
-            stack.callback(_close_quietly, cast.worker)
-            started = cast.worker.start.remote(urls, checkpoint[1] if checkpoint else None)
-            wait(started, what="starting the rollout worker", timeout=settings.cluster.start_timeout)
-            cast.sync = WeightSync(settings, trainers, cast.worker, len(urls), folder)
-        folder.write_processes(_processes(cast, engines))
-        yield cast
-        if cast.sync is not None:
-            cast.sync.close()
+
+        async def start_trainer() -> None:
+            with within(timeout, "starting the trainer"):
+                await trainer.start(ranks)
+            self.progress.ready(f"{names[1]} ready", began)
+
+        async def start_engines() -> None:
+            with within(timeout, "starting the inference engines"):
+                found = await values([a.start.remote(i, self.folder.logs) for i, a in enumerate(actors)])
+            urls[:], pids[:] = [url for url, _ in found], [pid for _, pid in found]
+            self.progress.ready(f"{names[0]} ready", began)
+
+        with ungrouped():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(start_trainer)
+                if actors:
+                    tasks.start_soon(start_engines)
+        await self._load(trainer)
+        parts, worker = await self._rollouts(stack, trainer, urls)
+        with within(timeout, "asking for process ids"):
+            trainers = await values([actor.pid.remote() for actor in trainer.actors])
+        self.folder.write_processes({"driver": [os.getpid()], "trainer": trainers, "engine": pids, **worker})
+        return parts
+
+    async def _load(self, trainer: RayTrainer) -> None:
+        if self.resume is None:
+            return
+        began = time.monotonic()
+        self.progress.begin(f"loading the checkpoint of rollout {self.resume.step + 1}")
+        with within(self.settings.cluster.train_timeout, "loading the checkpoint"):
+            await trainer.load(self.resume.path)
+        self.progress.ready("checkpoint loaded", began)
+
+    async def _rollouts(
+        self, stack: contextlib.AsyncExitStack, trainer: RayTrainer, urls: list[str]
+    ) -> tuple[Parts, dict[str, list[int]]]:
+        """The parts, and the process that generates, if there is one."""
+        template = self.settings.cluster.load_debug_rollout_data
+        if template is not None:
+            return Parts(DumpedRollouts(self.settings, template), trainer, None), {}
+        self.progress.phase("opening the data")
+        step = None if self.resume is None else self.resume.step
+        opening = RayRollouts.open(self.settings, self.folder, urls, step)
+        with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
+            rollouts = await stack.enter_async_context(opening)
+        weights: Weights = DiskWeights(self.folder, trainer, rollouts)
+        if self.settings.cluster.update_weight_mode == "broadcast":
+            broadcast = BroadcastWeights.open(self.settings.cluster, trainer, rollouts, len(urls))
+            weights = await stack.enter_async_context(broadcast)
+        return Parts(rollouts, trainer, weights), {"rollout_worker": [rollouts.pid]}
+
+    def _trainer(self, placement: PlacementGroup) -> tuple[RayTrainer, list[RankInfo]]:
+        cluster, threads = self.settings.cluster, self.settings.train.train_threads
+        nodes = _nodes(placement)[: cluster.world_size]
+        order = rank_order(nodes)
+        local = local_ranks([nodes[bundle] for bundle in order])
+        environment = worker_environment() | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        kind: Any = TrainActor
+        gpus = 1 if cluster.device == "cuda" else 0
+        actors = [
+            kind.options(**_options(placement, bundle, gpus, environment)).remote(self.settings, self.here)
+            for bundle in order
+        ]
+        return RayTrainer(actors), [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
+
+    def _engine(self, placement: PlacementGroup, bundle: int) -> Any:
+        cluster = self.settings.cluster
+        gpus = cluster.rollout_num_gpus_per_engine if cluster.device == "cuda" else 0
+        return engine_actor(self.settings, self.here, _options(placement, bundle, gpus, worker_environment()))
 
 
-def _names(settings: RunSettings, own_engines: bool) -> dict[str, str]:
-    """What is started, counted."""
-    engines = settings.cluster.num_engines if own_engines else 0
+def _options(placement: PlacementGroup, bundle: int, gpus: int, environment: dict[str, str]) -> dict[str, Any]:
     return {
-        _ENGINES: counted(engines, "engine"),
-        _TRAINER: counted(settings.cluster.world_size, "trainer process", "trainer processes"),
+        "num_cpus": 1,
+        "num_gpus": gpus,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle),
+        "runtime_env": {"env_vars": environment},
     }
-
-
-def _processes(cast: Cast, engines: EngineGroup | None) -> dict[str, list[int]]:
-    """Process ids by role."""
-    actors = {"trainer": cast.trainers.actors, "engine": engines.actors if engines else []}
-    if cast.worker is not None:
-        actors["rollout_worker"] = [cast.worker]
-    timeout = cast.settings.cluster.start_timeout
-    found = {
-        role: wait([actor.pid.remote() for actor in members], what="asking for process ids", timeout=timeout)
-        for role, members in actors.items()
-    }
-    return {"driver": [os.getpid()], **found}
 
 
 @contextlib.contextmanager
-def _placed(settings: RunSettings, own_engines: bool) -> Iterator[PlacementGroup]:
-    cuda = settings.cluster.device == "cuda"
-    bundles = [{"CPU": 1.0, **({"GPU": 1.0} if cuda else {})} for _ in range(settings.cluster.world_size)]
-    if own_engines:
-        per_engine = float(settings.cluster.rollout_num_gpus_per_engine)
-        bundles += [{"CPU": 1.0, **({"GPU": per_engine} if cuda else {})} for _ in range(settings.cluster.num_engines)]
+def _placed(settings: RunSettings, engines: int) -> Iterator[PlacementGroup]:
+    """Room for the trainer's ranks, then for the engines."""
+    cluster, cuda = settings.cluster, settings.cluster.device == "cuda"
+    bundles = [{"CPU": 1.0, **({"GPU": 1.0} if cuda else {})} for _ in range(cluster.world_size)]
+    per_engine = float(cluster.rollout_num_gpus_per_engine)
+    bundles += [{"CPU": 1.0, **({"GPU": per_engine} if cuda else {})} for _ in range(engines)]
     placement = placement_group(bundles, strategy="PACK")
     try:
-        if not placement.wait(settings.cluster.start_timeout if settings.cluster.ray_address else 60):
+        if not placement.wait(cluster.start_timeout if cluster.ray_address else 60):
             raise SettingsError(
                 f"the cluster has no room for {len(bundles)} processes ({bundles}); it has {ray.available_resources()}; "
                 "lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a larger cluster"
@@ -137,13 +182,13 @@ def _placed(settings: RunSettings, own_engines: bool) -> Iterator[PlacementGroup
         remove_placement_group(placement)
 
 
-def _close_quietly(worker: Any) -> None:
-    """Close the worker; one that is already dead has nothing left to close."""
-    with contextlib.suppress(AgentRLError):
-        wait(worker.close.remote(), what="closing the rollout worker", timeout=15)
+def _nodes(placement: PlacementGroup) -> list[str]:
+    """The node of each bundle."""
+    nodes: dict[int, str] = placement_group_table(placement)["bundles_to_node_id"]
+    return [nodes[bundle] for bundle in sorted(nodes)]
 
 
-def _stop_quietly(engines: EngineGroup) -> None:
+async def _stop_engines(actors: list[Any]) -> None:
     """Stop the engines; those that are already dead are stopped."""
-    with contextlib.suppress(AgentRLError):
-        engines.stop()
+    with anyio.move_on_after(_STOP_TIMEOUT, shield=True), contextlib.suppress(AgentRLError):
+        await values([actor.stop.remote() for actor in actors])

@@ -1,125 +1,130 @@
-"""The rollout worker: one async Ray actor that owns the data, the ledger, the engine client and the rollout loop."""
+"""The rollouts as one async Ray actor, and the driver's handle of it."""
 
+import asyncio
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import ray
 
-from agentrl.cluster.runtime import enter_workspace
+from agentrl.cluster.runtime import enter_workspace, worker_environment
+from agentrl.cluster.waiting import unless, value
 from agentrl.config import RunSettings
-from agentrl.errors import EngineRejected
-from agentrl.run.metrics import rollout_metrics
-from agentrl.run.rollouts import RolloutSession
-from agentrl.train.batch import TrainBatch
+from agentrl.errors import AgentRLError
+from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
+from agentrl.run.rollouts import LedgerRollouts
+from agentrl.runfolder import RunFolder
+
+_CLOSE_TIMEOUT = 15.0
+"""Seconds that closing the environment, the pool and the ledger may take."""
 
 
 @ray.remote
-class RolloutWorker:
-    """Generates, grades, evaluates, and hands weights to the engines."""
+class RolloutActor:
+    """Holds open `LedgerRollouts` from `serve` until `stop`."""
 
-    def __init__(self, settings: RunSettings, folder: str, run_folder: str) -> None:
-        enter_workspace(folder)
-        self._settings, self._run_folder = settings, Path(run_folder)
-        self._session: RolloutSession
-        self._opened = False
+    def __init__(self, settings: RunSettings, workspace: str, folder: RunFolder) -> None:
+        enter_workspace(workspace)
+        self._settings, self._folder = settings, folder
+        self._ready, self._stopping = asyncio.Event(), asyncio.Event()
 
-    async def start(self, engine_urls: Sequence[str], checkpoint_step: int | None) -> dict[str, Any]:
-        """Open everything.
+    async def serve(self, urls: Sequence[str], resume_step: int | None) -> None:
+        """Open everything, and close it at the end; all of it in this one task."""
+        async with LedgerRollouts.open(self._settings, self._folder, urls, resume_step) as self._rollouts:
+            self._ready.set()
+            await self._stopping.wait()
 
-        Args:
-            engine_urls: the engines.
-            checkpoint_step: the last rollout that the loaded checkpoint covers; None for a fresh start.
-        """
-        self._session = RolloutSession(self._settings, self._run_folder, engine_urls)
-        self._opened = True
-        await self._session.open()
-        recovery = self._session.open_feed(checkpoint_step)
-        return {"replayed": len(recovery.replayed), "released": len(recovery.released)}
-
-    async def pid(self) -> int:
-        """The process id."""
+    async def ready(self) -> int:
+        """Returns the process id when everything is open."""
+        await self._ready.wait()
         return os.getpid()
 
+    async def stop(self) -> None:
+        """Have `serve` close everything."""
+        self._stopping.set()
+
     @ray.method(num_returns=2)
-    async def generate(self, rollout_id: int) -> tuple[TrainBatch | None, dict[str, Any]]:
-        """Generate rollout `rollout_id`.
+    async def next_batch(self, step: int) -> tuple[Any, Batch | None]:
+        """The payload, kept in the object store until the trainers take it, and the batch without it."""
+        batch = await self._rollouts.next_batch(step)
+        return (None, None) if batch is None else (batch.payload, replace(batch, payload=None))
 
-        Returns:
-            The train batch (kept in the object store until the trainers take it; None if the data ended), and a dict with `group_ids`,
-            `metrics` and `ended` (the data has come to its end before the batch was full).
-        """
-        settings = self._settings
-        result = await self._session.rollout(rollout_id)
-        metrics = rollout_metrics(result.groups, result.stats, settings.rollout.reward_key)
-        full = len(result.groups) >= settings.rollout.rollout_batch_size
-        supervised = settings.algorithm.loss_type == "sft_loss"
-        key = settings.rollout.reward_key
-        batch = TrainBatch.from_samples(result.groups, key, supervised=supervised) if full else None
-        ids = [group[0].group_index for group in result.groups]
-        return batch, {"group_ids": ids, "metrics": metrics, "ended": not full}
+    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+        await self._rollouts.trained(group_ids, step)
 
-    async def evaluate(self, step: int) -> dict[str, float]:
-        """Play all evaluation sets with the engines' current weights."""
-        return await self._session.evaluate(step)
+    async def checkpointed(self, step: int) -> None:
+        await self._rollouts.checkpointed(step)
 
-    async def trained(self, group_ids: list[int], rollout_id: int) -> None:
-        """The optimizer has taken the rollout's steps."""
-        self._session.feed.trained(group_ids, rollout_id)
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        return await self._rollouts.evaluate(done)
 
-    async def checkpointed(self, rollout_id: int) -> None:
-        """A durable checkpoint covers everything up to `rollout_id`."""
-        self._session.feed.checkpointed(rollout_id)
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        await self._rollouts.generation.pool.join_weight_group(group)
 
-    # ---- weights ------------------------------------------------------------------------------------------
+    async def leave_weight_group(self, name: str) -> None:
+        await self._rollouts.generation.pool.leave_weight_group(name)
 
-    async def pause_engines(self) -> None:
-        """Stop sampling and empty the engines' caches."""
-        await self._session.client.pause()
-        await self._session.client.flush_cache()
+    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+        await self._rollouts.generation.pool.receive(update, version)
 
-    async def resume_engines(self) -> None:
-        """Sample on."""
-        await self._session.client.resume()
 
-    async def join_weight_group(self, address: tuple[str, int], world_size: int, group: str, backend: str) -> None:
-        """Have every engine join the process group that weights are broadcast in; the trainer is rank 0."""
-        await self._session.client.init_weights_group(
-            *address,
-            world_size=world_size,
-            ranks_per_engine=self._settings.cluster.rollout_num_gpus_per_engine,
-            group=group,
-            backend=backend,
-        )
+class RayRollouts(Rollouts, WeightSink):
+    """The driver's handle; made by `open`. `pid` is the actor's process."""
 
-    async def receive_weights(self, buckets: list[list[tuple[str, str, list[int]]]], group: str, version: str) -> None:
-        """Have every engine take the tensors that the trainer broadcasts, bucket by bucket."""
-        client = self._session.client
+    def __init__(self, actor: Any, serving: Any, pid: int) -> None:
+        self._actor, self._serving, self.pid = actor, serving, pid
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: RunSettings, folder: RunFolder, urls: Sequence[str], resume_step: int | None
+    ) -> "AsyncIterator[RayRollouts]":
+        """Start the actor, and close it at the end."""
+        environment = {"env_vars": worker_environment()}
+        kind: Any = RolloutActor
+        actor = kind.options(num_cpus=0, runtime_env=environment).remote(settings, os.getcwd(), folder)
+        serving = actor.serve.remote(urls, resume_step)
         try:
-            await client.begin_weight_update()
-        except EngineRejected:
-            # An external engine may still have the session open that a killed run began.
-            await client.end_weight_update()
-            await client.begin_weight_update()
-        for bucket in buckets:
-            names, dtypes, shapes = zip(*bucket, strict=True)
-            await client.update_weights_from_distributed(names, dtypes, shapes, group=group, version=version)
-        await client.end_weight_update()
+            yield cls(actor, serving, await unless(serving, actor.ready.remote()))
+        finally:
+            with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True):
+                await _stop(actor, serving)
 
-    async def leave_weight_group(self, group: str) -> None:
-        """Have every engine leave the process group."""
-        await self._session.client.destroy_weights_group(group)
+    async def _ask(self, reference: Any) -> Any:
+        return await unless(self._serving, reference)
 
-    async def load_weights(self, folder: str, version: str) -> None:
-        """Have every engine load a Hugging Face folder."""
-        await self._session.client.update_weights_from_disk(folder, version)
+    async def next_batch(self, step: int) -> Batch | None:
+        payload, rest = self._actor.next_batch.remote(step)
+        batch: Batch | None = await self._ask(rest)
+        return None if batch is None else replace(batch, payload=payload)
 
-    # ---- the end ------------------------------------------------------------------------------------------
+    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+        await self._ask(self._actor.trained.remote(group_ids, step))
 
-    async def close(self) -> None:
-        """Close the environment, the client and the ledger."""
-        if self._opened:
-            with anyio.move_on_after(10, shield=True):
-                await self._session.close()
+    async def checkpointed(self, step: int) -> None:
+        await self._ask(self._actor.checkpointed.remote(step))
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        metrics: Mapping[str, float] = await self._ask(self._actor.evaluate.remote(done))
+        return metrics
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        await self._ask(self._actor.join_weight_group.remote(group))
+
+    async def leave_weight_group(self, name: str) -> None:
+        await self._ask(self._actor.leave_weight_group.remote(name))
+
+    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+        await self._ask(self._actor.receive.remote(update, version))
+
+
+async def _stop(actor: Any, serving: Any) -> None:
+    """Close the actor's rollouts; of one that is already dead or broken there is nothing left to close."""
+    try:
+        await value(actor.stop.remote())
+        await value(serving)
+    except AgentRLError:
+        return

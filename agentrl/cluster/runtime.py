@@ -1,23 +1,18 @@
-"""Ray: joining or starting a cluster, calling actors with deadlines, and turning what Ray reports into our errors.
-
-1. A cluster started here ends with the run, and dies with this process even if it is killed.
-2. The driver blocks only in `wait` and `wait_each`: they have a deadline and say what they were waiting for.
-"""
+"""Ray: joining a cluster, or starting one that ends with the run and dies with this process even if that is killed."""
 
 import contextlib
 import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from agentrl.cluster.quiet import EXIT_CODE, heed_sigterm
 from agentrl.config.placement import ClusterSettings
-from agentrl.errors import AgentRLError, disk_trouble
+from agentrl.errors import AgentRLError
+from agentrl.run.signals import EXIT_CODE, heed_sigterm
 
 
 @contextlib.contextmanager
@@ -80,61 +75,6 @@ def enter_workspace(folder: str) -> None:
             sys.path.insert(0, folder)
 
 
-def wait(references: Any, *, what: str, timeout: float) -> Any:
-    """Wait for one Ray reference, or a list of them, and return the values.
-
-    Args:
-        references: what actor methods returned.
-        what: what is being waited for, for messages ("the training step").
-        timeout: seconds.
-
-    Raises:
-        AgentRLError: the actor died, the deadline passed, or the remote code raised one.
-    """
-    pending: Sequence[Any] = references if isinstance(references, list) else [references]
-    try:
-        # The first failure ends the wait, even while the other calls hang in a collective that cannot finish.
-        left = list(pending)
-        while left:
-            done, left = ray.wait(left, num_returns=1, timeout=timeout, fetch_local=False)
-            if not done:
-                raise GetTimeoutError
-            ray.get(done)
-        values = ray.get(list(pending))
-    except GetTimeoutError as error:
-        raise AgentRLError(f"{what} took longer than {timeout:g} s") from error
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, AgentRLError):
-            raise cause from None
-        raise AgentRLError(f"{what} failed: {disk_trouble(cause) or f'{type(cause).__name__}: {cause}'}") from error
-    except RayActorError as error:
-        raise AgentRLError(f"{what} failed: {_who_died(error)}") from error
-    return values if isinstance(references, list) else values[0]
-
-
-def wait_each(parts: Mapping[str, Sequence[Any]], *, timeout: float) -> Iterator[str]:
-    """Wait for several things side by side; yields the name of each as it is there. One without references is left out.
-
-    Args:
-        parts: what is being waited for, as `wait` takes it, and its references.
-        timeout: seconds without any news.
-
-    Raises:
-        AgentRLError: as `wait` does, at the first failure of any of them.
-    """
-    owner = {reference: what for what, references in parts.items() for reference in references}
-    left = list(owner)
-    while left:
-        done, left = ray.wait(left, num_returns=1, timeout=timeout, fetch_local=False)
-        if not done:
-            raise AgentRLError(f"{owner[left[0]]} took longer than {timeout:g} s")
-        what = owner[done[0]]
-        wait(done, what=what, timeout=timeout)
-        if what not in map(owner.get, left):
-            yield what
-
-
-def _who_died(error: RayActorError) -> str:
-    lines = str(error).strip().splitlines()
-    return f"a process of the run died ({lines[0] if lines else 'no reason given'}); start the same command again to resume"
+def node_address(joined: bool) -> str:
+    """This node's address: loopback for a cluster of our own, else the address that Ray knows the node by."""
+    return ray.util.get_node_ip_address() if joined else "127.0.0.1"

@@ -1,115 +1,132 @@
-"""The trainer's actors: one Ray actor a rank, each with a `TrainBackend`, called all together."""
+"""The trainer as Ray actors, one a rank, called all together; and the driver's handle of them."""
 
 import os
-import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agentrl.cluster.runtime import enter_workspace, wait, worker_environment
+from agentrl.cluster.runtime import enter_workspace, node_address
+from agentrl.cluster.waiting import value, values
 from agentrl.config import RunSettings
+from agentrl.run.parts import Batch, TensorSpec, Trainer, WeightGroup, WeightSource
+from agentrl.run.training import RankInfo, free_port, start_backend
 
 
 @ray.remote
 class TrainActor:
-    """One rank of the trainer."""
+    """One rank of the trainer; only rank 0 sends back results."""
 
-    def __init__(self, settings: RunSettings, rank: int, world_size: int, folder: str) -> None:
-        enter_workspace(folder)
-        self._settings, self._rank, self._world_size = settings, rank, world_size
+    def __init__(self, settings: RunSettings, workspace: str) -> None:
+        enter_workspace(workspace)
+        self._settings = settings
 
     def address(self) -> tuple[str, int]:
-        """This node's address and a free port on it, for the ranks to meet at."""
-        return node_address(self._settings), free_port()
+        """This node's address and a free port on it, for others to meet at."""
+        return node_address(self._settings.cluster.ray_address is not None), free_port()
 
     def pid(self) -> int:
         """The process id."""
         return os.getpid()
 
-    def start(self, address: tuple[str, int]) -> None:
+    def start(self, where: RankInfo) -> None:
         """Join the other ranks, build the model and load its first weights."""
-        from agentrl.train.contracts import RankInfo
-        from agentrl.train.megatron import MegatronBackend
+        self._backend, self._first = start_backend(self._settings, where), where.rank == 0
 
-        s = self._settings
-        local = self._rank % s.cluster.actor_num_gpus_per_node
-        where = RankInfo(self._rank, self._world_size, local, *address)
-        self.backend = MegatronBackend(
-            s.train,
-            s.algorithm,
-            rollout_temperature=s.rollout.rollout_temperature,
-            total_steps=s.rollout.num_rollout * s.train.num_steps_per_rollout,
-            device=s.cluster.device,
+    def load(self, path: Path) -> None:
+        self._backend.load(path)
+
+    def train(self, payload: Any, steps: int) -> Mapping[str, float] | None:
+        metrics = self._backend.train(payload, steps)
+        return metrics if self._first else None
+
+    def save(self, path: Path, step: int) -> None:
+        self._backend.save(path, step)
+
+    def save_hf(self, path: Path) -> None:
+        self._backend.save_hf(path)
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return self._backend.weight_specs()
+
+    def init_weight_group(self, group: WeightGroup) -> None:
+        self._backend.init_weight_group(group.address, group.port, group.world_size, group.name, group.backend)
+
+    def broadcast_weights(self, names: Sequence[str]) -> None:
+        self._backend.broadcast_weights(names)
+
+    def close_weight_group(self) -> None:
+        self._backend.close_weight_group()
+
+
+class RayTrainer(Trainer, WeightSource):
+    """All ranks; the driver's handle."""
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self.actors = actors
+
+    async def start(self, ranks: Sequence[RankInfo]) -> None:
+        """Start all ranks; `ranks` say where each stands, but not where they meet."""
+        address, port = await self.address()
+        await values(
+            [
+                actor.start.remote(RankInfo(r.rank, r.world_size, r.local_rank, address, port))
+                for actor, r in zip(self.actors, ranks, strict=True)
+            ]
         )
-        self.backend.init(where)
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the backend; only rank 0 sends back a result."""
-        result = getattr(self.backend, method)(*args, **kwargs)
-        return result if self._rank == 0 else None
+    async def load(self, path: Path) -> None:
+        """Restore a checkpoint."""
+        await values([actor.load.remote(path) for actor in self.actors])
 
+    async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
+        found = await values([actor.train.remote(batch.payload, steps) for actor in self.actors])
+        metrics: Mapping[str, float] = found[0]
+        return metrics
 
-class TrainGroup:
-    """All ranks of the trainer, called at once; the driver's handle."""
+    async def save(self, path: Path, step: int) -> None:
+        await values([actor.save.remote(path, step) for actor in self.actors])
 
-    def __init__(self, actors: list[Any], settings: RunSettings) -> None:
-        self.actors, self._settings = actors, settings
+    async def save_hf(self, path: Path) -> None:
+        await values([actor.save_hf.remote(path) for actor in self.actors])
 
-    @classmethod
-    def create(cls, settings: RunSettings, placement: PlacementGroup, folder: str) -> "TrainGroup":
-        """Start the actors in the first bundles of `placement`."""
-        cuda = settings.cluster.device == "cuda"
-        actors = []
-        for rank in range(settings.cluster.world_size):
-            strategy = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=rank)
-            threads = settings.train.train_threads
-            environment = worker_environment() | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-            actors.append(
-                TrainActor.options(  # type: ignore[attr-defined]
-                    num_cpus=1,
-                    num_gpus=1 if cuda else 0,
-                    scheduling_strategy=strategy,
-                    runtime_env={"env_vars": environment},
-                ).remote(settings, rank, settings.cluster.world_size, folder)
-            )
-        return cls(actors, settings)
-
-    def start(self) -> list[Any]:
-        """Begin starting all ranks; the references resolve when they are ready."""
-        timeout = self._settings.cluster.start_timeout
-        address = wait(self.actors[0].address.remote(), what="starting the trainer", timeout=timeout)
-        return [actor.start.remote(address) for actor in self.actors]
-
-    def begin(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a backend method on all ranks without waiting."""
-        return [actor.call.remote(method, *args, **kwargs) for actor in self.actors]
-
-    def call(self, method: str, *args: Any, what: str, **kwargs: Any) -> Any:
-        """Call a backend method on all ranks and return rank 0's result."""
-        return wait(self.begin(method, *args, **kwargs), what=what, timeout=self._settings.cluster.train_timeout)[0]
-
-    def address(self) -> tuple[str, int]:
-        """Rank 0's node and a free port on it."""
-        address: tuple[str, int] = wait(self.actors[0].address.remote(), what="asking the trainer", timeout=60)
+    async def address(self) -> tuple[str, int]:
+        address: tuple[str, int] = await value(self.actors[0].address.remote())
         return address
 
+    async def weight_specs(self) -> list[TensorSpec]:
+        specs: list[TensorSpec] = await value(self.actors[0].weight_specs.remote())
+        return specs
 
-def node_address(settings: RunSettings) -> str:
-    """This node's address: loopback for a cluster of our own, else the address that Ray knows the node by."""
-    return "127.0.0.1" if settings.cluster.ray_address is None else ray.util.get_node_ip_address()
+    async def init_weight_group(self, group: WeightGroup) -> None:
+        await values([actor.init_weight_group.remote(group) for actor in self.actors])
+
+    async def broadcast_weights(self, names: Sequence[str]) -> None:
+        await values([actor.broadcast_weights.remote(names) for actor in self.actors])
+
+    async def close_weight_group(self) -> None:
+        await values([actor.close_weight_group.remote() for actor in self.actors])
 
 
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def rank_order(nodes: Sequence[str]) -> list[int]:
+    """Which bundle each rank takes, so that neighbouring ranks (tensor parallel) share a node.
+
+    Ray does not keep a placement group's bundles together by node.
+
+    Args:
+        nodes: the node that each bundle lies on.
+    """
+    first = {node: at for at, node in reversed(list(enumerate(nodes)))}
+    return sorted(range(len(nodes)), key=lambda bundle: (first[nodes[bundle]], bundle))
 
 
-def resolved(path: str | None) -> Path | None:
-    """An absolute path, or None."""
-    return None if path is None else Path(path).expanduser().resolve()
+def local_ranks(nodes: Sequence[str]) -> list[int]:
+    """For each rank, in order, how many ranks before it are on its node."""
+    seen: Counter[str] = Counter()
+    out = []
+    for node in nodes:
+        out.append(seen[node])
+        seen[node] += 1
+    return out

@@ -1,4 +1,4 @@
-"""Settings of the cluster room: which processes there are, on which devices, and how weights travel between them."""
+"""Settings of placement: which processes there are, on which devices, and how weights travel between them."""
 
 from typing import Literal
 
@@ -10,6 +10,9 @@ from agentrl.settings import Settings
 class ClusterSettings(Settings):
     """Placement. A "GPU" in a flag's name is one trainer or engine process; on a CPU machine it is a CPU process."""
 
+    backend: Literal["ray", "local"] = Field(
+        "ray", description="Processes on Ray, or everything in one process (small models, debugging)."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where models run; auto takes CUDA if there.")
     ray_address: str | None = Field(None, description="A running Ray cluster to join; default: start one here.")
     actor_num_nodes: PositiveInt = Field(1, description="Nodes of the trainer.")

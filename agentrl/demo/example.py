@@ -95,9 +95,9 @@ def run_example(
     argv += ["--seed", str(seed), "--rollout-seed", str(seed), *flags]
     say(f"agentrl train {shlex.join(argv)}")
 
+    from agentrl.cli.launch import train
     from agentrl.config import RunSettings
     from agentrl.observability.report import write_report
-    from agentrl.run.driver import train
 
     train(RunSettings.from_cli(argv))
     success, used_tool = held_out(folder, "pass@1"), held_out(folder, "used_tool")

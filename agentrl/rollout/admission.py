@@ -1,28 +1,31 @@
-"""How many groups to start: a pure state machine without tasks or clients.
+"""How many groups may start: a pure state machine without tasks or clients.
 
-It is told what happened (`started`, `kept`, `dropped`) and says what is allowed (`wanted`, `done`).
+It is told what happened (`begin`, `started`, `finished`) and says what is allowed (`wanted`, `full`).
 """
 
 from dataclasses import dataclass
 
+HOPELESS, HOPELESS_GROUPS = 10, 50
+"""A batch for which this many times its size was dropped in a row, and at least this many groups, is given up."""
+
 
 @dataclass(slots=True)
-class GroupScheduler:
-    """Keeps enough groups in flight to end with exactly `target` kept ones.
+class Admission:
+    """Keeps enough groups in flight to end each batch with exactly `target` kept ones; none starts between batches.
 
     Attributes:
-        target: groups that the rollout needs.
+        target: groups that a batch needs.
         limit: kept groups and groups in flight together, at least `target`; more is over-sampling.
-        kept: groups that finished and count.
-        dropped: groups that finished and do not count.
-        dropped_in_row: those since the last kept one.
+        open: a batch is being filled.
+        kept: groups of the batch that finished and count.
+        dropped_in_row: groups that finished and do not count, since the last kept one.
         in_flight: groups started and not finished.
     """
 
     target: int
     limit: int
+    open: bool = False
     kept: int = 0
-    dropped: int = 0
     dropped_in_row: int = 0
     in_flight: int = 0
 
@@ -30,28 +33,42 @@ class GroupScheduler:
         if not 0 <= self.target <= self.limit:
             raise ValueError(f"expected 0 <= target <= limit, got target {self.target} and limit {self.limit}")
 
+    def begin(self, have: int = 0) -> None:
+        """A batch is wanted, of which `have` groups are there already."""
+        self.open, self.kept, self.dropped_in_row = True, have, 0
+
+    def end(self) -> None:
+        """The batch is full, or given up: nothing more starts."""
+        self.open = False
+
     @property
-    def done(self) -> bool:
+    def full(self) -> bool:
         """Enough groups were kept."""
         return self.kept >= self.target
 
     @property
     def wanted(self) -> int:
         """Groups to start now."""
-        return 0 if self.done else max(0, self.limit - self.kept - self.in_flight)
+        return max(0, self.limit - self.kept - self.in_flight) if self.open and not self.full else 0
 
-    def started(self, count: int) -> None:
-        """`count` groups were started."""
-        self.in_flight += count
+    @property
+    def hopeless(self) -> bool:
+        """So many groups in a row were dropped that the next ones will be too."""
+        return self.dropped_in_row >= max(HOPELESS * self.target, HOPELESS_GROUPS)
+
+    def started(self) -> None:
+        """A group was started."""
+        self.in_flight += 1
+
+    def given_back(self) -> None:
+        """A group in flight was interrupted; it counts neither way."""
+        self.in_flight -= 1
 
     def finished(self, *, keep: bool) -> bool:
-        """One group finished; returns whether it counts (a kept group beyond the target does not)."""
+        """A group finished; returns whether it counts (a kept group beyond the target, or of no batch, does not)."""
         self.in_flight -= 1
-        if keep and not self.done:
-            self.kept += 1
-            self.dropped_in_row = 0
+        if keep and self.open and not self.full:
+            self.kept, self.dropped_in_row = self.kept + 1, 0
             return True
-        if not keep:
-            self.dropped += 1
-            self.dropped_in_row += 1
+        self.dropped_in_row += not keep
         return False

@@ -7,7 +7,7 @@ import anyio
 
 from agentrl.observability.stats import pass_at_k
 from agentrl.rollout.failures import ungrouped
-from agentrl.rollout.loop import DropGroup, Group, RolloutStats, TrajectoryRunner
+from agentrl.rollout.group import DropGroup, Group, GroupPlayer, RolloutStats
 from agentrl.sample import Sample, Status
 
 
@@ -27,7 +27,7 @@ class EvalResult:
 
 
 async def evaluate(
-    runner: TrajectoryRunner, name: str, prompts: Sequence[Group], *, pass_threshold: float = 1.0
+    runner: GroupPlayer, name: str, prompts: Sequence[Group], *, pass_threshold: float = 1.0
 ) -> EvalResult:
     """Play every prompt's group and count.
 
@@ -53,7 +53,7 @@ async def evaluate(
 
 
 def _metrics(
-    runner: TrajectoryRunner, groups: Sequence[Group], stats: RolloutStats, pass_threshold: float
+    runner: GroupPlayer, groups: Sequence[Group], stats: RolloutStats, pass_threshold: float
 ) -> dict[str, float]:
     settings = runner.context.settings
     key = settings.eval_reward_key or settings.reward_key

@@ -1,52 +1,58 @@
-"""The run's driver: generate, train, record, send weights, until the planned rollout.
+"""The run's driver: does what the schedule says with whatever parts it is given, until the planned end."""
 
-The order of the records makes every moment safe to be killed at: the ledger says `trained` before the checkpoint
-that contains the step is written, and a resume takes back what no checkpoint proves.
-"""
-
+import contextlib
 import shutil
 import time
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
 
-from agentrl.buffer.dump import load_rollout
-from agentrl.cluster.quiet import library_output, stopped_by_sigterm
+import anyio
+from agentrl.train.checkpoints import latest
+
 from agentrl.config import RunSettings
-from agentrl.errors import DataError
+from agentrl.config.placement import ClusterSettings
+from agentrl.errors import AgentRLError
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.devices import resolve_device
+from agentrl.run.parts import Batch, PartLost, Parts, Resume, Start
 from agentrl.run.preflight import preflight
+from agentrl.run.schedule import Action, Cadence, Evaluate, Export, NextBatch, Save, Schedule, SendWeights, Train
+from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import RunFolder
-from agentrl.train.batch import TrainBatch
-from agentrl.train.megatron.checkpoint import latest
-
-if TYPE_CHECKING:
-    from agentrl.cluster.placement import Cast
 
 
-def train(settings: RunSettings) -> int:
+def train(settings: RunSettings, start: Start) -> int:
     """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code.
 
     A run that is finished, its model written, is left as it is: nothing is started.
+
+    Args:
+        start: what starts the parts: `agentrl.cluster.start` or `agentrl.run.local.start`.
     """
     settings.check_complete("train")
-    if find_spec("ray") is None:
-        raise ModuleNotFoundError("No module named 'ray'", name="ray")
     with Progress(settings.observability, total=settings.rollout.num_rollout) as progress:
         began = time.monotonic()
         # No line for this: a mistake that it finds is the only thing to read.
         progress.phase("checking the settings, the model and the data")
         preflight(settings, "train")
         settings = resolve_device(settings)
-        with RunFolder.open(settings) as folder:
+        with open_folder(settings) as folder:
             progress.ready("settings, model and data checked", began)
-            _train(settings, folder, progress)
+            _train(settings, folder, progress, start)
             progress.note(f"the model is in {folder.model}")
     return 0
 
 
-def _train(settings: RunSettings, folder: RunFolder, progress: Progress) -> None:
+@contextlib.contextmanager
+def open_folder(settings: RunSettings, command: str = "train") -> Iterator[RunFolder]:
+    """The folder that the settings name, locked, with the settings in it."""
+    s = settings
+    text = s.model_dump_json(indent=2)
+    with RunFolder.open(s.observability.output_dir, text, command, save=s.train.save, load=s.train.load) as folder:
+        yield folder
+
+
+def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: Start) -> None:
     found = latest(folder.checkpoints) or latest(folder.load)
     first = 0 if found is None else found.step + 1
     progress.resume(first)
@@ -58,131 +64,145 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress) -> None
         if folder.has_model_of(found.path):
             return
         progress.note("the model of that checkpoint is not written yet: starting once more for that")
-    checkpoint = None if found is None else (str(found.path), found.step)
-    # Ray is slow to import, and nothing above needs it.
-    from agentrl.cluster.placement import assemble
+    resume = None if found is None else Resume(found.path, found.step)
 
-    with (
-        library_output(folder.logs / "ray.log"),
-        stopped_by_sigterm(),
-        MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
-        assemble(settings, folder, checkpoint, progress) as cast,
-    ):
-        TrainLoop(cast, logger, progress).run(first)
+    async def run() -> None:
+        with MetricsLogger(settings.observability, folder.path, resume_step=first) as logger:
+            async with start(settings, folder, resume, progress) as parts:
+                await Driver(settings, parts, folder, logger, progress).run(first)
+
+    with stopped_by_sigterm():
+        anyio.run(run, backend_options={"use_uvloop": True})
     if (written := latest(folder.checkpoints) or latest(folder.load)) is not None:
         folder.wrote_model_of(written.path)
 
 
-class TrainLoop:
-    """The synchronous loop: one rollout, then its optimizer steps, then the next."""
+def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
+    """How often the settings ask for what; without engines nothing is sent to them nor played by them."""
+    rollout, train = settings.rollout, settings.train
+    return Cadence(
+        steps=rollout.num_rollout,
+        send=settings.cluster.update_weights_interval if engines else None,
+        evaluate=rollout.eval_interval if engines else None,
+        evaluate_first=engines and rollout.eval_before_train and bool(rollout.eval_prompt_data),
+        save=train.save_interval,
+    )
 
-    def __init__(self, cast: "Cast", logger: MetricsLogger, progress: Progress) -> None:
-        self.cast, self.logger, self.progress = cast, logger, progress
-        self.settings = cast.settings
 
-    def run(self, first: int) -> None:
-        """From rollout `first` to the planned end, or to the end of the data."""
-        settings, last = self.settings, self.settings.rollout.num_rollout - 1
-        self._send_weights(first)
-        if first == 0 and settings.rollout.eval_before_train:
-            self._evaluate(-1)
-        if first <= last:
-            self.progress.begin(
-                "first rollout" if first == 0 else f"rollout {first + 1}, the first after the checkpoint"
-            )
-        done = covered = evaluated = first - 1
-        for rollout_id in range(first, last + 1):
-            if not self._rollout(rollout_id):
-                break
-            done = rollout_id
-            # The evaluation comes before the checkpoint: a resume repeats both or neither.
-            evaluating = self._evaluates(rollout_id, last)
-            if _due(settings.cluster.update_weights_interval, rollout_id) or evaluating or rollout_id == last:
-                self._send_weights(rollout_id + 1)
-            if evaluating:
-                self._evaluate(rollout_id)
-                evaluated = rollout_id
-            if _due(settings.train.save_interval, rollout_id):
-                self._checkpoint(rollout_id)
-                covered = rollout_id
-        if evaluated < done and self._evaluates(done, done):
-            # The data ended before the planned rollout.
-            self._send_weights(done + 1)
-            self._evaluate(done)
-        if covered < done:
-            self._checkpoint(done)
-        self.progress.phase("writing the model")
-        self.cast.trainers.call("save_hf", str(self.cast.folder.model), what="writing the model")
+class Driver:
+    """Carries out a schedule, action by action.
 
-    def _rollout(self, rollout_id: int) -> bool:
-        """One rollout and its training; False when the data has come to its end."""
-        started = time.monotonic()
-        self.progress.phase(f"rollout {rollout_id + 1}: generating")
-        batch, info = self._generate(rollout_id)
-        if info["ended"]:
-            return False
-        self.progress.phase(f"rollout {rollout_id + 1}: training")
-        trained_at = time.monotonic()
-        steps = rollout_id * self.settings.train.num_steps_per_rollout
-        metrics = self.cast.trainers.call("train", batch, steps, what=f"the training of rollout {rollout_id}")
-        if self.cast.worker is not None:
-            record = self.cast.worker.trained.remote(info["group_ids"], rollout_id)
-            self.cast.ask(record, what="recording the training")
+    Args:
+        parts: started, and stopped by whoever started them.
+    """
+
+    def __init__(
+        self, settings: RunSettings, parts: Parts, folder: RunFolder, logger: MetricsLogger, progress: Progress
+    ) -> None:
+        self._settings, self._parts, self._folder = settings, parts, folder
+        self._logger, self._progress = logger, progress
+        self._batch: Batch | None = None
+        self._began = 0.0
+
+    async def run(self, first: int = 0) -> None:
+        """From step `first` to the planned end, or to the end of the data."""
+        self._schedule = Schedule(cadence(self._settings, engines=self._parts.weights is not None), first)
+        self._first = first
+        while (action := self._schedule.next()) is not None:
+            await self._do(action)
+
+    async def _do(self, action: Action) -> None:
+        match action:
+            case SendWeights(version):
+                await self._send(version)
+            case NextBatch(step):
+                await self._next_batch(step)
+            case Train(step):
+                await self._train(step)
+            case Evaluate(step):
+                await self._evaluate(step)
+            case Save(step):
+                await self._save(step)
+            case Export():
+                self._progress.phase("writing the model")
+                with within(self._limits.train_timeout, "writing the model"):
+                    await self._parts.trainer.save_hf(self._folder.model)
+
+    @property
+    def _limits(self) -> ClusterSettings:
+        return self._settings.cluster
+
+    async def _send(self, version: int) -> None:
+        assert self._parts.weights is not None
+        self._progress.phase("sending weights")
+        with within(self._limits.weight_sync_timeout, "the weight update"):
+            await self._parts.weights.send(version)
+
+    async def _next_batch(self, step: int) -> None:
+        self._began = time.monotonic()
+        if step == self._first:
+            again = f"rollout {step + 1}, the first after the checkpoint"
+            self._progress.begin(again if step else "first rollout")
+        self._progress.phase(f"rollout {step + 1}: generating")
+        with within(self._limits.rollout_timeout, f"generating rollout {step}"):
+            self._batch = await self._parts.rollouts.next_batch(step)
+        if self._batch is None:
+            self._schedule.data_ended()
+        else:
+            self._schedule.batch_ready(step)
+
+    async def _train(self, step: int) -> None:
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        self._progress.phase(f"rollout {step + 1}: training")
+        began = time.monotonic()
+        with within(self._limits.train_timeout, f"the training of rollout {step}"):
+            metrics = await self._parts.trainer.train(batch, step * self._settings.train.num_steps_per_rollout)
+        with within(self._limits.start_timeout, "recording the training"):
+            await self._parts.rollouts.trained(batch.group_ids, step)
+        self._schedule.trained(step)
         now = time.monotonic()
-        times = {"perf/train_seconds": now - trained_at, "perf/step_seconds": now - started}
-        self._log(rollout_id, {**info["metrics"], **{f"train/{k}": v for k, v in metrics.items()}, **times})
-        return True
+        times = {"perf/train_seconds": now - began, "perf/step_seconds": now - self._began}
+        self._log(step, {**batch.metrics, **{f"train/{k}": v for k, v in metrics.items()}, **times})
 
-    def _generate(self, rollout_id: int) -> tuple[Any, dict[str, Any]]:
-        if self.cast.worker is None:
-            return self._load_dump(rollout_id)
-        batch, info = self.cast.worker.generate.remote(rollout_id)
-        return batch, self.cast.ask_rollouts(info, what=f"generating rollout {rollout_id}")
+    async def _evaluate(self, step: int) -> None:
+        if step < 0:
+            self._progress.begin("evaluating before training")
+        else:
+            self._progress.phase("evaluating")
+        with within(self._limits.rollout_timeout, "evaluating"):
+            metrics = await self._parts.rollouts.evaluate(step + 1)
+        self._log(step, metrics)
 
-    def _load_dump(self, rollout_id: int) -> tuple[TrainBatch, dict[str, Any]]:
-        template = self.settings.cluster.load_debug_rollout_data
-        assert template is not None
-        groups = load_rollout(template, rollout_id)
-        if not groups:
-            raise DataError(f"--load-debug-rollout-data {template}: rollout {rollout_id} holds no groups")
-        supervised = self.settings.algorithm.loss_type == "sft_loss"
-        batch = TrainBatch.from_samples(groups, self.settings.rollout.reward_key, supervised=supervised)
-        return batch, {"group_ids": [], "metrics": {}, "ended": False}
-
-    def _checkpoint(self, rollout_id: int) -> None:
-        self.progress.phase(f"rollout {rollout_id + 1}: saving")
-        path = self.cast.folder.checkpoint(rollout_id)
-        self.cast.trainers.call("save", str(path), rollout_id, what="saving the checkpoint")
-        if self.cast.worker is not None:
-            self.cast.ask(self.cast.worker.checkpointed.remote(rollout_id), what="recording the checkpoint")
-        if keep := self.settings.train.keep_checkpoints:
+    async def _save(self, step: int) -> None:
+        self._progress.phase(f"rollout {step + 1}: saving")
+        path = self._folder.checkpoint(step)
+        with within(self._limits.train_timeout, "saving the checkpoint"):
+            await self._parts.trainer.save(path, step)
+        with within(self._limits.start_timeout, "recording the checkpoint"):
+            await self._parts.rollouts.checkpointed(step)
+        if keep := self._settings.train.keep_checkpoints:
             for old in sorted(path.parent.glob("rollout_*"))[:-keep]:
                 shutil.rmtree(old)
 
-    def _send_weights(self, version: int) -> None:
-        if self.cast.sync is not None:
-            self.progress.phase("sending weights")
-            self.cast.sync.send(version)
-
-    def _evaluate(self, rollout_id: int) -> None:
-        if self.cast.worker is None or not self.settings.rollout.eval_prompt_data:
-            return
-        if rollout_id < 0:
-            self.progress.begin("evaluating before training")
-        else:
-            self.progress.phase("evaluating")
-        metrics = self.cast.ask_rollouts(self.cast.worker.evaluate.remote(rollout_id + 1), what="evaluating")
-        self._log(rollout_id, metrics)
-
-    def _evaluates(self, rollout_id: int, last: int) -> bool:
-        """At the interval, and after the last rollout: the model that is written is one that was evaluated."""
-        interval = self.settings.rollout.eval_interval
-        return interval is not None and (_due(interval, rollout_id) or rollout_id == last)
-
-    def _log(self, rollout_id: int, metrics: dict[str, float]) -> None:
-        self.logger.log(rollout_id, metrics)
-        self.progress.step(rollout_id, metrics)
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._logger.log(step, metrics)
+        self._progress.step(step, metrics)
 
 
-def _due(interval: int | None, rollout_id: int) -> bool:
-    return interval is not None and (rollout_id + 1) % interval == 0
+@contextlib.contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """A deadline, and a name for what is waited for in what goes wrong.
+
+    Raises:
+        AgentRLError: the deadline passed, or a part was lost.
+    """
+    try:
+        with anyio.fail_after(seconds) as scope:
+            yield
+    except TimeoutError as error:
+        if not scope.cancelled_caught:
+            raise
+        raise AgentRLError(f"{what} took longer than {seconds:g} s") from error
+    except PartLost as error:
+        raise AgentRLError(f"{what} failed: {error}") from error.__cause__

@@ -9,7 +9,7 @@ from pathlib import Path
 from agentrl.config import RunSettings
 from agentrl.data.prompts import PromptData
 from agentrl.errors import DataError, SettingsError
-from agentrl.rollout.loop import Group
+from agentrl.rollout.group import Group
 from agentrl.sample import Sample
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.rollout.evaluate import heads, trajectories
-from agentrl.rollout.loop import RolloutStats
+from agentrl.rollout.group import RolloutStats
 from agentrl.sample import Sample, Status
 
 

@@ -1,22 +1,19 @@
 """Generating without a trainer: `agentrl rollout` and `agentrl eval`. Engines are started here; Ray is not needed."""
 
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 import anyio
 
 from agentrl.config import RunSettings
-from agentrl.engine import launch
 from agentrl.observability.metrics import MetricsLogger
-from agentrl.observability.progress import Progress, counted
-from agentrl.run.metrics import rollout_metrics
+from agentrl.observability.progress import Progress
+from agentrl.run.driver import open_folder
+from agentrl.run.engines import launched
 from agentrl.run.preflight import preflight
-from agentrl.run.rollouts import RolloutSession
-from agentrl.runfolder import RunFolder
+from agentrl.run.rollouts import Generation, LedgerRollouts
 
 
-def evaluate(settings: RunSettings) -> dict[str, float]:
+def evaluate(settings: RunSettings) -> Mapping[str, float]:
     """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values.
 
     The trajectories go to `<output_dir>/evaluation/eval/<set>/0.jsonl`.
@@ -25,11 +22,11 @@ def evaluate(settings: RunSettings) -> dict[str, float]:
     return anyio.run(_evaluate, settings, backend_options={"use_uvloop": True})
 
 
-async def _evaluate(settings: RunSettings) -> dict[str, float]:
-    with RunFolder.open(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
-        async with _session(settings, folder, progress) as session:
+async def _evaluate(settings: RunSettings) -> Mapping[str, float]:
+    with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
+        async with launched(settings, folder, progress) as urls, Generation.open(settings, folder, urls) as generation:
             progress.begin("evaluating")
-            return await session.evaluate(0)
+            return await generation.evaluate(0)
 
 
 def rollout(settings: RunSettings) -> int:
@@ -44,47 +41,24 @@ def rollout(settings: RunSettings) -> int:
 async def _rollout(settings: RunSettings) -> int:
     total, samples = settings.rollout.num_rollout, 0
     with (
-        RunFolder.open(settings, "rollout") as folder,
+        open_folder(settings, "rollout") as folder,
         MetricsLogger(settings.observability, folder.path) as logger,
         Progress(settings.observability, total=total) as progress,
     ):
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
         folder.forget_ledger()
-        async with _session(settings, folder, progress) as session:
-            session.open_feed(None)
+        async with (
+            launched(settings, folder, progress) as urls,
+            LedgerRollouts.open(settings, folder, urls, None) as rollouts,
+        ):
             progress.begin("first rollout")
-            for rollout_id in range(total):
-                progress.phase(f"rollout {rollout_id + 1}: generating")
-                result = await session.rollout(rollout_id)
-                metrics = rollout_metrics(result.groups, result.stats, settings.rollout.reward_key)
-                logger.log(rollout_id, metrics)
-                progress.step(rollout_id, metrics)
-                samples += sum(map(len, result.groups))
-                if len(result.groups) < settings.rollout.rollout_batch_size:
+            for step in range(total):
+                progress.phase(f"rollout {step + 1}: generating")
+                groups, metrics = await rollouts.play(step)
+                logger.log(step, metrics)
+                progress.step(step, metrics)
+                samples += sum(map(len, groups))
+                if len(groups) < settings.rollout.rollout_batch_size:
                     break
     return samples
-
-
-@asynccontextmanager
-async def _session(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[RolloutSession]:
-    model = settings.train.hf_checkpoint
-    assert model is not None
-    count, external = settings.cluster.num_engines, settings.engine.engine == "external"
-    what, began = counted(count, "engine"), time.monotonic()
-    progress.begin("connecting to the engines" if external else f"loading the model into {what}")
-    launched = launch(
-        settings.engine,
-        model,
-        count=count,
-        log_dir=folder.logs,
-        gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
-    )
-    async with launched as engines:
-        session = RolloutSession(settings, folder.path, [engine.url for engine in engines])
-        try:
-            await session.open()
-            progress.ready("connected" if external else f"{what} ready", began)
-            yield session
-        finally:
-            await session.close()

@@ -1,119 +1,209 @@
-"""Everything that generating needs in one process: chat, client, environment, data, ledger and loop.
+"""Generating in one process: engines, chat, graders and environment; with data source, ledger and runner on top.
 
-Used inside the rollout worker's actor, and directly by `agentrl rollout` and `agentrl eval`, which need no Ray.
+1. `Generation` plays groups and evaluates: all that `agentrl eval` needs.
+2. `LedgerRollouts` adds what training needs: it owns the data source, the admission and the ledger, and makes the
+   train batch. `agentrl.cluster` runs it in an actor, `agentrl.run.local` beside the trainer.
+3. `DumpedRollouts` takes the batches from a dump instead.
 """
 
-from collections.abc import Awaitable, Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
+from agentrl.engine.pool import EnginePool
 from anyio import to_thread
 
-from agentrl.buffer.dump import save_rollout
+from agentrl.buffer.dump import load_rollout, save_rollout
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.queue import GroupFeed
-from agentrl.buffer.states import Recovery
+from agentrl.buffer.queue import GroupQueue
 from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
-from agentrl.engine import EngineClient
+from agentrl.engine.transport import Transport
 from agentrl.envs import Environment
-from agentrl.errors import EnvFailure, SettingsError
+from agentrl.errors import DataError, EnvFailure, SettingsError
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.evaluate import EvalResult, evaluate
+from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.failures import guarded
-from agentrl.rollout.loop import RolloutLoop, RolloutResult, TrajectoryRunner, group_id
+from agentrl.rollout.group import Group, GroupPlayer
 from agentrl.rollout.rewards import Grader
-from agentrl.run.evalsets import EvalSet, eval_sets
+from agentrl.rollout.runner import RolloutRunner
+from agentrl.run.evalsets import eval_sets
+from agentrl.run.metrics import rollout_metrics
+from agentrl.run.parts import Batch, Rollouts
 from agentrl.run.preflight import Plugins, load_chat
+from agentrl.runfolder import RunFolder
+from agentrl.train.batch import TrainBatch
 
 
-class RolloutSession:
-    """Open with `open`, close with `close`; in between `rollout` and `evaluate`."""
+class Generation:
+    """Everything that playing groups needs in one process; made by `open`."""
 
-    def __init__(self, settings: RunSettings, run_folder: Path, engine_urls: Sequence[str]) -> None:
-        self.settings, self.run_folder, self.engine_urls = settings, run_folder, engine_urls
-        self._stack = AsyncExitStack()
-        self.client: EngineClient
-        self.feed: GroupFeed
-        self.runner: TrajectoryRunner
-        self._evals: list[EvalSet] = []
+    def __init__(
+        self, settings: RunSettings, folder: RunFolder, pool: EnginePool, player: GroupPlayer, plugins: Plugins
+    ) -> None:
+        self.settings, self.folder, self.pool, self.player, self.plugins = settings, folder, pool, player, plugins
+        self._sets = eval_sets(settings)
 
-    async def open(self) -> None:
-        """Load the chat template, open the data and the ledger, connect to the engines, set up the environment."""
-        s, args = self.settings, self.settings.args
-        rollout = s.rollout
-        chat, self._plugins = load_chat(s), Plugins.load(rollout)
-        environment = self._plugins.environment
-        self._evals = eval_sets(s)
-        self.client = await self._stack.enter_async_context(EngineClient(self.engine_urls, s.engine))
-        length = rollout.rollout_max_context_len or await self._engine_context_length()
-        context = RolloutContext(rollout, args, chat, self.client, length, environment)
-        graders = await self._stack.enter_async_context(
-            GraderRunner(s.rm_hub, preload=[rollout.rm_type] if rollout.rm_type else [])
-        )
-        grader = Grader(rollout, args, self._plugins.reward, graders)
-        self.runner = TrajectoryRunner(context, grader, self._plugins.generate)
-        if environment is not None:
-            for source in environment.tool_sources():
-                self._stack.push_async_callback(source.close)
-                await self._hook(environment, source.open(), "tools")
-            await self._hook(environment, environment.setup(args), "setup")
-            self._stack.push_async_callback(self._teardown, environment)
-
-    async def _teardown(self, environment: type[Environment]) -> None:
-        await self._hook(environment, environment.teardown(), "teardown")
-
-    async def _hook(self, environment: type[Environment], call: Awaitable[None], name: str) -> None:
-        what, timeout = f"{environment.__name__}.{name}", self.settings.cluster.start_timeout
-        await guarded(call, what=what, timeout=timeout, failure=EnvFailure)
-
-    async def _engine_context_length(self) -> int:
-        """The least of what the engines, the settings and the model's config say."""
-        said = [info.get("context_length") for info in await self.client.server_info()]
-        model = read_model_info(self.settings.train.hf_checkpoint)
-        said += [self.settings.engine.engine_context_length, model.context_length if model else None]
-        known = [length for length in said if isinstance(length, int) and length > 0]
-        if not known:
-            raise SettingsError("neither engine nor model says its context length; set --rollout-max-context-len")
-        return min(known)
-
-    def open_feed(self, checkpoint_step: int | None) -> Recovery:
-        """Open data and ledger, and put the ledger back to what the loaded checkpoint proves.
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: RunSettings, folder: RunFolder, urls: Sequence[str], transport: Transport | None = None
+    ) -> "AsyncIterator[Generation]":
+        """Load the chat template, connect to the engines, start the graders, set up the environment.
 
         Args:
-            checkpoint_step: the last rollout that the checkpoint covers; None for a fresh start.
+            urls: the engines.
+            transport: how to reach them; by default over HTTP.
         """
-        args = self.settings.args
-        ledger = self._stack.enter_context(
-            Ledger(self.run_folder / "ledger.sqlite", keep=self.settings.buffer.ledger_keep)
-        )
-        self.feed = GroupFeed(load_source(args), ledger, args, checkpoint_step)
-        self._loop = RolloutLoop(self.runner, self.feed, self._plugins.group_filter)
-        return self.feed.recovery
+        rollout, args = settings.rollout, settings.args
+        chat, plugins = load_chat(settings), Plugins.load(rollout)
+        async with AsyncExitStack() as stack:
+            pool = EnginePool(
+                urls, settings.engine, vocab_size=vocab_size(settings, chat.vocab_size), transport=transport
+            )
+            await stack.enter_async_context(pool)
+            length = rollout.rollout_max_context_len or await _context_length(settings, pool)
+            context = RolloutContext(rollout, args, chat, pool, length, plugins.environment)
+            preload = [rollout.rm_type] if rollout.rm_type else []
+            graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
+            grader = Grader(rollout, args, plugins.reward, graders)
+            if plugins.environment is not None:
+                await stack.enter_async_context(_set_up(plugins.environment, settings))
+            yield cls(settings, folder, pool, GroupPlayer(context, grader, plugins.generate), plugins)
 
-    async def rollout(self, rollout_id: int) -> RolloutResult:
-        """Generate one rollout, groups of an earlier life included, and dump it if asked to."""
-        count = self.settings.rollout.rollout_batch_size
-        done = [list(group.samples) for group in await to_thread.run_sync(self.feed.batch, count, rollout_id)]
-        result = await self._loop.run(rollout_id, done=done)
-        ids = await to_thread.run_sync(self.feed.fix, count, rollout_id)
-        by_id = {group_id(group): group for group in result.groups}
-        result.groups = [by_id[number] for number in ids]
-        if template := self.settings.observability.save_debug_rollout_data:
-            save_rollout(template, rollout_id, result.groups)
-        return result
-
-    async def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate on every set; the samples go to `<run>/eval/<set>/<step>.jsonl`."""
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        """Evaluate on every set; the trajectories go to a file named by the `done` rollouts."""
         metrics: dict[str, float] = {}
-        for held_out in self._evals:
-            result: EvalResult = await evaluate(self.runner, held_out.name, held_out.groups())
-            save_rollout(str(self.run_folder / "eval" / held_out.name), step, result.groups)
+        for held_out in self._sets:
+            result = await evaluate(self.player, held_out.name, held_out.groups())
+            save_rollout(str(self.folder.evaluation(held_out.name)), done, result.groups)
             metrics.update({f"eval/{held_out.name}/{name}": value for name, value in result.metrics.items()})
         return metrics
 
-    async def close(self) -> None:
-        """Close what `open` opened."""
-        await self._stack.aclose()
+
+class LedgerRollouts(Rollouts):
+    """Rollouts under a ledger; made by `open`."""
+
+    def __init__(self, generation: Generation, queue: GroupQueue, runner: RolloutRunner) -> None:
+        self.generation, self._queue, self._runner = generation, queue, runner
+        self._settings = generation.settings
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        settings: RunSettings,
+        folder: RunFolder,
+        urls: Sequence[str],
+        resume_step: int | None,
+        transport: Transport | None = None,
+    ) -> "AsyncIterator[LedgerRollouts]":
+        """Open everything, and put the ledger back to what the loaded checkpoint proves.
+
+        Args:
+            resume_step: the last rollout that the checkpoint covers; None for a fresh start.
+        """
+        async with AsyncExitStack() as stack:
+            generation = await stack.enter_async_context(Generation.open(settings, folder, urls, transport))
+            ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_keep))
+            queue = GroupQueue(load_source(settings.args), ledger, settings.args, resume_step)
+            runner = RolloutRunner.running(generation.player, queue, generation.plugins.group_filter)
+            yield cls(generation, queue, await stack.enter_async_context(runner))
+
+    async def next_batch(self, step: int) -> Batch | None:
+        groups, metrics = await self.play(step)
+        if len(groups) < self._settings.rollout.rollout_batch_size:
+            return None
+        return make_batch(self._settings, groups, metrics)
+
+    async def play(self, step: int) -> tuple[list[Group], Mapping[str, float]]:
+        """The groups of step `step`, those of an earlier life included, in the ledger's order, and their metrics.
+
+        Fewer groups than a batch only when the data has ended. They are dumped if the settings ask for it.
+        """
+        count = self._settings.rollout.rollout_batch_size
+        have = await to_thread.run_sync(self._queue.next_batch, count, step)
+        stats = await self._runner.fill(step, len(have))
+        groups = [group.samples for group in await to_thread.run_sync(self._queue.next_batch, count, step)]
+        if template := self._settings.observability.save_debug_rollout_data:
+            save_rollout(template, step, groups)
+        return groups, rollout_metrics(groups, stats, self._settings.rollout.reward_key)
+
+    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+        await to_thread.run_sync(self._queue.trained, group_ids, step)
+
+    async def checkpointed(self, step: int) -> None:
+        await to_thread.run_sync(self._queue.checkpointed, step)
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        return await self.generation.evaluate(done)
+
+
+class DumpedRollouts(Rollouts):
+    """The rollouts of a dump; there is nothing to evaluate with and no ledger to write.
+
+    Args:
+        template: `--load-debug-rollout-data`.
+    """
+
+    def __init__(self, settings: RunSettings, template: str) -> None:
+        self._settings, self._template = settings, template
+
+    async def next_batch(self, step: int) -> Batch | None:
+        groups = load_rollout(self._template, step)
+        if not groups:
+            raise DataError(f"--load-debug-rollout-data {self._template}: rollout {step} holds no groups")
+        return make_batch(self._settings, groups, {})
+
+    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+        pass
+
+    async def checkpointed(self, step: int) -> None:
+        pass
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        return {}
+
+
+def make_batch(settings: RunSettings, groups: Sequence[Group], metrics: Mapping[str, float]) -> Batch:
+    """The groups as arrays that a trainer takes."""
+    payload = TrainBatch.from_samples(groups, settings.rollout.reward_key, supervised=settings.algorithm.supervised)
+    ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
+    return Batch(payload, ids, metrics)
+
+
+def vocab_size(settings: RunSettings, tokenizer: int) -> int:
+    """Ids that a prompt may hold: as many as the model has embeddings, where its config.json says so."""
+    model = read_model_info(settings.train.hf_checkpoint)
+    return (model.vocab_size if model else None) or tokenizer
+
+
+async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
+    """The least of what the engines, the settings and the model's config say."""
+    said = [info.get("context_length") for info in await pool.server_info()]
+    model = read_model_info(settings.train.hf_checkpoint)
+    said += [settings.engine.engine_context_length, model.context_length if model else None]
+    known = [length for length in said if isinstance(length, int) and length > 0]
+    if not known:
+        raise SettingsError("neither engine nor model says its context length; set --rollout-max-context-len")
+    return min(known)
+
+
+@asynccontextmanager
+async def _set_up(environment: type[Environment], settings: RunSettings) -> AsyncIterator[None]:
+    """What the environment shares between trajectories: its tools' sources, `setup` and `teardown`."""
+
+    async def call(hook: Awaitable[None], name: str) -> None:
+        what, timeout = f"{environment.__name__}.{name}", settings.cluster.start_timeout
+        await guarded(hook, what=what, timeout=timeout, failure=EnvFailure)
+
+    async with AsyncExitStack() as stack:
+        for source in environment.tool_sources():
+            stack.push_async_callback(source.close)
+            await call(source.open(), "tools")
+        await call(environment.setup(settings.args), "setup")
+        try:
+            yield
+        finally:
+            await call(environment.teardown(), "teardown")

@@ -1,79 +1,89 @@
-"""Weights from the trainer to the engines: pause, send, resume, under a new version.
+"""Weights from the trainer to the engines, under a new version.
 
-1. `broadcast`: trainer rank 0 and all engines share a process group; tensors go in buckets of bounded size.
-2. `disk`: the trainer writes a Hugging Face folder, the engines load it.
-3. The version is the number of rollouts that the weights were trained on.
+The version is the number of rollouts that the weights were trained on.
 """
 
+import math
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-from agentrl.cluster.runtime import wait
-from agentrl.cluster.trainers import TrainGroup
-from agentrl.config import RunSettings
-from agentrl.runfolder import RunFolder
+import anyio
+from agentrl.engine.updates import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 
-TensorSpec = tuple[str, str, list[int]]
-"""A tensor's Hugging Face name, dtype name and shape."""
+from agentrl.config.placement import ClusterSettings
+from agentrl.rollout.failures import ungrouped
+from agentrl.run.parts import Trainer, Weights, WeightSink, WeightSource
+from agentrl.runfolder import RunFolder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-class WeightSync:
-    """Sends the trainer's weights to the engines."""
+class DiskWeights(Weights):
+    """The trainer writes a Hugging Face folder, the engines load it; only the newest is kept."""
 
-    def __init__(
-        self, settings: RunSettings, trainers: TrainGroup, worker: Any, num_engines: int, folder: RunFolder
-    ) -> None:
-        self._settings, self._trainers, self._worker, self._folder = settings, trainers, worker, folder
-        self._ranks = 1 + num_engines * settings.cluster.rollout_num_gpus_per_engine
-        self._buckets: list[list[TensorSpec]] | None = None
-        # External engines outlive a run, and would refuse a group name that an earlier life has used.
-        self._group = f"agentrl_weights_{uuid.uuid4().hex[:8]}"
-        self._timeout = settings.cluster.weight_sync_timeout
+    def __init__(self, folder: RunFolder, trainer: Trainer, sink: WeightSink) -> None:
+        self._folder, self._trainer, self._sink = folder.weights, trainer, sink
 
-    def send(self, version: int) -> None:
-        """Bring all engines to the trainer's current weights."""
-        self._wait(self._worker.pause_engines.remote())
-        if self._settings.cluster.update_weight_mode == "disk":
-            self._by_disk(str(version))
-        else:
-            self._by_broadcast(str(version))
-        self._wait(self._worker.resume_engines.remote())
-
-    def close(self) -> None:
-        """Leave the process group, if there is one."""
-        if self._buckets is not None:
-            leaving = self._trainers.begin("close_weight_group")
-            self._wait([self._worker.leave_weight_group.remote(self._group), *leaving])
-            self._buckets = None
-
-    def _by_broadcast(self, version: str) -> None:
-        if self._buckets is None:
-            self._buckets = self._join()
-        sending = self._trainers.begin("broadcast_weights", [[spec[0] for spec in bucket] for bucket in self._buckets])
-        self._wait([self._worker.receive_weights.remote(self._buckets, self._group, version), *sending])
-
-    def _join(self) -> list[list[TensorSpec]]:
-        address = self._trainers.address()
-        backend = "nccl" if self._settings.cluster.device == "cuda" else "gloo"
-        joining = self._trainers.begin("init_weight_group", *address, self._ranks, self._group, backend)
-        self._wait([self._worker.join_weight_group.remote(address, self._ranks, self._group, backend), *joining])
-        specs = self._trainers.call("weight_specs", what="asking the trainer for its weights")
-        return buckets(specs, self._settings.cluster.update_weight_buffer_size)
-
-    def _by_disk(self, version: str) -> None:
-        target = self._folder.weights / version
-        self._trainers.call("save_hf", str(target), what="writing the weights")
-        self._wait(self._worker.load_weights.remote(str(target), version))
-        for old in self._folder.weights.iterdir():
+    async def send(self, version: int) -> None:
+        target = self._folder / str(version)
+        await self._trainer.save_hf(target)
+        await self._sink.receive(DiskUpdate(str(target)), str(version))
+        for old in self._folder.iterdir():
             if old != target:
                 shutil.rmtree(old)
 
-    def _wait(self, references: Any) -> None:
-        wait(references, what="the weight update", timeout=self._timeout)
+
+class BroadcastWeights(Weights):
+    """Trainer rank 0 and all engines share a process group; tensors go in buckets of bounded size. Made by `open`."""
+
+    def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, engines: int) -> None:
+        self._settings, self._source, self._sink = settings, source, sink
+        self._ranks = 1 + engines * settings.rollout_num_gpus_per_engine
+        self._update: BroadcastUpdate | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: ClusterSettings, source: WeightSource, sink: WeightSink, engines: int
+    ) -> "AsyncIterator[BroadcastWeights]":
+        """Ready to send to `engines` engines; leaves the process group after a good end."""
+        weights = cls(settings, source, sink, engines)
+        yield weights
+        if weights._update is not None:
+            with anyio.fail_after(settings.weight_sync_timeout):
+                await _both(partial(sink.leave_weight_group, weights._update.group), source.close_weight_group)
+
+    async def send(self, version: int) -> None:
+        if self._update is None:
+            self._update = await self._join()
+        names = [spec[0] for bucket in self._update.buckets for spec in bucket]
+        await _both(
+            partial(self._sink.receive, self._update, str(version)), partial(self._source.broadcast_weights, names)
+        )
+
+    async def _join(self) -> BroadcastUpdate:
+        backend = "nccl" if self._settings.device == "cuda" else "gloo"
+        # External engines outlive a run, and would refuse a group name that an earlier life has used.
+        name = f"agentrl_weights_{uuid.uuid4().hex[:8]}"
+        where = await self._source.address()
+        group = WeightGroup(*where, self._ranks, name, backend, self._settings.rollout_num_gpus_per_engine)
+        await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
+        specs = await self._source.weight_specs()
+        return BroadcastUpdate(name, buckets(specs, self._settings.update_weight_buffer_size))
+
+
+async def _both(
+    engines: Callable[[], Coroutine[Any, Any, None]], trainer: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Both sides of a collective; the first error ends the wait for the other, which cannot finish alone."""
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engines)
+            tasks.start_soon(trainer)
 
 
 def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
@@ -81,9 +91,7 @@ def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
     out: list[list[TensorSpec]] = []
     room = 0
     for spec in specs:
-        size = _BYTES[spec[1]]
-        for extent in spec[2]:
-            size *= extent
+        size = _BYTES[spec[1]] * math.prod(spec[2])
         if size > room or not out:
             out.append([])
             room = limit

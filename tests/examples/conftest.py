@@ -14,7 +14,7 @@ import pytest
 from agentrl import Sample
 from agentrl.engine import EngineClient
 from agentrl.engine.transport import Transport
-from tests.rollout.test_loop import Store
+from tests.rollout.scripted import Store
 from tests.support.embedded_server import embedded_server
 
 Exchange = tuple[list[int], list[int]]

@@ -16,7 +16,7 @@ from agentrl.observability.metrics import read_metrics
 from agentrl.rm_hub import grade
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
-from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.tiny.create import create
@@ -26,6 +26,7 @@ from examples.retool.env import shaped
 from examples.retool.lessons import PythonLessons, demonstrate
 from examples.retool.run import EXAMPLE as EXAMPLE_RUN
 from tests.examples.conftest import GROUPS, SIZE, Exchange, Questions, check_who_wrote_each_token
+from tests.rollout.scripted import OneBatch
 from tests.support.runs import RunKit
 
 EXAMPLE = Path("examples/retool")
@@ -83,8 +84,8 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     generate = GenerateFunction.load(str(EXAMPLE / "generate.py")) if own else None
     reward = RewardFunction.load(str(EXAMPLE / "generate.py"), group=False) if own else None
     context = RolloutContext(settings, args, Chat.load(str(model)), client, 1024, environment)
-    runner = TrajectoryRunner(context, Grader(settings, args, reward), generate)
-    result = await RolloutLoop(runner, Questions(write_synthetic(tmp_path, 0)[0])).run(0)
+    runner = GroupPlayer(context, Grader(settings, args, reward), generate)
+    result = await OneBatch(runner, Questions(write_synthetic(tmp_path, 0)[0])).run(0)
 
     samples = [sample for group in result.groups for sample in group]
     assert len(samples) == GROUPS * SIZE

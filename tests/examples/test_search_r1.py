@@ -14,7 +14,7 @@ from agentrl.envs import load_environment
 from agentrl.rm_hub import grade
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.functions import GenerateFunction
-from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.tiny.create import create
@@ -23,6 +23,7 @@ from examples.search_r1.env import find
 from examples.search_r1.knowledge import NAMES, ask, questions
 from examples.search_r1.lessons import Kind, SearchLessons, demonstrate
 from tests.examples.conftest import GROUPS, SIZE, Exchange, Questions, check_who_wrote_each_token
+from tests.rollout.scripted import OneBatch
 
 EXAMPLE = Path("examples/search_r1")
 
@@ -58,8 +59,8 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     environment = load_environment("examples.search_r1.env:SearchR1Env") if way == "env" else None
     generate = None if environment else GenerateFunction.load(str(EXAMPLE / "generate.py"))
     context = RolloutContext(settings, args, Chat.load(str(model)), client, 1024, environment)
-    runner = TrajectoryRunner(context, Grader(settings, args, None), generate)
-    result = await RolloutLoop(runner, Questions(write_train_and_test(tmp_path, 0)[0])).run(0)
+    runner = GroupPlayer(context, Grader(settings, args, None), generate)
+    result = await OneBatch(runner, Questions(write_train_and_test(tmp_path, 0)[0])).run(0)
 
     samples = [sample for group in result.groups for sample in group]
     assert len(samples) == GROUPS * SIZE

@@ -5,10 +5,9 @@ from pathlib import Path
 from agentrl import Environment, Sample, Status, tool
 from agentrl.chat import Chat
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
-from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
-from tests.rollout.scripted import ScriptedEngine, make_context
-from tests.rollout.test_loop import Store
+from tests.rollout.scripted import OneBatch, ScriptedEngine, Store, make_context
 
 HERE = Path(__file__).parent / "api_reference"
 END = "<|im_end|>"
@@ -39,8 +38,8 @@ async def test_the_examples_run(chat: Chat) -> None:
                     sample.label = "42"
             return groups
 
-    runner = TrajectoryRunner(context, Grader(context.settings, context.args, reward), generate)
-    result = await RolloutLoop(runner, Labelled()).run(0)
+    runner = GroupPlayer(context, Grader(context.settings, context.args, reward), generate)
+    result = await OneBatch(runner, Labelled()).run(0)
     for group in result.groups:
         for sample in group:
             sample.validate()

@@ -8,8 +8,7 @@ from agentrl import Environment, Sample, Status, Step
 from agentrl.chat import Chat
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.evaluate import evaluate
-from tests.rollout.scripted import ScriptedEngine, make_context
-from tests.rollout.test_loop import END, Store, build
+from tests.rollout.scripted import END, ScriptedEngine, Store, build, make_context
 from tests.support.tiny_models import make_tiny_model
 
 FORGETFUL = """{%- for m in messages -%}<|im_start|>{{ m.role }}
@@ -41,7 +40,7 @@ class Asking(Environment):
 async def test_a_split_trajectory_counts_once(splitting: Chat) -> None:
     thought = f"<think>hm</think>fine{END}"
     loop, _ = build(splitting, [thought], environment=Asking)
-    result = await evaluate(loop.runner, "held out", Store().lease(2, 0))
+    result = await evaluate(loop.player, "held out", Store().lease(2, 0))
     assert [len(group) for group in result.groups] == [6, 6]
     assert result.metrics["samples"] == 4
     assert result.metrics["truncated"] == 1.0

@@ -11,11 +11,10 @@ from agentrl.chat import Chat, ToolCall
 from agentrl.engine.wire import FinishReason
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, ToolFailure
 from agentrl.rm_hub import final_answer
+from agentrl.rollout.group import RolloutStats
 from agentrl.rollout.helpers import Recorder, build_loss_mask, execute_tool, generate_single, recording
-from agentrl.rollout.loop import RolloutStats
 from agentrl.tools import Injected
-from tests.rollout.scripted import ScriptedEngine, make_context
-from tests.rollout.test_loop import Store, build
+from tests.rollout.scripted import ScriptedEngine, Store, build, make_context
 
 END = "<|im_end|>"
 
@@ -186,7 +185,7 @@ async def test_a_close_that_fails_does_not_hide_a_deadline(chat: Chat) -> None:
 
     loop, _ = build(chat, [], generate=generate, environment=BadClose, trajectory_timeout=0.2, rollout_max_retries=0)
     stats = RolloutStats()
-    group = await loop.runner.group(Store().lease(1, 0)[0], evaluation=False, stats=stats)
+    group = await loop.player.group(Store().lease(1, 0)[0], evaluation=False, stats=stats)
     assert stats.failures == {"timeout/timeout_timeout": 1, "tool/tool": 1}
     assert all("cannot close" in s.metadata["close_failure"] for s in group)
 

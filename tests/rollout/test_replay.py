@@ -5,7 +5,7 @@ import pytest
 from agentrl import Sample, Status
 from agentrl.chat import Chat
 from agentrl.errors import EnvFailure
-from tests.rollout.test_loop import END, EchoEnv, Store, build
+from tests.rollout.scripted import END, EchoEnv, Store, build
 
 
 class Replay(Store):

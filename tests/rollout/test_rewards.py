@@ -13,22 +13,21 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub import GraderRunner, RmHubSettings, async_rm
 from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
-from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
-from tests.rollout.scripted import ScriptedEngine, make_context
-from tests.rollout.test_loop import END, Store, build
+from tests.rollout.scripted import END, OneBatch, ScriptedEngine, Store, build, make_context
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
 
 
 def make_runner(
     chat: Chat, graders: GraderRunner, answer: str = "Paris", reward: Any = None, generate: Any = None, **settings: Any
-) -> TrajectoryRunner:
+) -> GroupPlayer:
     settings = {"rollout_batch_size": 3, "n_samples_per_prompt": 2, **settings}
     context = make_context(chat, ScriptedEngine(chat, [answer + END]), Environment, **settings)
     function = None if reward is None else RewardFunction.of(reward, "my reward", group=context.settings.group_rm)
     own = None if generate is None else GenerateFunction.of(generate, "my generate")
-    return TrajectoryRunner(context, Grader(context.settings, context.args, function, graders), own)
+    return GroupPlayer(context, Grader(context.settings, context.args, function, graders), own)
 
 
 def prompts(count: int, label: str = "Paris", **metadata: Any) -> list[list[Sample]]:
@@ -73,7 +72,7 @@ async def test_failures_of_graders_are_counted_and_neighbours_go_on(chat: Chat, 
     store = Labelled(f"{FAULTY}:{bad}")
     async with GraderRunner(RmHubSettings(grader_processes=2, grader_timeout=2.0)) as graders:
         runner = make_runner(chat, graders, answer="60" if bad == "sleeps" else "Paris", rm_type="exact_match")
-        result = await RolloutLoop(runner, store).run(0)
+        result = await OneBatch(runner, store).run(0)
     assert store.fate[1] == f"dropped:grader/{kind}"
     assert result.stats.failures[f"grader/{kind}"] >= 1
     assert len(result.groups) == 3

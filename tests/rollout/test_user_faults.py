@@ -8,7 +8,7 @@ from agentrl.chat import Chat
 from agentrl.errors import AgentRLError, Blame, EnvFailure, GraderFailure, PluginError, TrajectoryTimeout
 from agentrl.rollout.functions import GenerateFunction
 from agentrl.rollout.settings import FailureAction
-from tests.rollout.test_loop import END, EchoEnv, Store, build
+from tests.rollout.scripted import END, EchoEnv, Store, build
 
 
 class RaisingInit(EchoEnv):

@@ -1,6 +1,6 @@
 """A rollout's numbers are means over trajectories, also where one became several samples."""
 
-from agentrl.rollout.loop import RolloutStats
+from agentrl.rollout.group import RolloutStats
 from agentrl.run.metrics import rollout_metrics
 from agentrl.sample import Sample, Status
 

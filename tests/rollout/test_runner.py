@@ -1,68 +1,18 @@
-"""The rollout loop: groups whole, failures by policy, nothing left running, nothing lost."""
+"""The rollout runner: groups whole, failures by policy, nothing left running, nothing lost."""
 
 import time
-from collections.abc import Sequence
 
 import anyio
 import pytest
 
-from agentrl import Environment, Sample, Status
+from agentrl import Sample, Status
 from agentrl.chat import Chat
 from agentrl.errors import AgentRLError, Blame, EngineUnreachable, EnvFailure, GraderFailure, ModelFailure, ToolFailure
 from agentrl.rollout.filters import nonzero_std
-from agentrl.rollout.functions import GenerateFunction, RewardFunction
-from agentrl.rollout.loop import RolloutLoop, TrajectoryRunner
-from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import FailureAction
 from agentrl.tools import Tool
 from agentrl.train.batch import TrainBatch
-from tests.rollout.scripted import ScriptedEngine, make_context
-
-END = "<|im_end|>"
-
-
-class EchoEnv(Environment):
-    async def reward(self, sample: Sample) -> float:
-        return float((sample.index or 0) % 2)
-
-
-class Store:
-    """An in-memory store that remembers every group's fate (the real ledger has its own tests)."""
-
-    def __init__(self, groups: int = 1000, size: int = 2) -> None:
-        self.left, self.size, self.next = groups, size, 0
-        self.fate: dict[int, str] = {}
-        self.kept: dict[int, Sequence[Sample]] = {}
-
-    def lease(self, n: int, step: int) -> list[list[Sample]]:
-        given = []
-        for _ in range(min(n, self.left)):
-            at, self.next, self.left = self.next, self.next + 1, self.left - 1
-            given.append([Sample(group_index=at, index=at * self.size + i, prompt=f"q{at}") for i in range(self.size)])
-            self.fate[at] = "leased"
-        return given
-
-    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
-        self.fate[group_id] = "completed"
-        self.kept[group_id] = samples
-
-    def drop(self, group_id: int, reason: str) -> None:
-        self.fate[group_id] = f"dropped:{reason}"
-
-    def release(self, group_id: int, reason: str) -> None:
-        self.fate[group_id] = "released"
-
-
-def build(
-    chat: Chat, replies, *, environment=EchoEnv, generate=None, reward=None, group_filter=None, store=None, **settings
-):
-    settings = {"rollout_batch_size": 3, "n_samples_per_prompt": 2, **settings}
-    engine = ScriptedEngine(chat, replies)
-    context = make_context(chat, engine, environment, **settings)
-    function = None if generate is None else GenerateFunction.of(generate, "my generate")
-    grading = None if reward is None else RewardFunction.of(reward, "my reward", group=context.settings.group_rm)
-    runner = TrajectoryRunner(context, Grader(context.settings, context.args, grading), function)
-    return RolloutLoop(runner, store or Store(), group_filter), engine
+from tests.rollout.scripted import END, EchoEnv, Store, build
 
 
 async def test_groups_come_whole_and_in_order(chat: Chat) -> None:
@@ -78,9 +28,8 @@ async def test_groups_come_whole_and_in_order(chat: Chat) -> None:
 async def test_groups_done_in_an_earlier_life_are_not_generated_again(chat: Chat) -> None:
     store = Store()
     loop, engine = build(chat, [f"hello{END}"], store=store)
-    done = [[Sample(group_index=90), Sample(group_index=90)]]
-    result = await loop.run(0, done=done)
-    assert len(result.groups) == 3
+    result = await loop.run(0, have=1)
+    assert len(result.groups) == 2
     assert len(engine.calls) == 4
 
 

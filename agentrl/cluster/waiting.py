@@ -1,0 +1,75 @@
+"""Awaiting Ray's references, and turning what Ray reports into our errors. Deadlines are the caller's cancel scopes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+from ray import ObjectRef
+from ray.exceptions import RayActorError, RayTaskError
+
+from agentrl.errors import AgentRLError, disk_trouble
+from agentrl.run.parts import PartLost
+
+
+async def value(reference: "ObjectRef[Any]") -> Any:
+    """The value of one reference.
+
+    Raises:
+        AgentRLError: the remote code raised one.
+        PartLost: the actor died, or the remote code raised anything else.
+    """
+    try:
+        return await reference
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, AgentRLError):
+            raise cause from None
+        raise PartLost(disk_trouble(cause) or f"{type(cause).__name__}: {cause}") from error
+    except RayActorError as error:
+        lines = str(error).strip().splitlines()
+        raise PartLost(
+            f"a process of the run died ({lines[0] if lines else 'no reason given'}); "
+            "start the same command again to resume"
+        ) from error
+
+
+async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:
+    """The values of several, in order.
+
+    The first failure ends the wait, even while the other calls hang in a collective that cannot finish.
+    """
+    found: list[Any] = [None] * len(references)
+    failures: list[AgentRLError] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def one(at: int) -> None:
+            try:
+                found[at] = await value(references[at])
+            except AgentRLError as error:
+                failures.append(error)
+                tasks.cancel_scope.cancel()
+
+        for at in range(len(references)):
+            tasks.start_soon(one, at)
+    if failures:
+        raise failures[0]
+    return found
+
+
+async def unless(serving: "ObjectRef[Any]", reference: "ObjectRef[Any]") -> Any:
+    """The value of `reference`; or what ended `serving`, which should not end before."""
+    found: list[Any] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def first(of: "ObjectRef[Any]") -> None:
+            try:
+                found.append(await value(of))
+            except AgentRLError as error:
+                found.append(error)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(first, reference)
+        tasks.start_soon(first, serving)
+    if isinstance(found[0], AgentRLError):
+        raise found[0]
+    return found[0]

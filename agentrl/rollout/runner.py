@@ -1,0 +1,175 @@
+"""The rollout runner: leases groups, plays many at once, and records what became of each, for as long as the run lives.
+
+1. Structured: every group in play is a task of the runner's task group. Leaving the runner leaves nothing running.
+2. A group is kept, or dropped with a reason, or given back, as a whole; the store (the ledger) is told before another
+   one starts. The store writes durably, so it is called in a worker thread.
+3. `Admission` decides how many groups may start. Whatever a group raises ends `fill`, which then leaves nothing in play.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from agentrl.errors import AgentRLError
+from agentrl.rollout.admission import Admission
+from agentrl.rollout.failures import ungrouped
+from agentrl.rollout.filters import GroupFilter
+from agentrl.rollout.finalize import reason_to_drop
+from agentrl.rollout.group import DropGroup, Group, GroupPlayer, RolloutStats, group_id
+from agentrl.sample import Sample
+
+
+class GroupStore(Protocol):
+    """Where groups come from and where their fate is recorded, by group id (`Sample.group_index`)."""
+
+    def lease(self, n: int, step: int) -> list[Group]:
+        """At most `n` groups of pending samples for rollout `step`; fewer when the data has ended."""
+        ...
+
+    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
+        """The group is finished and will be trained on."""
+        ...
+
+    def drop(self, group_id: int, reason: str) -> None:
+        """The group is finished and will not be trained on."""
+        ...
+
+    def release(self, group_id: int, reason: str) -> None:
+        """The group was started but is not needed now; it stays to be generated later."""
+        ...
+
+
+class RolloutRunner:
+    """Plays groups of a store; made by `running`."""
+
+    def __init__(
+        self, player: GroupPlayer, store: GroupStore, group_filter: GroupFilter | None, tasks: TaskGroup
+    ) -> None:
+        settings = player.context.settings
+        target = settings.rollout_batch_size
+        self._admission = Admission(target, max(target, settings.over_sampling_batch_size or target))
+        self._player, self._store, self._filter, self._tasks = player, store, group_filter, tasks
+        self._playing: dict[int, anyio.CancelScope] = {}
+        self._recording = anyio.Lock()
+        self._step, self._stats = 0, RolloutStats()
+        self._error: Exception | None = None
+        self._settled, self._idle = anyio.Event(), anyio.Event()
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, player: GroupPlayer, store: GroupStore, group_filter: GroupFilter | None = None
+    ) -> AsyncIterator["RolloutRunner"]:
+        """A runner with the task group that its groups are played in."""
+        with ungrouped():
+            async with anyio.create_task_group() as tasks:
+                try:
+                    yield cls(player, store, group_filter, tasks)
+                finally:
+                    tasks.cancel_scope.cancel()
+
+    async def fill(self, step: int, have: int = 0) -> RolloutStats:
+        """Play until the batch of `step` is full, or the data has ended; the groups are in the store.
+
+        Args:
+            step: the training step that the groups are for.
+            have: groups of the batch that are there already, from an earlier life of the run.
+
+        Raises:
+            Failure: a failure's policy stops the run.
+            AgentRLError: group after group was dropped; or the store, the filter or the grader cannot go on.
+        """
+        began = time.monotonic()
+        self._step, self._stats, self._error = step, RolloutStats(), None
+        self._settled, self._idle = anyio.Event(), anyio.Event()
+        self._admission.begin(have)
+        try:
+            self._tasks.start_soon(self._record)
+            await self._settled.wait()
+        finally:
+            self._admission.end()
+            for scope in self._playing.values():
+                scope.cancel()
+            with anyio.CancelScope(shield=True):
+                async with self._recording:  # a lease under way is given back
+                    pass
+                if self._playing:
+                    await self._idle.wait()
+        if self._error is not None:
+            raise self._error
+        self._stats.seconds = time.monotonic() - began
+        return self._stats
+
+    async def _play(self, leased: Group) -> None:
+        outcome: Group | DropGroup | None = None
+        try:
+            with self._playing[group_id(leased)]:
+                outcome = await self._player.group(leased, evaluation=False, stats=self._stats)
+        except DropGroup as drop:
+            outcome = drop
+        except Exception as error:  # noqa: BLE001 - raised by `fill`, which ends the other groups first
+            self._fail(error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._record(leased, outcome)
+
+    async def _record(self, leased: Group | None = None, outcome: Group | DropGroup | None = None) -> None:
+        """Record what became of a group, if there is one, and start others in its stead; one at a time."""
+        async with self._recording:
+            try:
+                if leased is not None:
+                    await self._finish(leased, outcome)
+                await self._refill()
+            except Exception as error:  # noqa: BLE001 - raised by `fill`
+                self._fail(error)
+        if not self._playing:
+            self._idle.set()
+
+    async def _refill(self) -> None:
+        wanted = self._admission.wanted
+        for group in await to_thread.run_sync(self._store.lease, wanted, self._step) if wanted else ():
+            self._admission.started()
+            self._playing[group_id(group)] = scope = anyio.CancelScope()
+            if not self._admission.open:
+                scope.cancel()
+            self._tasks.start_soon(self._play, group)
+        if self._admission.full or not self._playing:
+            self._settled.set()
+
+    async def _finish(self, leased: Group, outcome: Group | DropGroup | None) -> None:
+        number = group_id(leased)
+        del self._playing[number]
+        if outcome is None:
+            self._admission.given_back()
+            await to_thread.run_sync(self._store.release, number, "not needed in this rollout")
+            return
+        reason = reason_to_drop(outcome, self._filter, self._player.context.args)
+        counts = self._admission.finished(keep=reason is None)
+        if reason is not None:
+            self._stats.dropped[reason] += 1
+            await to_thread.run_sync(self._store.drop, number, reason)
+            if self._admission.hopeless:
+                raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row))
+        elif counts and not isinstance(outcome, DropGroup):
+            await to_thread.run_sync(self._store.complete, number, outcome)
+        else:
+            await to_thread.run_sync(self._store.release, number, "more groups than the rollout needs")
+
+    def _fail(self, error: Exception) -> None:
+        """The first error is what `fill` raises."""
+        self._error = self._error or error
+        self._settled.set()
+
+
+def _hopeless(stats: RolloutStats, dropped: int) -> str:
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in stats.dropped.most_common(5))
+    last = f"; the last failure was: {stats.last_failure}" if stats.last_failure else ""
+    return (
+        f"{dropped} groups in a row were dropped and none was kept, for: {reasons}{last}. "
+        "Look at the prompts, the environment and the group filter"
+    )

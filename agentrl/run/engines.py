@@ -1,0 +1,56 @@
+"""Engines that a run starts on this machine."""
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from agentrl.config import RunSettings
+from agentrl.engine.launcher import EngineProcess, launch, launch_blocking
+from agentrl.run.announce import Announcer, counted
+from agentrl.runfolder import RunFolder
+
+
+@asynccontextmanager
+async def launched(settings: RunSettings, folder: RunFolder, progress: Announcer) -> AsyncIterator[list[str]]:
+    """Addresses of engines that were started here, or were there before; they are stopped at the end."""
+    began, external = time.monotonic(), settings.engine.engine == "external"
+    what = counted(settings.cluster.num_engines, "engine")
+    progress.begin("connecting to the engines" if external else f"loading the model into {what}")
+    context = launch(
+        settings.engine,
+        model_of(settings),
+        count=settings.cluster.num_engines,
+        log_dir=folder.logs,
+        gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
+    )
+    async with context as engines:
+        progress.ready("connected" if external else f"{what} ready", began)
+        yield [engine.url for engine in engines]
+
+
+@contextmanager
+def serve_one(settings: RunSettings, index: int, logs: Path, *, host: str | None = None) -> Iterator[EngineProcess]:
+    """Run engine `index` of several, for code without an event loop.
+
+    Args:
+        host: address to listen on; default the settings'.
+    """
+    base = settings.engine.engine_port_base
+    own = settings.engine.model_copy(update={"engine_port_base": None if base is None else base + index})
+    context = launch_blocking(
+        own,
+        model_of(settings),
+        count=1,
+        log_dir=logs / f"engine_{index}",
+        host=host,
+        gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
+    )
+    with context as engines:
+        yield engines[0]
+
+
+def model_of(settings: RunSettings) -> str:
+    """The folder of the weights to start from."""
+    assert settings.train.hf_checkpoint is not None
+    return settings.train.hf_checkpoint

@@ -1,0 +1,114 @@
+"""A run's parts in one process, without Ray: for laptops, for debuggers, and for the driver's tests.
+
+1. Environment, tools and reward run on the event loop of this process, so a breakpoint in them works.
+2. The built-in engine is called in this process too; other kinds of engine are started, or reached, over HTTP.
+3. The trainer is one rank in a thread of its own: its calls block, and some of torch's settings belong to a thread.
+4. Weights travel by disk: a process cannot broadcast to itself.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from agentrl.engine.local import in_process
+
+from agentrl.config import RunSettings
+from agentrl.engine.transport import Transport
+from agentrl.run.announce import Announcer
+from agentrl.run.driver import within
+from agentrl.run.engines import launched, model_of
+from agentrl.run.parts import Batch, Parts, Resume, Start, Trainer
+from agentrl.run.rollouts import DumpedRollouts, LedgerRollouts
+from agentrl.run.training import RankInfo, free_port, start_backend
+from agentrl.run.weights import DiskWeights
+from agentrl.runfolder import RunFolder
+from agentrl.train.contracts import TrainBackend
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def start(
+    settings: RunSettings, folder: RunFolder, resume: Resume | None, progress: Announcer
+) -> AsyncIterator[Parts]:
+    """Start everything; stop everything at the end."""
+    step = None if resume is None else resume.step
+    async with AsyncExitStack() as stack:
+        template = settings.cluster.load_debug_rollout_data
+        if template is None:
+            urls, transport = await stack.enter_async_context(_engines(settings, folder, progress))
+        trainer = await stack.enter_async_context(LocalTrainer.open(settings, resume, progress))
+        folder.write_processes({"driver": [os.getpid()]})
+        if template is not None:
+            yield Parts(DumpedRollouts(settings, template), trainer, None)
+            return
+        progress.phase("opening the data")
+        opening = LedgerRollouts.open(settings, folder, urls, step, transport)
+        rollouts = await stack.enter_async_context(opening)
+        yield Parts(rollouts, trainer, DiskWeights(folder, trainer, rollouts.generation.pool))
+
+
+_checked: Start = start
+
+
+@asynccontextmanager
+async def _engines(
+    settings: RunSettings, folder: RunFolder, progress: Announcer
+) -> AsyncIterator[tuple[list[str], Transport | None]]:
+    """The engines' addresses, and how to reach them where that is not over HTTP."""
+    if settings.engine.engine != "embedded":
+        async with launched(settings, folder, progress) as urls:
+            yield urls, None
+        return
+    began = time.monotonic()
+    progress.begin("loading the model into an engine in this process")
+    async with in_process(settings.engine, model_of(settings)) as (url, transport):
+        progress.ready("engine ready", began)
+        yield [url], transport
+
+
+class LocalTrainer(Trainer):
+    """The one rank of a local run; made by `open`."""
+
+    def __init__(self, backend: TrainBackend, thread: ThreadPoolExecutor) -> None:
+        self._backend, self._thread = backend, thread
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: RunSettings, resume: Resume | None, progress: Announcer
+    ) -> "AsyncIterator[LocalTrainer]":
+        """Build the model, load the checkpoint, and close at the end, after the call that is under way."""
+        began = time.monotonic()
+        progress.begin("starting the trainer in this process")
+        with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
+            where = RankInfo(master_port=free_port())
+            with within(settings.cluster.start_timeout, "starting the trainer"):
+                backend = await _call(thread, partial(start_backend, settings, where))
+            try:
+                if resume is not None:
+                    with within(settings.cluster.train_timeout, "loading the checkpoint"):
+                        await _call(thread, partial(backend.load, resume.path))
+                progress.ready("trainer ready", began)
+                yield cls(backend, thread)
+            finally:
+                thread.submit(backend.close)
+
+    async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
+        return await _call(self._thread, partial(self._backend.train, batch.payload, steps))
+
+    async def save(self, path: Path, step: int) -> None:
+        await _call(self._thread, partial(self._backend.save, path, step))
+
+    async def save_hf(self, path: Path) -> None:
+        await _call(self._thread, partial(self._backend.save_hf, path))
+
+
+async def _call(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(thread, work)

@@ -1,0 +1,161 @@
+"""The parts of a run, as the driver and the weight sync see them.
+
+1. Protocols, all of them awaited: `Rollouts` generate, a `Trainer` learns, `Weights` travel from one to the other.
+   `agentrl.cluster` gives them as Ray actors, `agentrl.run.local` in one process.
+2. What a batch holds is opaque to the driver: a reference into an object store, or the arrays themselves.
+3. A part raises `AgentRLError`; `PartLost` where a process or another machine is to blame. Deadlines are the driver's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.engine.updates import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
+
+from agentrl.config import RunSettings
+from agentrl.errors import AgentRLError
+from agentrl.run.announce import Announcer
+from agentrl.runfolder import RunFolder
+
+__all__ = [
+    "Batch",
+    "BroadcastUpdate",
+    "DiskUpdate",
+    "PartLost",
+    "Parts",
+    "Resume",
+    "Rollouts",
+    "Start",
+    "TensorSpec",
+    "Trainer",
+    "WeightGroup",
+    "WeightSink",
+    "WeightSource",
+    "Weights",
+]
+
+
+class PartLost(AgentRLError):
+    """A process of the run died, or its code failed in a way that none of our errors describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The groups of one training step.
+
+    Attributes:
+        payload: a `TrainBatch`, or whatever the trainer takes for one.
+        group_ids: the ledger's numbers of its groups.
+        metrics: what its rollout looked like.
+    """
+
+    payload: Any
+    group_ids: tuple[int, ...]
+    metrics: Mapping[str, float]
+
+
+class Rollouts(Protocol):
+    """Generates, grades and evaluates; the owner of the data source, the admission and the ledger."""
+
+    async def next_batch(self, step: int) -> Batch | None:
+        """The batch of training step `step`; None when the data has come to its end before it was full."""
+        ...
+
+    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+        """The optimizer has taken the batch's steps."""
+        ...
+
+    async def checkpointed(self, step: int) -> None:
+        """A durable checkpoint covers everything up to `step`."""
+        ...
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
+        ...
+
+
+class Trainer(Protocol):
+    """All ranks of the trainer."""
+
+    async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
+        """Take the batch's optimizer steps, of which `steps` were taken before it; returns metrics."""
+        ...
+
+    async def save(self, path: Path, step: int) -> None:
+        """Write a checkpoint that covers rollouts up to `step`, whole or not at all."""
+        ...
+
+    async def save_hf(self, path: Path) -> None:
+        """Write the model as a Hugging Face folder."""
+        ...
+
+
+class WeightSource(Protocol):
+    """The trainer's side of a weight update by broadcast."""
+
+    async def address(self) -> tuple[str, int]:
+        """Rank 0's node and a free port on it."""
+        ...
+
+    async def weight_specs(self) -> list[TensorSpec]:
+        """Name, dtype and shape of every tensor, in the order in which they are sent."""
+        ...
+
+    async def init_weight_group(self, group: WeightGroup) -> None:
+        """Open the process group as its rank 0; returns when all members have joined."""
+        ...
+
+    async def broadcast_weights(self, names: Sequence[str]) -> None:
+        """Send these tensors to the group."""
+        ...
+
+    async def close_weight_group(self) -> None:
+        """Leave the process group."""
+        ...
+
+
+class WeightSink(Protocol):
+    """The engines' side of a weight update."""
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        """Every engine joins; returns when all members have."""
+        ...
+
+    async def leave_weight_group(self, name: str) -> None:
+        """Every engine leaves."""
+        ...
+
+    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+        """Every engine takes the weights and calls them `version`."""
+        ...
+
+
+class Weights(Protocol):
+    """Carries weights from the trainer to the engines."""
+
+    async def send(self, version: int) -> None:
+        """Bring all engines to the trainer's current weights."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A started run. Without `weights` there are no engines: the rollouts come from a dump."""
+
+    rollouts: Rollouts
+    trainer: Trainer
+    weights: Weights | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The checkpoint that a run goes on from: its folder, and the last rollout that it covers."""
+
+    path: Path
+    step: int
+
+
+Start = Callable[[RunSettings, RunFolder, Resume | None, Announcer], AbstractAsyncContextManager[Parts]]
+"""Starts every part, and stops every one at the end, whatever ends it."""

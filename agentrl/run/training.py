@@ -1,0 +1,31 @@
+"""One rank of the trainer: a train backend, chosen by the settings and joined to the other ranks."""
+
+import socket
+
+from agentrl.train.backends import backend_class
+
+from agentrl.config import RunSettings
+from agentrl.train.contracts import RankInfo, TrainBackend
+
+__all__ = ["RankInfo", "free_port", "start_backend"]
+
+
+def start_backend(settings: RunSettings, where: RankInfo) -> TrainBackend:
+    """Build the rank's backend and load the starting weights. Blocks until all ranks have joined."""
+    backend = backend_class(settings.train.train_backend)(
+        settings.train,
+        settings.algorithm,
+        rollout_temperature=settings.rollout.rollout_temperature,
+        total_steps=settings.rollout.num_rollout * settings.train.num_steps_per_rollout,
+        device=settings.cluster.device,
+    )
+    backend.init(where)
+    return backend
+
+
+def free_port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
