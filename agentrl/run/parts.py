@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.engine.updates import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
+from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError

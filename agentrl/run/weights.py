@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import anyio
-from agentrl.engine.updates import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
+from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 
 from agentrl.config.placement import ClusterSettings
 from agentrl.rollout.failures import ungrouped

@@ -1,0 +1,172 @@
+"""The driver with parts that only take notes: what it asks of them, in which order, with which numbers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentrl.config import RunSettings
+from agentrl.errors import AgentRLError, TrainError
+from agentrl.observability.metrics import MetricsLogger, read_metrics
+from agentrl.observability.progress import Progress
+from agentrl.run.driver import Driver, cadence, open_folder
+from agentrl.run.parts import Batch, PartLost, Parts, Rollouts, Trainer, Weights
+from agentrl.runfolder import METRICS
+
+
+class Notes(Rollouts, Trainer, Weights):
+    """All three parts; `log` is what they were asked."""
+
+    def __init__(self, groups: int = 99, fail_at: str = "", error: Exception | None = None) -> None:
+        self.log: list[str] = []
+        self.groups, self.fail_at, self.error = groups, fail_at, error
+
+    def _note(self, text: str) -> None:
+        self.log.append(text)
+        if text == self.fail_at and self.error is not None:
+            raise self.error
+
+    async def next_batch(self, step: int) -> Batch | None:
+        self._note(f"batch {step}")
+        return Batch(f"payload {step}", (2 * step, 2 * step + 1), {"rollout/reward": 0.5}) if step < self.groups else None
+
+    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+        self._note(f"trained {list(group_ids)} at {step}")
+
+    async def checkpointed(self, step: int) -> None:
+        self._note(f"checkpointed {step}")
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        self._note(f"evaluate {done}")
+        return {"eval/set/reward": 1.0}
+
+    async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
+        self._note(f"train {batch.payload} after {steps} steps")
+        return {"loss": 0.25}
+
+    async def save(self, path: Path, step: int) -> None:
+        path.mkdir(parents=True)
+        self._note(f"save {path.name} {step}")
+
+    async def save_hf(self, path: Path) -> None:
+        self._note(f"export {path.name}")
+
+    async def send(self, version: int) -> None:
+        self._note(f"send {version}")
+
+
+def settings(folder: Path, **changes: object) -> RunSettings:
+    flat = {"output_dir": str(folder), "num_rollout": 2, "progress": "off", "use_tensorboard": False, **changes}
+    return RunSettings.from_flat(flat)
+
+
+async def drive(s: RunSettings, notes: Notes, first: int = 0, *, engines: bool = True) -> list[str]:
+    with (
+        open_folder(s) as folder,
+        MetricsLogger(s.observability, folder.path) as logger,
+        Progress(s.observability, total=2) as progress,
+    ):
+        parts = Parts(notes, notes, notes if engines else None)
+        await Driver(s, parts, folder, logger, progress).run(first)
+    return notes.log
+
+
+async def test_a_run_from_its_first_weights_to_its_model(tmp_path: Path) -> None:
+    s = settings(tmp_path, eval_prompt_data=("set", "x.jsonl"), eval_interval=2, global_batch_size=64)
+    assert await drive(s, Notes()) == [
+        *("send 0", "evaluate 0"),
+        *("batch 0", "train payload 0 after 0 steps", "trained [0, 1] at 0", "send 1"),
+        *("batch 1", "train payload 1 after 2 steps", "trained [2, 3] at 1", "send 2"),
+        *("evaluate 2", "save rollout_000001 1", "checkpointed 1", "export model"),
+    ]
+    rows = list(read_metrics(tmp_path / METRICS))
+    assert [row["step"] for row in rows] == [-1, 0, 1, 1]
+    assert rows[1]["train/loss"] == 0.25
+    assert rows[1]["rollout/reward"] == 0.5
+    assert 0 <= rows[1]["perf/train_seconds"] <= rows[1]["perf/step_seconds"]
+    assert rows[3]["eval/set/reward"] == 1.0
+
+
+async def test_data_that_ends_and_a_dump_without_engines(tmp_path: Path) -> None:
+    assert (await drive(settings(tmp_path / "a"), Notes(groups=1)))[-5:] == [
+        "send 1",
+        "batch 1",
+        "save rollout_000000 0",
+        "checkpointed 0",
+        "export model",
+    ]
+    dumped = await drive(settings(tmp_path / "b", eval_interval=1), Notes(), engines=False)
+    assert not [entry for entry in dumped if entry.startswith(("send", "evaluate"))]
+
+
+async def test_old_checkpoints_go(tmp_path: Path) -> None:
+    await drive(settings(tmp_path, num_rollout=4, save_interval=1, keep_checkpoints=2), Notes())
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["rollout_000002", "rollout_000003"]
+
+
+async def test_a_step_that_failed_is_not_recorded_as_trained(tmp_path: Path) -> None:
+    notes = Notes(fail_at="train payload 0 after 0 steps", error=TrainError("the loss is nan"))
+    with pytest.raises(TrainError, match="the loss is nan"):
+        await drive(settings(tmp_path), notes)
+    assert notes.log == ["send 0", "batch 0", "train payload 0 after 0 steps"]
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("send 1", "the weight update"),
+        ("batch 1", "generating rollout 1"),
+        ("train payload 1 after 1 steps", "the training of rollout 1"),
+        ("trained [0, 1] at 0", "recording the training"),
+        ("save rollout_000001 1", "saving the checkpoint"),
+        ("export model", "writing the model"),
+    ],
+)
+async def test_a_part_that_is_lost_is_named_by_what_was_waited_for(tmp_path: Path, where: str, what: str) -> None:
+    with pytest.raises(AgentRLError, match=f"{what} failed: a process of the run died"):
+        await drive(settings(tmp_path), Notes(fail_at=where, error=PartLost("a process of the run died")))
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("rollout_timeout", "generating rollout 0 took longer than 0.05 s"),
+        ("train_timeout", "the training of rollout 0 took longer than 0.05 s"),
+        ("weight_sync_timeout", "the weight update took longer than 0.05 s"),
+    ],
+)
+async def test_every_wait_has_its_own_deadline(tmp_path: Path, limit: str, message: str) -> None:
+    class Hanging(Notes):
+        async def next_batch(self, step: int) -> Batch | None:
+            if limit == "rollout_timeout":
+                await anyio.sleep_forever()
+            return await super().next_batch(step)
+
+        async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
+            if limit == "train_timeout":
+                await anyio.sleep_forever()
+            return await super().train(batch, steps)
+
+        async def send(self, version: int) -> None:
+            if limit == "weight_sync_timeout":
+                await anyio.sleep_forever()
+
+    with pytest.raises(AgentRLError, match=message):
+        await drive(settings(tmp_path, **{limit: 0.05}), Hanging())
+
+
+def test_the_cadence_is_that_of_the_settings() -> None:
+    s = RunSettings.from_flat(
+        {
+            "num_rollout": 7,
+            "update_weights_interval": 2,
+            "eval_interval": 3,
+            "eval_prompt_data": ("a", "b"),
+            "save_interval": 4,
+        }
+    )
+    found = cadence(s)
+    assert (found.steps, found.send, found.evaluate, found.evaluate_first, found.save) == (7, 2, 3, True, 4)
+    assert not cadence(s.replace(eval_before_train=False)).evaluate_first
+    assert cadence(s, engines=False).evaluate is None

@@ -1,0 +1,145 @@
+"""Weights on their way: both sides are told the same, in the right order, under the right version."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.placement import ClusterSettings
+from agentrl.errors import EngineUnreachable, TrainError
+from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, TensorSpec, Trainer, WeightGroup, WeightSink, WeightSource
+from agentrl.run.weights import BroadcastWeights, DiskWeights, buckets
+from agentrl.runfolder import RunFolder
+
+SPECS: list[TensorSpec] = [("a", "float32", [2, 3]), ("b", "bfloat16", [4]), ("c", "float32", [1])]
+
+
+class Source(WeightSource, Trainer):
+    """The trainer's side; a collective call returns only when the other side is in it too."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log, self.meeting = log, anyio.Event()
+
+    async def address(self) -> tuple[str, int]:
+        return "node", 7
+
+    async def weight_specs(self) -> list[TensorSpec]:
+        return SPECS
+
+    async def init_weight_group(self, group: WeightGroup) -> None:
+        self.log.append(f"open {group.address}:{group.port} of {group.world_size}")
+        self.meeting.set()
+
+    async def broadcast_weights(self, names: Sequence[str]) -> None:
+        self.log.append(f"broadcast {' '.join(names)}")
+
+    async def close_weight_group(self) -> None:
+        self.log.append("close")
+
+    async def train(self, batch: Batch, steps: int) -> dict[str, float]:
+        raise AssertionError("nothing is trained here")
+
+    async def save(self, path: Path, step: int) -> None:
+        raise AssertionError("nothing is saved here")
+
+    async def save_hf(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        self.log.append(f"write {path.name}")
+
+
+class Sink(WeightSink):
+    """The engines' side."""
+
+    def __init__(self, source: Source, *, failing: bool = False) -> None:
+        self.source, self.log, self.failing = source, source.log, failing
+        self.groups: list[WeightGroup] = []
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        await self.source.meeting.wait()
+        self.groups.append(group)
+
+    async def leave_weight_group(self, name: str) -> None:
+        self.log.append(f"leave {name == self.groups[0].name}")
+
+    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+        if self.failing:
+            raise EngineUnreachable("no engine")
+        if isinstance(update, DiskUpdate):
+            assert Path(update.folder).is_dir()
+        else:
+            assert update.group == self.groups[0].name
+            assert [spec for bucket in update.buckets for spec in bucket] == SPECS
+        self.log.append(f"receive {version}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints")
+
+
+async def test_a_broadcast_joins_once_and_leaves_at_the_end() -> None:
+    source = Source([])
+    sink = Sink(source)
+    settings = ClusterSettings(rollout_num_gpus=4, rollout_num_gpus_per_engine=2)
+    async with BroadcastWeights.open(settings, source, sink, engines=2) as weights:
+        await weights.send(3)
+        await weights.send(4)
+    assert source.log[0] == "open node:7 of 5"
+    assert sorted(source.log[1:3]) == ["broadcast a b c", "receive 3"]
+    assert sorted(source.log[3:5]) == ["broadcast a b c", "receive 4"]
+    assert sorted(source.log[5:]) == ["close", "leave True"]
+    assert [(g.backend, g.ranks_per_engine) for g in sink.groups] == [("gloo", 2)]
+
+
+async def test_a_side_that_fails_ends_the_wait_for_the_other() -> None:
+    class Stuck(Source):
+        async def broadcast_weights(self, names: Sequence[str]) -> None:
+            await anyio.sleep_forever()
+
+    source = Stuck([])
+    with pytest.raises(EngineUnreachable, match="no engine"):
+        async with BroadcastWeights.open(ClusterSettings(), source, Sink(source, failing=True), engines=1) as weights:
+            await weights.send(0)
+    assert "close" not in source.log
+
+
+async def test_only_the_newest_weights_stay_on_the_disk(folder: RunFolder) -> None:
+    source = Source([])
+    weights = DiskWeights(folder, source, Sink(source))
+    for version in (0, 1, 2):
+        await weights.send(version)
+    assert source.log == ["write 0", "receive 0", "write 1", "receive 1", "write 2", "receive 2"]
+    assert [path.name for path in folder.weights.iterdir()] == ["2"]
+
+
+async def test_weights_that_the_engines_refused_stay(folder: RunFolder) -> None:
+    source = Source([])
+    await DiskWeights(folder, source, Sink(source)).send(0)
+    with pytest.raises(EngineUnreachable):
+        await DiskWeights(folder, source, Sink(source, failing=True)).send(1)
+    assert sorted(path.name for path in folder.weights.iterdir()) == ["0", "1"]
+
+
+async def test_a_trainer_that_fails_sends_nothing(folder: RunFolder) -> None:
+    class Failing(Source):
+        async def save_hf(self, path: Path) -> None:
+            raise TrainError("no")
+
+    source = Failing([])
+    with pytest.raises(TrainError):
+        await DiskWeights(folder, source, Sink(source)).send(1)
+    assert source.log == []
+
+
+@given(st.lists(st.integers(1, 50), max_size=20), st.integers(1, 400))
+def test_buckets_keep_the_order_and_their_limit(sizes: list[int], limit: int) -> None:
+    specs: list[TensorSpec] = [(f"t{i}", "float32", [size]) for i, size in enumerate(sizes)]
+    found = buckets(specs, limit)
+    assert [spec for bucket in found for spec in bucket] == specs
+    for bucket in found:
+        assert len(bucket) == 1 or sum(4 * spec[2][0] for spec in bucket) <= limit
+    for one, two in zip(found, found[1:], strict=False):
+        assert sum(4 * spec[2][0] for spec in [*one, two[0]]) > limit, "a bucket is as full as it can be"
