@@ -10,7 +10,7 @@ import ray
 
 from agentrl.cluster.runtime import enter_workspace
 from agentrl.config import RunSettings
-from agentrl.errors import EngineRejected
+from agentrl.engine import WeightGroup, WeightUpdate
 from agentrl.run.metrics import rollout_metrics
 from agentrl.run.rollouts import RolloutSession
 from agentrl.train.batch import TrainBatch
@@ -75,46 +75,17 @@ class RolloutWorker:
 
     # ---- weights ------------------------------------------------------------------------------------------
 
-    async def pause_engines(self) -> None:
-        """Stop sampling and empty the engines' caches."""
-        await self._session.client.pause()
-        await self._session.client.flush_cache()
-
-    async def resume_engines(self) -> None:
-        """Sample on."""
-        await self._session.client.resume()
-
-    async def join_weight_group(self, address: tuple[str, int], world_size: int, group: str, backend: str) -> None:
+    async def join_weight_group(self, group: WeightGroup) -> None:
         """Have every engine join the process group that weights are broadcast in; the trainer is rank 0."""
-        await self._session.client.init_weights_group(
-            *address,
-            world_size=world_size,
-            ranks_per_engine=self._settings.cluster.rollout_num_gpus_per_engine,
-            group=group,
-            backend=backend,
-        )
+        await self._session.client.join_weight_group(group)
 
-    async def receive_weights(self, buckets: list[list[tuple[str, str, list[int]]]], group: str, version: str) -> None:
-        """Have every engine take the tensors that the trainer broadcasts, bucket by bucket."""
-        client = self._session.client
-        try:
-            await client.begin_weight_update()
-        except EngineRejected:
-            # An external engine may still have the session open that a killed run began.
-            await client.end_weight_update()
-            await client.begin_weight_update()
-        for bucket in buckets:
-            names, dtypes, shapes = zip(*bucket, strict=True)
-            await client.update_weights_from_distributed(names, dtypes, shapes, group=group, version=version)
-        await client.end_weight_update()
+    async def receive_weights(self, update: WeightUpdate, version: str) -> None:
+        """Give every engine new weights."""
+        await self._session.client.receive(update, version)
 
     async def leave_weight_group(self, group: str) -> None:
         """Have every engine leave the process group."""
-        await self._session.client.destroy_weights_group(group)
-
-    async def load_weights(self, folder: str, version: str) -> None:
-        """Have every engine load a Hugging Face folder."""
-        await self._session.client.update_weights_from_disk(folder, version)
+        await self._session.client.leave_weight_group(group)
 
     # ---- the end ------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from agentrl.buffer.states import Recovery
 from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
-from agentrl.engine import EngineClient
+from agentrl.engine import EnginePool
 from agentrl.envs import Environment
 from agentrl.errors import EnvFailure, SettingsError
 from agentrl.rm_hub import GraderRunner
@@ -35,7 +35,7 @@ class RolloutSession:
     def __init__(self, settings: RunSettings, run_folder: Path, engine_urls: Sequence[str]) -> None:
         self.settings, self.run_folder, self.engine_urls = settings, run_folder, engine_urls
         self._stack = AsyncExitStack()
-        self.client: EngineClient
+        self.client: EnginePool
         self.feed: GroupFeed
         self.runner: TrajectoryRunner
         self._evals: list[EvalSet] = []
@@ -47,7 +47,12 @@ class RolloutSession:
         chat, self._plugins = load_chat(s), Plugins.load(rollout)
         environment = self._plugins.environment
         self._evals = eval_sets(s)
-        self.client = await self._stack.enter_async_context(EngineClient(self.engine_urls, s.engine))
+        # The embedding bounds the ids, not the tokenizer: it may be padded above it, or be too small for it.
+        model = read_model_info(s.train.hf_checkpoint)
+        vocab_size = model.vocab_size if model else None
+        self.client = await self._stack.enter_async_context(
+            EnginePool(self.engine_urls, s.engine, vocab_size=vocab_size)
+        )
         length = rollout.rollout_max_context_len or await self._engine_context_length()
         context = RolloutContext(rollout, args, chat, self.client, length, environment)
         graders = await self._stack.enter_async_context(

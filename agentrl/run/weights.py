@@ -1,4 +1,4 @@
-"""Weights from the trainer to the engines: pause, send, resume, under a new version.
+"""Weights from the trainer to the engines, under a new version.
 
 1. `broadcast`: trainer rank 0 and all engines share a process group; tensors go in buckets of bounded size.
 2. `disk`: the trainer writes a Hugging Face folder, the engines load it.
@@ -13,10 +13,8 @@ from typing import Any
 from agentrl.cluster.runtime import wait
 from agentrl.cluster.trainers import TrainGroup
 from agentrl.config import RunSettings
+from agentrl.engine import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.runfolder import RunFolder
-
-TensorSpec = tuple[str, str, list[int]]
-"""A tensor's Hugging Face name, dtype name and shape."""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -36,12 +34,10 @@ class WeightSync:
 
     def send(self, version: int) -> None:
         """Bring all engines to the trainer's current weights."""
-        self._wait(self._worker.pause_engines.remote())
         if self._settings.cluster.update_weight_mode == "disk":
             self._by_disk(str(version))
         else:
             self._by_broadcast(str(version))
-        self._wait(self._worker.resume_engines.remote())
 
     def close(self) -> None:
         """Leave the process group, if there is one."""
@@ -54,20 +50,23 @@ class WeightSync:
         if self._buckets is None:
             self._buckets = self._join()
         sending = self._trainers.begin("broadcast_weights", [[spec[0] for spec in bucket] for bucket in self._buckets])
-        self._wait([self._worker.receive_weights.remote(self._buckets, self._group, version), *sending])
+        update = BroadcastUpdate(self._group, self._buckets)
+        self._wait([self._worker.receive_weights.remote(update, version), *sending])
 
     def _join(self) -> list[list[TensorSpec]]:
         address = self._trainers.address()
         backend = "nccl" if self._settings.cluster.device == "cuda" else "gloo"
         joining = self._trainers.begin("init_weight_group", *address, self._ranks, self._group, backend)
-        self._wait([self._worker.join_weight_group.remote(address, self._ranks, self._group, backend), *joining])
+        per_engine = self._settings.cluster.rollout_num_gpus_per_engine
+        group = WeightGroup(*address, self._ranks, self._group, backend, per_engine)
+        self._wait([self._worker.join_weight_group.remote(group), *joining])
         specs = self._trainers.call("weight_specs", what="asking the trainer for its weights")
         return buckets(specs, self._settings.cluster.update_weight_buffer_size)
 
     def _by_disk(self, version: str) -> None:
         target = self._folder.weights / version
         self._trainers.call("save_hf", str(target), what="writing the weights")
-        self._wait(self._worker.load_weights.remote(str(target), version))
+        self._wait(self._worker.receive_weights.remote(DiskUpdate(str(target)), version))
         for old in self._folder.weights.iterdir():
             if old != target:
                 shutil.rmtree(old)
