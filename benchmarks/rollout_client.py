@@ -22,7 +22,7 @@ import aiohttp
 import anyio
 import orjson
 
-from agentrl.engine import EngineClient, EngineSettings, SamplingParams
+from agentrl.engine import EnginePool, EngineSettings, SamplingParams
 from agentrl.sample import Sample
 
 PROMPT = list(range(100, 4196))
@@ -33,14 +33,14 @@ PARAMS = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=NEW_TOKENS, s
 Drive = Callable[[str, int, int], Awaitable[None]]
 
 
-async def drive(client: EngineClient, n_trajectories: int, turns: int) -> None:
-    """All trajectories at once through this house's client and sample record."""
+async def drive(pool: EnginePool, n_trajectories: int, turns: int) -> None:
+    """All trajectories at once through this house's pool and sample record."""
 
     async def trajectory(index: int) -> None:
         sample = Sample(index=index, session_id=f"bench-{index}")
         sample.set_prompt_tokens(PROMPT)
         for turn in range(1, turns + 1):
-            answer = await client.generate(sample.tokens, PARAMS, session_id=sample.session_id)
+            answer = await pool.generate(sample.tokens, PARAMS, session_id=sample.session_id)
             sample.append_model(answer.ids, answer.log_probs, answer.weight_version, text=answer.text, turn=turn)
             sample.append_observation(OBSERVED, turn=turn)
         sample.validate()
@@ -73,10 +73,10 @@ async def drive_floor(session: aiohttp.ClientSession, url: str, n_trajectories: 
 async def measure_client(url: str, n_trajectories: int, turns: int) -> float:
     """CPU ms a turn of `drive`."""
     settings = EngineSettings(sglang_server_concurrency=4096)
-    async with EngineClient([url], settings, vocab_size=200_000) as client:
-        await drive(client, n_trajectories, 1)
+    async with EnginePool([url], settings, vocab_size=200_000) as pool:
+        await drive(pool, n_trajectories, 1)
         start = time.process_time()
-        await drive(client, n_trajectories, turns)
+        await drive(pool, n_trajectories, turns)
         return 1e3 * (time.process_time() - start) / (n_trajectories * turns)
 
 

@@ -1,4 +1,4 @@
-"""Inference engines over SGLang's HTTP protocol: the client, the launcher, and the built-in CPU server.
+"""Inference engines over SGLang's HTTP protocol: the pool, the launcher, and the built-in CPU server.
 
 Public names load on first use; `import agentrl.engine` alone loads neither httpx nor torch.
 """
@@ -7,33 +7,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl.engine.client import EngineClient
-    from agentrl.engine.control import EngineControl
     from agentrl.engine.launcher import EngineProcess, check_launch, launch, launch_blocking
+    from agentrl.engine.pool import EnginePool
     from agentrl.engine.settings import EngineSettings
+    from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup, WeightUpdate
     from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 
 __all__ = [
-    "EngineClient",
-    "EngineControl",
+    "BroadcastUpdate",
+    "DiskUpdate",
+    "EnginePool",
     "EngineProcess",
     "EngineSettings",
     "FinishReason",
     "Generation",
     "SamplingParams",
+    "TensorSpec",
+    "WeightGroup",
+    "WeightUpdate",
     "check_launch",
     "launch",
     "launch_blocking",
 ]
 
 _HOMES = {
-    "EngineClient": "client",
-    "EngineControl": "control",
+    "BroadcastUpdate": "weights",
+    "DiskUpdate": "weights",
+    "EnginePool": "pool",
     "EngineProcess": "launcher",
     "EngineSettings": "settings",
     "FinishReason": "wire",
     "Generation": "wire",
     "SamplingParams": "wire",
+    "TensorSpec": "weights",
+    "WeightGroup": "weights",
+    "WeightUpdate": "weights",
     "check_launch": "launcher",
     "launch": "launcher",
     "launch_blocking": "launcher",

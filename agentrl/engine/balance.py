@@ -74,10 +74,6 @@ class Balance:
         """An answer came from there."""
         engine.failures = 0
 
-    def forget(self, session_id: str) -> None:
-        """The session is over."""
-        self._sessions.pop(session_id, None)
-
     def any_usable(self, now: float) -> bool:
         """Whether any engine may be sent requests now."""
         return any(engine.usable(now) for engine in self.engines)

@@ -28,9 +28,8 @@ from anyio.from_thread import start_blocking_portal
 
 from agentrl import guard
 from agentrl.engine.commands import engine_command
-from agentrl.engine.control import normalise_url
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import Transport
+from agentrl.engine.transport import HttpTransport, Transport, normalise_url
 from agentrl.errors import EngineUnreachable, SettingsError
 
 _GUARD = Path(guard.__file__)
@@ -159,7 +158,7 @@ async def check_launch(settings: EngineSettings, count: int, local: bool = True)
     """
     if settings.engine == "external":
         engines = _external(settings)
-        async with Transport(connect_timeout=settings.engine_connect_timeout) as transport:
+        async with HttpTransport(connect_timeout=settings.engine_connect_timeout) as transport:
             for engine in engines:
                 await _answers(engine, transport, settings.engine_connect_timeout)
     elif local:
@@ -268,7 +267,7 @@ def _bind(host: str, port: int) -> socket.socket:
 async def _all_healthy(engines: Sequence[EngineProcess], settings: EngineSettings) -> None:
     failures: list[EngineUnreachable] = []
     async with (
-        Transport(connect_timeout=settings.engine_connect_timeout) as transport,
+        HttpTransport(connect_timeout=settings.engine_connect_timeout) as transport,
         anyio.create_task_group() as group,
     ):
 

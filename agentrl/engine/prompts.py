@@ -54,10 +54,6 @@ class PromptEncoder:
                 self._checked.popitem(last=False)
         return text
 
-    def forget(self, session_id: str) -> None:
-        """The session is over."""
-        self._checked.pop(session_id, None)
-
     def _check(self, ids: Sequence[int], offset: int, vocab_size: int, plain: bool) -> None:
         if plain and max(ids, default=0) < vocab_size:
             return

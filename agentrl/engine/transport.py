@@ -1,22 +1,30 @@
 """One HTTP exchange with an engine: bytes out, status and bytes in, and nothing but this house's errors.
 
-1. aiohttp, directly: it costs a third of the CPU time a request of httpx over the same connections, and httpx's own
-   pool, which rescans every connection on each open and close, costs milliseconds at a few hundred of them.
-2. No time limit here except for opening a connection. Callers bound the whole exchange with a cancel scope.
+1. `Transport` is the contract. `HttpTransport` is aiohttp, directly: it costs a third of the CPU time a request of
+   httpx over the same connections, and httpx's own pool, which rescans every connection on each open and close, costs
+   milliseconds at a few hundred of them. `AsgiTransport` calls an application in this event loop.
+2. No time limit here except for opening a connection. Callers bound the whole exchange with a cancel scope; the engine
+   sees a cancelled exchange as a client that has gone.
 3. Nothing is retried here. `ConnectionRefused` and `ConnectionLost` tell a caller whether the engine can have
    seen the request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import resource
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Protocol, Self
+from urllib.parse import urlsplit
 
 import aiohttp
+import anyio
 from yarl import URL
 
 from agentrl.errors import EngineUnreachable
+
+Message = MutableMapping[str, Any]
+AsgiApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
 # Shorter than uvicorn's 5 s, so that the client and not the server drops an idle connection: a request sent while
 # the server closes would look like a dead engine.
@@ -31,8 +39,26 @@ class ConnectionLost(EngineUnreachable):
     """The connection broke before the whole answer was in: the engine may have worked on the request."""
 
 
-class Transport:
+class Transport(Protocol):
     """An async context manager that holds the connections to all engines."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Send one request; returns status and body.
+
+        Raises:
+            ConnectionRefused, ConnectionLost: no whole answer came.
+        """
+        ...
+
+
+class HttpTransport:
+    """Engines in other processes, over connections that are kept open."""
 
     def __init__(self, *, connect_timeout: float) -> None:
         self._connect_timeout = connect_timeout
@@ -56,11 +82,7 @@ class Transport:
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Send one request; returns status and body.
-
-        Raises:
-            ConnectionRefused, ConnectionLost: no whole answer came.
-        """
+        """See `Transport`."""
         target = self._urls.get(url)
         if target is None:
             target = self._urls[url] = URL(url)
@@ -75,6 +97,133 @@ class Transport:
             raise ConnectionLost(
                 f"lost the connection to the engine at {url}: {type(error).__name__} {error}", kind="engine_lost"
             ) from error
+
+
+class AsgiTransport:
+    """One engine in this process: an ASGI application in this event loop, which lives as long as this context.
+
+    Every address leads to it. As behind a server, an application is not cancelled with the exchange that called it:
+    it is told `http.disconnect`. What it raises reaches the caller as `ConnectionLost`.
+    """
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+        self._broken: str | None = None
+        # Tasks and no task group: a test's fixture leaves the context in another task than it entered it in.
+        self._calls: set[asyncio.Task[None]] = set()
+        self._started, self._ending = asyncio.Event(), asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._life = asyncio.create_task(self._live())
+        self._life.add_done_callback(lambda _: self._started.set())
+        await self._started.wait()
+        if self._life.done():
+            self._life.result()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        with anyio.CancelScope(shield=True):
+            self.break_off("the engine in this process was stopped")
+            self._ending.set()
+            await asyncio.wait({self._life, *self._calls})
+        self._life.result()
+
+    def break_off(self, reason: str) -> None:
+        """The application will not answer any more: exchanges under way are lost, later ones refused."""
+        self._broken = self._broken or reason
+        for call in self._calls:
+            call.cancel()
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """See `Transport`."""
+        if self._broken is not None:
+            raise ConnectionRefused(self._broken, kind="engine_refused")
+        call = _Call(body or b"")
+        task = asyncio.create_task(call.run(self._app, _http_scope(method, url, headers or {})))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        try:
+            await asyncio.wait({task})
+        finally:
+            call.gone.set()
+        failure = None if task.cancelled() else task.exception()
+        if task.cancelled() or failure is not None:
+            reason = self._broken or f"the engine in this process failed: {failure!r}"
+            raise ConnectionLost(reason, kind="engine_lost") from failure
+        return call.status, b"".join(call.chunks)
+
+    async def _live(self) -> None:
+        """The application's life, from its start to its end."""
+        events = iter(("startup", "shutdown"))
+
+        async def receive() -> Message:
+            event = next(events)
+            if event == "shutdown":
+                await self._ending.wait()
+            return {"type": f"lifespan.{event}"}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                self._started.set()
+
+        await self._app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send)
+
+
+class _Call:
+    """One exchange, as the application sees it."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body: bytes | None = body
+        self.status = 0
+        self.chunks: list[bytes] = []
+        self.gone = asyncio.Event()
+
+    async def run(self, app: AsgiApp, scope: Message) -> None:
+        await app(scope, self.receive, self.send)
+
+    async def receive(self) -> Message:
+        if self.body is not None:
+            message, self.body = {"type": "http.request", "body": self.body, "more_body": False}, None
+            return message
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.chunks.append(message.get("body", b""))
+
+
+def _http_scope(method: str, url: str, headers: Mapping[str, str]) -> Message:
+    parts = urlsplit(url)
+    sent = {"host": parts.netloc, "content-type": "application/json", **headers}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": parts.scheme,
+        "path": parts.path,
+        "raw_path": parts.path.encode(),
+        "query_string": parts.query.encode(),
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items()],
+        "client": None,
+        "server": None,
+    }
+
+
+if TYPE_CHECKING:
+    _TRANSPORTS: tuple[type[Transport], ...] = (HttpTransport, AsgiTransport)
+
+
+def normalise_url(address: str) -> str:
+    """`host:port` or a URL as a URL without a trailing slash."""
+    url = address.strip().rstrip("/")
+    return url if "://" in url else f"http://{url}"
 
 
 def raise_open_files_limit() -> int:

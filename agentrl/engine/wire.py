@@ -4,24 +4,25 @@
    answers an unknown or ill-typed field with an error.
 2. `Generation` is one finished answer of `/generate`. Ids and log-probs come from
    `meta_info.output_token_logprobs`, one entry a sampled token, and must agree with `output_ids`.
-3. A malformed answer raises `EngineRejected` naming the field; nothing is guessed.
+3. An answer that contradicts itself or what was `Asked` raises `EngineRejected` naming the field: it would be trained
+   on. What SGLang leaves out (versions before 0.5.23, counts of a request aborted in the queue) is no contradiction.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
+from itertools import pairwise
+from typing import Any, Final, Literal, NoReturn, Self, cast
+
+import orjson
 
 from agentrl.errors import EngineRejected
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 FinishType = Literal["stop", "length", "abort"]
+
+_ROUNDING: Final = 1e-4
+"""A log-prob of 0 computed as logit - logsumexp in float32 misses 0 by the rounding of the logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,15 @@ class FinishReason:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known."""
+
+    prompt_tokens: int
+    max_new_tokens: int | None = None
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One finished answer.
 
@@ -99,29 +109,26 @@ class Generation:
     meta_info: Mapping[str, Any] = field(repr=False, compare=False)
 
     @classmethod
-    def from_wire(cls, answer: Any) -> Self:
-        """Read the JSON object that `/generate` answered for one prompt with `return_logprob`.
+    def from_wire(cls, answer: Any, asked: Asked) -> Self:
+        """Read the JSON object that `/generate` answered to one prompt with `return_logprob`.
 
         Raises:
-            EngineRejected: a field is missing, has the wrong type, or disagrees with another one.
+            EngineRejected: kind `malformed_answer`: a field is missing, has the wrong type, or disagrees with another
+                one or with what was asked; `context_overflow`: the engine had no room for a single token;
+                `engine_error`, `engine_rejected`: the engine ended the request with an error.
         """
         meta = _get(answer, "meta_info", dict, "")
         finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
-        output_ids = answer.get("output_ids")
-        triples = meta.get("output_token_logprobs")
-        if triples is None and finish.type == "abort" and not output_ids:
-            triples = []  # aborted before the first token: the engine has no log-probs to report
-        if not isinstance(triples, list):
-            _malformed("meta_info.output_token_logprobs", "a list with one [log-prob, id, text] a token", triples)
-        try:
-            ids: list[int] = [triple[1] for triple in triples]
-            log_probs: list[float] = [triple[0] for triple in triples]
-        except (TypeError, IndexError, KeyError):
-            _malformed("meta_info.output_token_logprobs", "a list with one [log-prob, id, text] a token", triples)
-        if set(map(type, log_probs)) - _NUMBERS or set(map(type, ids)) - {int}:
-            _malformed("meta_info.output_token_logprobs", "numbers as log-probs and whole numbers as ids", triples)
-        if output_ids is not None and output_ids != ids:
-            _malformed("output_ids", f"the {len(ids)} ids of meta_info.output_token_logprobs", output_ids)
+        ids, log_probs = _sampled(meta, answer.get("output_ids"), finish)
+        _check_tokens(ids, log_probs, asked)
+        _check_counts(meta, len(ids), asked)
+        if not ids and finish.type == "length" and asked.max_new_tokens != 0:
+            raise EngineRejected(
+                f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length: its "
+                "context is full (SGLang keeps two places free); compare --rollout-max-context-len with the engine's",
+                status=200,
+                kind="context_overflow",
+            )
         meta.pop("output_token_logprobs", None)  # a list of lists a token: costly to keep, and all of it is kept
         version = str(meta.get("weight_version", ""))
         return cls(
@@ -131,48 +138,22 @@ class Generation:
             finish_reason=finish,
             weight_version=version,
             weight_versions=_spans(meta.get("weight_versions"), version, len(ids)),
-            prompt_tokens=_get(meta, "prompt_tokens", int, "meta_info."),
+            prompt_tokens=asked.prompt_tokens,
             cached_tokens=meta.get("cached_tokens") or 0,
             meta_info=meta,
         )
 
-    def routed_experts(self, layers: int, top_k: int) -> NDArray[np.int32] | None:
-        """MoE routing as int32 [rows, layers, top_k], or None if the engine sent none.
 
-        One row a token of prompt and answer except the last, from the requested start on.
-
-        Raises:
-            EngineRejected: the payload is not base64 or not a whole number of rows.
-        """
-        encoded = self.meta_info.get("routed_experts")
-        return None if encoded is None else decode_routed_experts(encoded, layers, top_k)
-
-
-_NUMBERS = {float, int}
-
-
-def decode_routed_experts(encoded: str, layers: int, top_k: int) -> NDArray[np.int32]:
-    """Decode base64 of little-endian int32 in C order into [rows, layers, top_k].
-
-    Raises:
-        EngineRejected: the payload is not base64 or not a whole number of rows.
-    """
-    import numpy as np
-
+def parse(raw: bytes, asked: Asked) -> Generation:
+    """The answer of `/generate` as it came over the wire; raises as `Generation.from_wire` does."""
     try:
-        raw = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, TypeError, ValueError):
-        _malformed("meta_info.routed_experts", "base64 text", encoded)
-    row = 4 * layers * top_k
-    if len(raw) % row:
-        _malformed("meta_info.routed_experts", f"rows of {layers} layers x {top_k} int32", f"{len(raw)} bytes")
-    return np.frombuffer(raw, dtype="<i4").astype(np.int32, copy=False).reshape(-1, layers, top_k)
+        return Generation.from_wire(orjson.loads(raw), asked)
+    except orjson.JSONDecodeError as error:
+        _malformed("the answer", f"JSON ({error})", raw)
 
 
 def error_message(body: bytes) -> str:
     """The server's own words from an error answer, whichever of SGLang's forms it has; at most 500 characters."""
-    import orjson
-
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -184,21 +165,86 @@ def error_message(body: bytes) -> str:
     return str(found)[:500]
 
 
+def error_kind(status: int, message: str) -> str:
+    """The kind of the `EngineRejected` that stands for an error status of `/generate`."""
+    if status == 400 and "context length" in message:
+        return "context_overflow"
+    return "engine_rejected" if status < 500 else "engine_error"
+
+
 def _finish_reason(data: dict[str, Any]) -> FinishReason:
     kind = data.get("type")
     if kind not in ("stop", "length", "abort"):
         _malformed("meta_info.finish_reason.type", "'stop', 'length' or 'abort'", kind)
+    if isinstance(status := data.get("status_code"), int):
+        message = str(data.get("message"))[:500]
+        raise EngineRejected(
+            f"the engine ended the request with status {status}: {message}; its log says more",
+            status=status,
+            kind=error_kind(status, message),
+        )
     return FinishReason(cast(FinishType, kind), data.get("matched"))
 
 
+def _sampled(meta: dict[str, Any], output_ids: Any, finish: FinishReason) -> tuple[list[int], list[float]]:
+    """Ids and log-probs of the answer, of the right types and of one length."""
+    triples = meta.get("output_token_logprobs")
+    if triples is None and finish.type == "abort" and not output_ids:
+        triples = []  # aborted before the first token: the engine has no log-probs to report
+    if not isinstance(triples, list):
+        _malformed("meta_info.output_token_logprobs", "a list with one [log-prob, id, text] a token", triples)
+    try:
+        ids: list[int] = [triple[1] for triple in triples]
+        log_probs: list[float] = [triple[0] for triple in triples]
+    except (TypeError, IndexError, KeyError):
+        _malformed("meta_info.output_token_logprobs", "a list with one [log-prob, id, text] a token", triples)
+    if set(map(type, log_probs)) - _NUMBERS or set(map(type, ids)) - {int}:
+        _malformed("meta_info.output_token_logprobs", "numbers as log-probs and whole numbers as ids", triples)
+    if output_ids is not None and output_ids != ids:
+        _malformed("output_ids", f"the {len(ids)} ids of meta_info.output_token_logprobs", output_ids)
+    return ids, log_probs
+
+
+_NUMBERS = {float, int}
+
+
+def _check_tokens(ids: list[int], log_probs: list[float], asked: Asked) -> None:
+    if not ids:
+        return
+    if min(ids) < 0 or (asked.vocab_size is not None and max(ids) >= asked.vocab_size):
+        known = "" if asked.vocab_size is None else f" to {asked.vocab_size - 1}; does it serve the model of this run?"
+        bad = min(ids) if min(ids) < 0 else max(ids)
+        _malformed("meta_info.output_token_logprobs", f"ids from 0{known}", bad)
+    if max(log_probs) > _ROUNDING:
+        _malformed("meta_info.output_token_logprobs", "log-probs of at most 0", max(log_probs))
+    if asked.max_new_tokens is not None and len(ids) > asked.max_new_tokens:
+        _malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
+
+
+def _check_counts(meta: dict[str, Any], length: int, asked: Asked) -> None:
+    read = meta.get("prompt_tokens", asked.prompt_tokens)  # absent where the request was aborted in the queue
+    if read != asked.prompt_tokens:
+        _malformed(
+            "meta_info.prompt_tokens",
+            f"the prompt's {asked.prompt_tokens} tokens (does the server run with --allow-auto-truncate?)",
+            read,
+        )
+    if (counted := meta.get("completion_tokens", length)) != length:
+        _malformed("meta_info.completion_tokens", f"the answer's {length} tokens", counted)
+
+
 def _spans(data: Any, version: str, length: int) -> tuple[tuple[str, int, int], ...]:
+    """(version, start, end) over all `length` tokens, in order and without a gap; empty spans are left out."""
     if not data:
         return ((version, 0, length),) if length else ()
     try:
         spans = tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in data)
     except (TypeError, KeyError, ValueError):
         _malformed("meta_info.weight_versions", "a list of {version, start, end}", data)
-    return spans
+    ends = [0, *(end for _, _, end in spans)]
+    if [start for _, start, _ in spans] != ends[:-1] or ends[-1] != length or any(a > b for a, b in pairwise(ends)):
+        _malformed("meta_info.weight_versions", f"spans that cover the answer's {length} tokens in order", data)
+    return tuple(span for span in spans if span[1] < span[2])
 
 
 def _get(data: Any, key: str, want: type[Any], prefix: str) -> Any:

@@ -1,8 +1,7 @@
 """Statistics over samples and outcomes: pure functions, plain numbers in and out.
 
 1. `pass_at_k` is the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374, eq. 1).
-2. Length and truncation figures count response tokens.
-3. `compare` sets what was offered to training beside what was trained on: dropping slow or failed work is a bias
+2. `compare` sets what was offered to training beside what was trained on: dropping slow or failed work is a bias
    that nobody sees unless it is measured.
 """
 
@@ -10,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.sample import Sample, Status
+from agentrl.sample import Sample
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -68,25 +67,6 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
-
-
-@dataclass(frozen=True, slots=True)
-class LengthStats:
-    """Response lengths in tokens, and the shares that were cut off or broke."""
-
-    length: Distribution
-    truncated: float
-    failed: float
-
-
-def length_stats(samples: Sequence[Sample]) -> LengthStats:
-    """Lengths of `samples`, and the shares with status truncated and failed."""
-    count = max(len(samples), 1)
-    return LengthStats(
-        length=Distribution.of([s.response_length for s in samples]),
-        truncated=sum(s.status is Status.TRUNCATED for s in samples) / count,
-        failed=sum(s.status is Status.FAILED for s in samples) / count,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,12 @@ N = TypeVar("N", int, float)
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
+    from agentrl.engine import EnginePool
     from agentrl.envs import Environment
 
 
 class Generator(Protocol):
-    """The part of the engine client that generating needs."""
+    """The part of the engine pool that generating needs."""
 
     async def generate(
         self,
@@ -37,6 +38,10 @@ class Generator(Protocol):
     ) -> Generation:
         """Sample a continuation of `input_ids`."""
         ...
+
+
+if TYPE_CHECKING:
+    _GENERATOR: type[Generator] = EnginePool
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def ok(ids: list[int]) -> Reply:
     """A good answer."""
 
     async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
-        return web.json_response(answer(ids))
+        return web.json_response(answer(ids, prompt_tokens=len(body["input_ids"])))
 
     return reply
 
@@ -109,4 +109,5 @@ async def reset(server: FaultyServer, body: dict[str, Any], request: web.Request
 async def silence(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
     """No answer until the request is aborted."""
     await server.aborted.wait()
-    return web.json_response(answer([]))
+    finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+    return web.json_response(answer([], finish_reason=finish, prompt_tokens=len(body["input_ids"])))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import orjson
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentrl.engine import EngineClient, Generation, SamplingParams
+from agentrl.engine import BroadcastUpdate, DiskUpdate, EnginePool, Generation, SamplingParams, WeightGroup
 from agentrl.engine.embedded.process_group import join_group
+from agentrl.engine.transport import HttpTransport
 
 PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]
 SHORT = SamplingParams(temperature=1.0, max_new_tokens=12, ignore_eos=True)
@@ -35,77 +37,78 @@ def check_log_probs(model: Path, got: Generation, *, tolerance: float, temperatu
     assert worst <= tolerance, f"log-probs differ from the reference by {worst}"
 
 
-async def check_generate(client: EngineClient, model: Path, tolerance: float) -> None:
+async def check_generate(pool: EnginePool, model: Path, tolerance: float) -> None:
     """Ids, log-probs, stop reasons."""
-    got = await client.generate(PROMPT, SHORT, session_id="s")
+    got = await pool.generate(PROMPT, SHORT, session_id="s")
     assert len(got.ids) == 12
     assert got.finish_reason.type == "length"
     assert got.prompt_tokens == len(PROMPT)
     check_log_probs(model, got, tolerance=tolerance)
     cool = SamplingParams(temperature=0.5, top_k=5, max_new_tokens=12, ignore_eos=True)
-    check_log_probs(model, await client.generate(PROMPT, cool), tolerance=tolerance, temperature=0.5)
+    check_log_probs(model, await pool.generate(PROMPT, cool), tolerance=tolerance, temperature=0.5)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
-    first = await client.generate(PROMPT, greedy)
-    stopped = await client.generate(
+    first = await pool.generate(PROMPT, greedy)
+    stopped = await pool.generate(
         PROMPT, SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, stop_token_ids=(first.ids[2],))
     )
     assert stopped.finish_reason.type in ("stop", "length")
     assert stopped.ids == first.ids[: len(stopped.ids)]
 
 
-async def check_abort(client: EngineClient) -> None:
+async def check_abort(pool: EnginePool) -> None:
     """An aborted request returns what it has, with one log-prob a token."""
     got: list[Generation] = []
 
     async def call() -> None:
-        got.append(await client.generate(PROMPT, LONG, rid="abort-me"))
+        got.append(await pool.generate(PROMPT, LONG, rid="abort-me"))
 
     async with anyio.create_task_group() as group:
         group.start_soon(call)
-        await running(client, 1)
-        await client.abort("abort-me")
+        await running(pool, 1)
+        await pool.abort("abort-me")
     assert got[0].finish_reason.type == "abort"
     assert len(got[0].ids) == len(got[0].log_probs) < 1500
 
 
-async def check_cancel(client: EngineClient) -> None:
+async def check_cancel(pool: EnginePool) -> None:
     """A cancelled call leaves nothing running."""
     async with anyio.create_task_group() as group:
-        group.start_soon(client.generate, PROMPT, LONG)
-        await running(client, 1)
+        group.start_soon(pool.generate, PROMPT, LONG)
+        await running(pool, 1)
         group.cancel_scope.cancel()
-    await running(client, 0)
+    await running(pool, 0)
 
 
-async def check_pause_update_resume(client: EngineClient, model: Path, other: Path, tolerance: float) -> None:
+async def check_pause_update_resume(pool: EnginePool, model: Path, other: Path, tolerance: float) -> None:
     """A request frozen in place goes on with the new weights and says which token has which version."""
-    await client.update_weights_from_disk(str(model), "one")
+    await pool.receive(DiskUpdate(str(model)), "one")
+    member = pool.members[0]
     got: list[Generation] = []
 
     async def call() -> None:
-        got.append(await client.generate(PROMPT, LONG))
+        got.append(await pool.generate(PROMPT, LONG))
 
     async with anyio.create_task_group() as group:
         group.start_soon(call)
-        await running(client, 1)
-        await client.pause("in_place")
-        await client.update_weights_from_disk(str(other), "two", flush_cache=False)
-        await client.resume()
+        await running(pool, 1)
+        await member.pause("in_place")
+        await member.load_folder(str(other), "two", flush_cache=False)
+        await member.resume()
     assert [version for version, _, _ in got[0].weight_versions] == ["one", "two"]
     assert got[0].weight_versions[-1][2] == len(got[0].ids) == 1500
-    await client.flush_cache()
-    fresh = await client.generate(PROMPT, SHORT)
+    await member.flush_cache()
+    fresh = await pool.generate(PROMPT, SHORT)
     assert fresh.weight_version == "two"
     check_log_probs(other, fresh, tolerance=tolerance)
 
 
-async def check_broadcast(client: EngineClient, model: Path, tolerance: float) -> None:
+async def check_broadcast(pool: EnginePool, model: Path, tolerance: float) -> None:
     """New weights by a gloo broadcast from rank 0, which is this process."""
     weights = load_file(model / "model.safetensors")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    engines = len(client.urls)
+    engines = len(pool.urls)
     joined: list[Any] = []
 
     def join() -> None:
@@ -116,33 +119,28 @@ async def check_broadcast(client: EngineClient, model: Path, tolerance: float) -
 
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, join)
-        await client.init_weights_group("127.0.0.1", port, world_size=engines + 1, group="agentrl", backend="gloo")
+        await pool.join_weight_group(WeightGroup("127.0.0.1", port, engines + 1, "agentrl", "gloo", 1))
 
     def send() -> None:
         for name in weights:
             dist.broadcast(weights[name].contiguous(), src=0, group=joined[0])
 
-    await client.pause("retract")
-    await client.begin_weight_update()
+    specs = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in weights.items()]
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, send)
-        await client.update_weights_from_distributed(
-            list(weights),
-            [str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()],
-            [list(tensor.shape) for tensor in weights.values()],
-            group="agentrl",
-            version="broadcast",
-        )
-    await client.end_weight_update()
-    await client.resume()
-    await client.destroy_weights_group("agentrl")
-    got = await client.generate(PROMPT, SHORT)
+        await pool.receive(BroadcastUpdate("agentrl", [specs[:3], specs[3:]]), "broadcast")
+    await pool.leave_weight_group("agentrl")
+    assert pool.version == "broadcast"
+    got = await pool.generate(PROMPT, SHORT)
     assert got.weight_version == "broadcast"
     check_log_probs(model, got, tolerance=tolerance)
 
 
-async def running(client: EngineClient, count: int, timeout: float = 20.0) -> None:
+async def running(pool: EnginePool, count: int, timeout: float = 20.0) -> None:
     """Wait until the first engine says that so many requests run."""
-    with anyio.fail_after(timeout):
-        while (await client.loads())[0]["loads"][0]["num_running_reqs"] != count:
-            await anyio.lowlevel.checkpoint()
+    async with HttpTransport(connect_timeout=5.0) as transport:
+        with anyio.fail_after(timeout):
+            while True:
+                _, raw = await transport.exchange("GET", pool.urls[0] + "/v1/loads?include=core")
+                if orjson.loads(raw)["loads"][0]["num_running_reqs"] == count:
+                    return

@@ -1,4 +1,4 @@
-"""A real SGLang server on this machine's CPU, through the launcher and the client (`make test-sglang`).
+"""A real SGLang server on this machine's CPU, through the launcher and the pool (`make test-sglang`).
 
 The interpreter that has SGLang is `.venv-sglang/bin/python`, made by `scripts/install_sglang_cpu.sh`, or the one
 that `AGENTRL_SGLANG_PYTHON` names.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engine import EngineClient, EngineSettings, launch
+from agentrl.engine import EnginePool, EngineSettings, launch
 from tests.engine import protocol_checks as checks
 
 PYTHON = Path(os.environ.get("AGENTRL_SGLANG_PYTHON", Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"))
@@ -24,22 +24,22 @@ pytestmark = [
 
 
 @pytest.fixture
-async def client(tiny_model: Path, tmp_path: Path) -> AsyncIterator[EngineClient]:
+async def pool(tiny_model: Path, tmp_path: Path) -> AsyncIterator[EnginePool]:
     settings = EngineSettings(
         engine="sglang", engine_python=str(PYTHON), sglang_cpu=True, sglang_options={"dtype": "float32"}
     )
     async with (
         launch(settings, tiny_model, log_dir=tmp_path) as engines,
-        EngineClient([engine.url for engine in engines], settings, vocab_size=512) as client,
+        EnginePool([engine.url for engine in engines], settings, vocab_size=512) as pool,
     ):
-        yield client
+        yield pool
 
 
-async def test_everything_an_engine_must_do(client: EngineClient, tiny_model: Path, other_model: Path):
+async def test_everything_an_engine_must_do(pool: EnginePool, tiny_model: Path, other_model: Path) -> None:
     # One test and one server: a start costs half a minute.
-    assert await client.health() == {client.urls[0]: True}
-    await checks.check_generate(client, tiny_model, TOLERANCE)
-    await checks.check_abort(client)
-    await checks.check_cancel(client)
-    await checks.check_pause_update_resume(client, tiny_model, other_model, TOLERANCE)
-    await checks.check_broadcast(client, tiny_model, TOLERANCE)
+    assert await pool.health() == {pool.urls[0]: True}
+    await checks.check_generate(pool, tiny_model, TOLERANCE)
+    await checks.check_abort(pool)
+    await checks.check_cancel(pool)
+    await checks.check_pause_update_resume(pool, tiny_model, other_model, TOLERANCE)
+    await checks.check_broadcast(pool, tiny_model, TOLERANCE)

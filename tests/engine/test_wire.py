@@ -1,46 +1,68 @@
 """Wire types: what is sent, what is read, what is refused."""
 
-import base64
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.wire import FinishReason, Generation, SamplingParams, decode_routed_experts, error_message
+from agentrl.engine.wire import Asked, FinishReason, Generation, SamplingParams, error_message
 from agentrl.errors import EngineRejected
+from tests.conformance.sglang.replay import names, recording
 from tests.engine.faults import answer
 
+ASKED = Asked(prompt_tokens=3, max_new_tokens=4, vocab_size=512)
 
-def test_unset_parameters_are_left_out():
+
+def is_whole_answer(name: str) -> bool:
+    """Of one prompt of known ids, with log-probs; long answers were shortened in the recordings."""
+    exchange = recording(name)
+    body, answered = exchange["request"]["body"], exchange["response"]["json"]
+    if not (isinstance(body, dict) and isinstance(answered, dict) and "output_ids" in answered):
+        return False
+    meta = answered["meta_info"]
+    known = "input_ids" in body and "output_token_logprobs" in meta
+    return known and len(answered["output_ids"]) == meta["completion_tokens"]
+
+
+RECORDED = [name for name in names("") if is_whole_answer(name)]
+
+
+def spans(*parts: tuple[str, int, int]) -> list[dict[str, Any]]:
+    return [{"version": version, "start": start, "end": end} for version, start, end in parts]
+
+
+def test_unset_parameters_are_left_out() -> None:
     assert SamplingParams(temperature=0.0, stop=("a",)).to_wire() == {"temperature": 0.0, "stop": ("a",)}
 
 
-@given(st.lists(st.tuples(st.integers(0, 200_000), st.floats(-50, 0)), max_size=50))
-def test_ids_and_log_probs_survive_json(tokens: list[tuple[int, float]]):
+@given(st.lists(st.tuples(st.integers(0, 200_000), st.floats(-50, 0)), min_size=1, max_size=50))
+def test_ids_and_log_probs_survive_json(tokens: list[tuple[int, float]]) -> None:
     wire = answer([i for i, _ in tokens], output_token_logprobs=[[p, i, None] for i, p in tokens])
-    got = Generation.from_wire(json.loads(json.dumps(wire)))
+    got = Generation.from_wire(json.loads(json.dumps(wire)), Asked(3))
     assert list(zip(got.ids, got.log_probs, strict=True)) == tokens
 
 
-def test_version_spans_are_read_and_made_up_where_absent():
-    assert Generation.from_wire(answer([1, 2])).weight_versions == (("1", 0, 2),)
-    spans = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 2}]
-    assert Generation.from_wire(answer([1, 2], weight_versions=spans)).weight_versions == (("a", 0, 1), ("b", 1, 2))
+def test_version_spans_are_read_and_made_up_where_absent() -> None:
+    assert Generation.from_wire(answer([1, 2]), ASKED).weight_versions == (("1", 0, 2),)
+    found = spans(("a", 0, 0), ("a", 0, 1), ("b", 1, 2))
+    assert Generation.from_wire(answer([1, 2], weight_versions=found), ASKED).weight_versions == (
+        ("a", 0, 1),
+        ("b", 1, 2),
+    )
 
 
-def test_stop_id_is_kept_with_its_reason():
-    got = Generation.from_wire(answer([7, 2], finish_reason={"type": "stop", "matched": 2}))
+def test_stop_id_is_kept_with_its_reason() -> None:
+    got = Generation.from_wire(answer([7, 2], finish_reason={"type": "stop", "matched": 2}), ASKED)
     assert got.finish_reason == FinishReason("stop", 2)
     assert got.ids == [7, 2]
 
 
-def test_an_abort_before_the_first_token_is_an_empty_answer():
+def test_an_abort_before_the_first_token_is_an_empty_answer() -> None:
     wire = answer([], finish_reason={"type": "abort", "message": "Aborted"})
     del wire["meta_info"]["output_token_logprobs"]
-    assert Generation.from_wire(wire).ids == []
+    assert Generation.from_wire(wire, ASKED).ids == []
 
 
 @pytest.mark.parametrize(
@@ -52,9 +74,9 @@ def test_an_abort_before_the_first_token_is_an_empty_answer():
         ({"meta_info": {}}, "finish_reason"),
     ],
 )
-def test_malformed_answers_name_the_field(change: dict[str, Any], field: str):
+def test_malformed_answers_name_the_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(EngineRejected, match=field):
-        Generation.from_wire(answer([1]) | change)
+        Generation.from_wire(answer([1]) | change, ASKED)
 
 
 @pytest.mark.parametrize(
@@ -68,21 +90,72 @@ def test_malformed_answers_name_the_field(change: dict[str, Any], field: str):
         ({"weight_versions": [1]}, "weight_versions"),
     ],
 )
-def test_malformed_meta_info_names_the_field(meta: dict[str, Any], field: str):
+def test_malformed_meta_info_names_the_field(meta: dict[str, Any], field: str) -> None:
     with pytest.raises(EngineRejected, match=field):
-        Generation.from_wire(answer([1], **meta))
+        Generation.from_wire(answer([1], **meta), ASKED)
 
 
-def test_routed_experts_round_trip():
-    rows = np.arange(24, dtype="<i4").reshape(6, 2, 2)
-    encoded = base64.b64encode(rows.tobytes()).decode()
-    got = Generation.from_wire(answer([1], routed_experts=encoded)).routed_experts(layers=2, top_k=2)
-    assert got is not None
-    np.testing.assert_array_equal(got, rows)
-    with pytest.raises(EngineRejected, match="routed_experts"):
-        decode_routed_experts(encoded, layers=5, top_k=2)
-    with pytest.raises(EngineRejected, match="base64"):
-        decode_routed_experts("!", layers=2, top_k=2)
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [
+        (answer([512]), "ids from 0 to 511"),
+        (answer([-1]), "ids from 0 to 511"),
+        (answer([1], output_token_logprobs=[[3.0, 1, None]]), "log-probs of at most 0"),
+        (answer([1], prompt_tokens=999), "--allow-auto-truncate"),
+        (answer([1] * 5), "at most 4 tokens"),
+        (answer([1, 2], completion_tokens=99), "completion_tokens"),
+        (answer([1, 2], weight_versions=spans(("a", 0, 99))), "cover the answer's 2 tokens"),
+        (answer([1, 2], weight_versions=spans(("a", 0, 1))), "cover the answer's 2 tokens"),
+        (answer([1, 2], weight_versions=spans(("a", 1, 2))), "cover the answer's 2 tokens"),
+        (answer([1, 2], weight_versions=spans(("a", 0, 0), ("b", 1, 2))), "cover the answer's 2 tokens"),
+        (answer([1, 2], weight_versions=spans(("a", 0, 3), ("b", 3, 2))), "cover the answer's 2 tokens"),
+    ],
+)
+def test_answers_that_contradict_themselves_or_the_request_are_refused(answered: dict[str, Any], said: str) -> None:
+    with pytest.raises(EngineRejected, match=said) as caught:
+        Generation.from_wire(answered, ASKED)
+    assert caught.value.kind == "malformed_answer"
+
+
+def test_an_id_below_zero_is_refused_where_the_vocabulary_is_not_known() -> None:
+    assert Generation.from_wire(answer([10**6]), Asked(3)).ids == [10**6]
+    with pytest.raises(EngineRejected, match="ids from 0, got -1"):
+        Generation.from_wire(answer([-1]), Asked(3))
+
+
+def test_an_empty_answer_is_a_full_context_unless_nothing_was_asked_for() -> None:
+    with pytest.raises(EngineRejected, match="context is full") as caught:
+        Generation.from_wire(answer([]), ASKED)
+    assert caught.value.kind == "context_overflow"
+    assert Generation.from_wire(answer([]), Asked(3, max_new_tokens=0)).ids == []
+
+
+def test_rounding_above_zero_is_no_contradiction() -> None:
+    assert Generation.from_wire(answer([1], output_token_logprobs=[[4e-6, 1, None]]), ASKED).log_probs == [4e-6]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(500, "engine_error"), (400, "engine_rejected")])
+def test_an_abort_that_carries_an_error_is_that_error(status: int, kind: str) -> None:
+    finish = {"type": "abort", "message": "it broke", "status_code": status, "err_type": None}
+    with pytest.raises(EngineRejected, match="it broke") as caught:
+        Generation.from_wire(answer([1], finish_reason=finish), ASKED)
+    assert (caught.value.status, caught.value.kind) == (status, kind)
+
+
+def test_an_abort_in_the_queue_says_neither_prompt_nor_version() -> None:
+    wire = answer([], finish_reason={"type": "abort", "message": "Abort in waiting queue"}, completion_tokens=0)
+    del wire["meta_info"]["prompt_tokens"], wire["meta_info"]["weight_version"], wire["meta_info"]["cached_tokens"]
+    got = Generation.from_wire(wire, ASKED)
+    assert (got.ids, got.prompt_tokens, got.weight_versions) == ([], 3, ())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_the_real_server_answered_is_accepted(name: str) -> None:
+    exchange = recording(name)
+    body, answered = exchange["request"]["body"], exchange["response"]["json"]
+    asked = Asked(len(body["input_ids"]), body["sampling_params"].get("max_new_tokens"), vocab_size=512)
+    ids = list(answered["output_ids"])
+    assert Generation.from_wire(answered, asked).ids == ids
 
 
 @pytest.mark.parametrize(
@@ -95,5 +168,5 @@ def test_routed_experts_round_trip():
         b"why",
     ],
 )
-def test_every_error_form_gives_the_servers_words(body: bytes):
+def test_every_error_form_gives_the_servers_words(body: bytes) -> None:
     assert error_message(body) == "why"

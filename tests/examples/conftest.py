@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from agentrl import Sample
-from agentrl.engine import EngineClient
-from agentrl.engine.transport import Transport
+from agentrl.engine import EnginePool
+from agentrl.engine.transport import HttpTransport
 from tests.rollout.scripted import Store
 from tests.support.embedded_server import embedded_server
 
@@ -28,9 +28,9 @@ def server(model: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-async def client(server: str) -> AsyncIterator[EngineClient]:
-    async with EngineClient([server]) as client:
-        yield client
+async def pool(server: str) -> AsyncIterator[EnginePool]:
+    async with EnginePool([server], vocab_size=None) as pool:
+        yield pool
 
 
 class Questions(Store):
@@ -54,16 +54,16 @@ class Questions(Store):
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
     """Every `/generate` exchange: the ids that were sent, and the ids that came back."""
     seen: list[Exchange] = []
-    exchange = Transport.exchange
+    exchange = HttpTransport.exchange
 
-    async def recorded(self: Transport, method: str, url: str, body: Any = None, headers: Any = None) -> Any:
+    async def recorded(self: HttpTransport, method: str, url: str, body: Any = None, headers: Any = None) -> Any:
         status, raw = await exchange(self, method, url, body, headers)
         if url.endswith("/generate"):
             assert status == 200
             seen.append((orjson.loads(body)["input_ids"], orjson.loads(raw)["output_ids"]))
         return status, raw
 
-    monkeypatch.setattr(Transport, "exchange", recorded)
+    monkeypatch.setattr(HttpTransport, "exchange", recorded)
     return seen
 
 

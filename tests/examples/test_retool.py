@@ -10,7 +10,7 @@ from agentrl.chat import Chat
 from agentrl.chat.demonstration import to_sample
 from agentrl.config import Args, RunSettings
 from agentrl.demo.example import held_out
-from agentrl.engine import EngineClient
+from agentrl.engine import EnginePool
 from agentrl.envs import Environment, load_environment
 from agentrl.observability.metrics import read_metrics
 from agentrl.rm_hub import grade
@@ -71,7 +71,7 @@ async def environment() -> AsyncIterator[type[Environment]]:
 async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     way: str,
     model: Path,
-    client: EngineClient,
+    pool: EnginePool,
     environment: type[Environment],
     exchanges: list[Exchange],
     tmp_path: Path,
@@ -83,7 +83,7 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     own = way == "generate"
     generate = GenerateFunction.load(str(EXAMPLE / "generate.py")) if own else None
     reward = RewardFunction.load(str(EXAMPLE / "generate.py"), group=False) if own else None
-    context = RolloutContext(settings, args, Chat.load(str(model)), client, 1024, environment)
+    context = RolloutContext(settings, args, Chat.load(str(model)), pool, 1024, environment)
     runner = GroupPlayer(context, Grader(settings, args, reward), generate)
     result = await OneBatch(runner, Questions(write_synthetic(tmp_path, 0)[0])).run(0)
 

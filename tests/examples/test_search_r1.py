@@ -9,7 +9,7 @@ import pytest
 from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.config import Args, RunSettings
-from agentrl.engine import EngineClient
+from agentrl.engine import EnginePool
 from agentrl.envs import load_environment
 from agentrl.rm_hub import grade
 from agentrl.rollout.context import RolloutContext
@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("way", ["env", "generate"])
 async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
-    way: str, model: Path, client: EngineClient, exchanges: list[Exchange], tmp_path: Path
+    way: str, model: Path, pool: EnginePool, exchanges: list[Exchange], tmp_path: Path
 ) -> None:
     settings = RolloutSettings(
         rollout_batch_size=GROUPS, n_samples_per_prompt=SIZE, rollout_max_response_len=24, rm_type="search_r1"
@@ -58,7 +58,7 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     args = Args({**settings.model_dump(), "prompt_data": None})
     environment = load_environment("examples.search_r1.env:SearchR1Env") if way == "env" else None
     generate = None if environment else GenerateFunction.load(str(EXAMPLE / "generate.py"))
-    context = RolloutContext(settings, args, Chat.load(str(model)), client, 1024, environment)
+    context = RolloutContext(settings, args, Chat.load(str(model)), pool, 1024, environment)
     runner = GroupPlayer(context, Grader(settings, args, None), generate)
     result = await OneBatch(runner, Questions(write_train_and_test(tmp_path, 0)[0])).run(0)
 

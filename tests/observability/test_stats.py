@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.observability.stats import Distribution, compare, length_stats, pass_at_1, pass_at_k, quantile
+from agentrl.observability.stats import Distribution, compare, pass_at_1, pass_at_k, quantile
 from agentrl.sample import Sample, Status
 
 
@@ -63,13 +63,6 @@ def make(length: int, reward: float | None, *, status: Status = Status.COMPLETED
     sample.set_prompt_tokens([1])
     sample.append_model(list(range(length)), [-0.5] * length)
     return sample
-
-
-def test_length_stats() -> None:
-    found = length_stats([make(2, 1.0), make(4, 0.0, status=Status.TRUNCATED), make(6, 0.0, status=Status.FAILED)])
-    assert found.length.mean == 4
-    assert (found.truncated, found.failed) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert length_stats([]).truncated == 0
 
 
 def test_comparison_shows_what_dropping_slow_work_does() -> None:

@@ -1,7 +1,7 @@
 """The HTTP application and its life: routes, start, clean end.
 
-1. `build` loads the model and gives a Starlette application with its engine thread not yet started; `serve` runs it
-   until SIGTERM or SIGINT.
+1. `build` loads the model and gives a Starlette application with its engine thread not yet started; it changes nothing
+   of the process that it runs in. `serve` makes a process of its own of it, until SIGTERM or SIGINT.
 2. On a signal every live request ends at once with an abort that keeps what it has; the process is gone a second later.
 3. When it listens it writes one line to stdout: `ready on http://HOST:PORT`.
 4. Nothing is served from a thread pool but weight reading; no handler runs a forward pass.
@@ -11,7 +11,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import FrameType
 
 import uvicorn
@@ -68,12 +68,12 @@ POST: dict[str, Handler] = {
 }
 
 
-def build(options: Options) -> Starlette:
-    """Load everything the server needs. Raises `AgentRLError` for a folder that cannot be served."""
-    import torch
+def build(options: Options, *, on_crash: Callable[[], None]) -> Starlette:
+    """Load everything the server needs; `on_crash` is called in the engine's thread when that has failed for good.
 
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    Raises:
+        AgentRLError: the folder cannot be served.
+    """
     config = read_config(options.model_path)
     context = context_length(config, options.context_length)
     dtype = options.dtype
@@ -84,7 +84,7 @@ def build(options: Options) -> Starlette:
     )
     slots = options.slots or slots_that_fit(model, context)
     engine = Engine(model, slots=slots, context_length=context, chunk=options.chunk)
-    worker = Worker(engine, on_crash=lambda: signal.raise_signal(signal.SIGTERM))
+    worker = Worker(engine, on_crash=on_crash)
     vocab = Vocabulary(options.model_path, config)
     service = Service(options, worker, engine, vocab, config, context, options.model_path)
     routes = [Route(path, answers_errors(handler), methods=["GET"]) for path, handler in GET.items()]
@@ -134,7 +134,11 @@ class _Server(uvicorn.Server):
 
 def serve(options: Options) -> None:
     """Load the model and serve until a signal comes."""
-    app = build(options)
+    import torch
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    app = build(options, on_crash=lambda: signal.raise_signal(signal.SIGTERM))
     config = uvicorn.Config(
         app,
         host=options.host,

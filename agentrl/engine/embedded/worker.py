@@ -3,7 +3,7 @@
 1. Only the worker's thread touches the `Engine`. Others hand over functions: `submit`, `post`, `call`, `exclusive`.
 2. Functions run between forward passes, so a call waits for one pass at most; the event loop never waits for any.
 3. An exception in a forward pass is a bug or a broken device: it is logged, all jobs end with an abort that carries
-   status 500, and `on_crash` is called (the server exits).
+   status 500, and `on_crash` is called: the thread is gone, and nothing that is asked for later is done.
 """
 
 import asyncio

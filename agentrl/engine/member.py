@@ -1,0 +1,175 @@
+"""One engine of a pool: the calls to it.
+
+1. Every control call is bounded by `engine_control_timeout`; a call that returns has succeeded, everything else raises
+   an `EngineFailure` with the engine's own words.
+2. A call that joins a process group or takes a broadcast blocks until the other ranks do their part.
+3. Weight-update sessions are used only where the server has them (SGLang from 0.5.23 on; found out by asking once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import anyio
+import orjson
+
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import Transport
+from agentrl.engine.weights import TensorSpec, WeightGroup
+from agentrl.engine.wire import error_message
+from agentrl.errors import EngineRejected, EngineTimeout, EngineUnreachable
+
+PauseMode = Literal["abort", "in_place", "retract"]
+
+_FLUSH_TIMEOUT = 60.0
+
+
+class Member:
+    """The engine at `url`; `places` are its requests that may be in flight at once."""
+
+    def __init__(self, url: str, transport: Transport, settings: EngineSettings) -> None:
+        self.url = url
+        self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)
+        self._transport, self._timeout = transport, settings.engine_control_timeout
+        self._generate_url = url + "/generate"
+        self._has_update_sessions = True
+
+    async def generate(self, body: bytes, headers: Mapping[str, str] | None) -> tuple[int, bytes]:
+        """Status and body that `/generate` answers; no time limit here."""
+        return await self._transport.exchange("POST", self._generate_url, body, headers)
+
+    async def healthy(self, timeout: float) -> bool:
+        """Whether `/health` says 200 within `timeout` seconds."""
+        with anyio.move_on_after(timeout):
+            try:
+                return (await self._transport.exchange("GET", self.url + "/health"))[0] == 200
+            except EngineUnreachable:
+                return False
+        return False
+
+    async def model_info(self) -> dict[str, Any]:
+        """`/model_info`: model_path, weight_version and more."""
+        return await self._object("/model_info")
+
+    async def server_info(self) -> dict[str, Any]:
+        """`/server_info`: all server options and the version."""
+        return await self._object("/server_info")
+
+    # ---- generation control -------------------------------------------------------------------------------
+
+    async def abort(self, rid: str) -> None:
+        """End a request; it answers with what it has so far. An unknown id does nothing."""
+        await self._call("POST", "/abort_request", {"rid": rid})
+
+    async def abort_all(self) -> None:
+        """End every request; each answers with what it has so far."""
+        await self._call("POST", "/abort_request", {"rid": "", "abort_all": True})
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating. `abort` ends live requests, `in_place` freezes them, `retract` sends them back to the queue."""
+        await self._call("POST", "/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on generating after `pause`, with the weights there are now."""
+        await self._call("POST", "/continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        """Drop all cached prefixes once the engine is idle."""
+        await self._call("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT:g}")
+
+    # ---- weights ------------------------------------------------------------------------------------------
+
+    async def load_folder(self, folder: str, version: str, *, flush_cache: bool = True) -> None:
+        """Load a Hugging Face folder; an engine that is not paused first finishes its requests."""
+        body = {"model_path": folder, "weight_version": version, "flush_cache": flush_cache}
+        await self._call("POST", "/update_weights_from_disk", body)
+
+    async def join_group(self, group: WeightGroup, rank: int) -> None:
+        """Join a weight group with this engine's ranks, of which `rank` is the first."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": rank,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._call("POST", "/init_weights_update_group", body)
+
+    async def leave_group(self, name: str) -> None:
+        """Leave a weight group."""
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": name})
+
+    async def begin_update(self) -> None:
+        """Open a weight-update session, where the server has such a thing: tensors may come only inside it."""
+        try:
+            await self._update_session("/begin_weight_update")
+        except EngineRejected:
+            # An external engine may still have the session open that a killed run began.
+            await self._update_session("/end_weight_update")
+            await self._update_session("/begin_weight_update")
+
+    async def receive(self, tensors: Sequence[TensorSpec], group: str, version: str) -> None:
+        """Take tensors that rank 0 of `group` broadcasts in this order."""
+        body = {
+            "names": [name for name, _, _ in tensors],
+            "dtypes": [dtype for _, dtype, _ in tensors],
+            "shapes": [shape for _, _, shape in tensors],
+            "group_name": group,
+            "flush_cache": True,
+            "weight_version": version,
+        }
+        await self._call("POST", "/update_weights_from_distributed", body)
+
+    async def end_update(self) -> None:
+        """Close the weight-update session."""
+        await self._update_session("/end_weight_update")
+
+    async def _update_session(self, path: str) -> None:
+        if not self._has_update_sessions:
+            return
+        try:
+            await self._call("POST", path, {})
+        except EngineRejected as error:
+            if error.status != 404:
+                raise
+            self._has_update_sessions = False
+
+    # ---- sending ------------------------------------------------------------------------------------------
+
+    async def _object(self, path: str) -> dict[str, Any]:
+        answer = await self._call("GET", path)
+        if not isinstance(answer, dict):
+            raise EngineRejected(
+                f"{path} at {self.url} should answer a JSON object, got {answer!r:.120}",
+                status=200,
+                kind="malformed_answer",
+            )
+        return answer
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        try:
+            with anyio.fail_after(self._timeout):
+                sent = None if body is None else orjson.dumps(body)
+                status, raw = await self._transport.exchange(method, self.url + path, sent)
+        except TimeoutError:
+            raise EngineTimeout(
+                f"{path} got no answer from {self.url} within {self._timeout:g} s (--engine-control-timeout)",
+                kind="control_timeout",
+            ) from None
+        answer = _loads(raw)
+        refused = isinstance(answer, dict) and answer.get("success") is False
+        if not 200 <= status < 300 or refused:
+            raise EngineRejected(
+                f"{path} at {self.url} answered {status}: {error_message(raw)}", status=status, kind="control_rejected"
+            )
+        return answer
+
+
+def _loads(raw: bytes) -> Any:
+    """Some control calls answer plain text or nothing: that is success too."""
+    try:
+        return orjson.loads(raw) if raw else None
+    except orjson.JSONDecodeError:
+        return raw.decode(errors="replace")

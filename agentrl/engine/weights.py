@@ -1,0 +1,46 @@
+"""What a weight update is: plain values that travel between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TensorSpec = tuple[str, str, list[int]]
+"""A tensor's Hugging Face name, its dtype (as `bfloat16`) and its shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """The process group in which weights are broadcast: the trainer is rank 0, the engines' ranks follow.
+
+    Attributes:
+        address, port: where the trainer's store listens.
+        world_size: all ranks, the trainer's included.
+        name: the group's; an engine refuses one that it knows already.
+        backend: `nccl` or `gloo`.
+        ranks_per_engine: engine i takes ranks from 1 + i * ranks_per_engine.
+    """
+
+    address: str
+    port: int
+    world_size: int
+    name: str
+    backend: str
+    ranks_per_engine: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUpdate:
+    """Weights in a Hugging Face folder that every engine can read."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastUpdate:
+    """Weights that rank 0 of the weight group `group` broadcasts, tensor by tensor, in this order."""
+
+    group: str
+    buckets: list[list[TensorSpec]]
+
+
+WeightUpdate = DiskUpdate | BroadcastUpdate

@@ -1,0 +1,234 @@
+"""The built-in engine inside this process: the same answers as over HTTP, and a process that stays as it was."""
+
+import signal
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+import torch
+
+from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, Generation, SamplingParams
+from agentrl.engine.embedded.core import Engine
+from agentrl.engine.local import in_process
+from agentrl.engine.transport import AsgiTransport, ConnectionLost, ConnectionRefused, Message
+from agentrl.errors import EngineUnreachable
+from tests.support.embedded_server import embedded_server
+
+SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
+LONG = SamplingParams(temperature=1.0, max_new_tokens=1500, ignore_eos=True)
+
+
+@pytest.fixture
+async def transport(tiny_model: Path) -> AsyncIterator[AsgiTransport]:
+    async with in_process(SETTINGS, tiny_model) as (transport, _):
+        yield transport
+
+
+def pool_over(transport: AsgiTransport) -> EnginePool:
+    return EnginePool(["in-process"], SETTINGS, vocab_size=512, transport=transport)
+
+
+async def play(pool: EnginePool) -> list[Generation]:
+    """Conversations of three turns that share their beginning, each turn with a seed of its own."""
+    found = []
+    for conversation in range(3):
+        ids = [10, 60, 61, 62]
+        for turn in range(3):
+            params = SamplingParams(
+                temperature=1.0, top_p=0.9, max_new_tokens=8, ignore_eos=True, sampling_seed=10 * conversation + turn
+            )
+            found.append(await pool.generate(ids, params, session_id=str(conversation)))
+            ids = [*ids, *found[-1].ids, 70 + turn]
+    return found
+
+
+async def running(transport: AsgiTransport, count: int) -> None:
+    """Wait until so many requests run."""
+    with anyio.fail_after(20):
+        while (
+            orjson.loads((await transport.exchange("GET", "http://e/v1/loads"))[1])["loads"][0]["num_running_reqs"]
+            != count
+        ):
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_answers_are_those_of_the_server(transport: AsgiTransport, tiny_model: Path) -> None:
+    here = await play(pool_over(transport))
+    with embedded_server(tiny_model, "--slots", "4") as url:
+        async with EnginePool([url], SETTINGS, vocab_size=512) as pool:
+            there = await play(pool)
+    assert [got.ids for got in here] == [got.ids for got in there]
+    for mine, theirs in zip(here, there, strict=True):
+        assert mine.log_probs == pytest.approx(theirs.log_probs, abs=1e-5)
+        assert (mine.text, mine.finish_reason, mine.cached_tokens) == (
+            theirs.text,
+            theirs.finish_reason,
+            theirs.cached_tokens,
+        )
+
+
+async def test_a_cancelled_call_stops_sampling(transport: AsgiTransport) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(transport.exchange, "POST", "http://e/generate", generate_body())
+        await running(transport, 1)
+        group.cancel_scope.cancel()
+    # The exchange alone: no abort_request was sent.
+    await running(transport, 0)
+
+
+def generate_body() -> bytes:
+    return orjson.dumps({"input_ids": [1, 2, 3], "sampling_params": LONG.to_wire(), "return_logprob": True})
+
+
+async def test_new_weights_and_their_version(transport: AsgiTransport, tiny_model: Path, other_model: Path) -> None:
+    pool = pool_over(transport)
+    old: list[Generation] = []
+
+    async def call() -> None:
+        old.append(await pool.generate([1, 2, 3], LONG))
+
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
+    before = await pool.generate([1, 2, 3], greedy)
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await running(transport, 1)
+        await pool.receive(DiskUpdate(str(other_model)), "7")
+    assert old[0].finish_reason.type == "abort"
+    after = await pool.generate([1, 2, 3], greedy)
+    assert (before.weight_version, after.weight_version) == ("default", "7")
+    assert before.ids != after.ids
+    assert [info["weight_version"] for info in await pool.model_info()] == ["7"]
+    await pool.receive(DiskUpdate(str(tiny_model)), "8")
+    assert (await pool.generate([1, 2, 3], greedy)).ids == before.ids
+
+
+async def test_a_crash_of_the_engine_leaves_the_process_alone(
+    transport: AsgiTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(engine: Engine) -> bool:
+        raise RuntimeError("a broken device")
+
+    signals: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", signals.append)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    monkeypatch.setattr(Engine, "step", broken)
+    pool = pool_over(transport)
+    for _ in range(2):
+        with pytest.raises(EngineUnreachable, match="has crashed"):
+            await pool.generate([1, 2, 3], LONG)
+    assert await pool.health() == {"http://in-process": False}
+    assert signals == []
+
+
+async def test_the_process_keeps_its_number_of_threads(tiny_model: Path) -> None:
+    threads = torch.get_num_threads()
+    async with in_process(EngineSettings(embedded_threads=threads + 1, embedded_slots=1), tiny_model) as (
+        transport,
+        url,
+    ):
+        assert (await transport.exchange("GET", f"{url}/health"))[0] == 200
+        assert torch.get_num_threads() == threads
+
+
+# ---- the transport itself, over applications that go wrong -------------------------------------------------------
+
+
+class App:
+    """An application that records its life; `answer` handles requests."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.life = answer, list[str]()
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await self.answer(self, scope, receive, send)
+            return
+        for event in ("startup", "shutdown"):
+            assert (await receive())["type"] == f"lifespan.{event}"
+            self.life.append(event)
+            await send({"type": f"lifespan.{event}.complete"})
+
+
+async def test_what_is_sent_and_what_comes_back() -> None:
+    seen: list[Mapping[str, Any]] = []
+
+    async def echo(app: App, scope: Message, receive: Any, send: Any) -> None:
+        seen.append(scope)
+        message = await receive()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": message["body"], "more_body": True})
+        await send({"type": "http.response.body", "body": b"!"})
+
+    app = App(echo)
+    async with AsgiTransport(app) as transport:
+        assert app.life == ["startup"]
+        assert await transport.exchange("POST", "http://h:1/path?a=b", b"body", {"X-Key": "v"}) == (201, b"body!")
+    assert app.life == ["startup", "shutdown"]
+    assert (seen[0]["method"], seen[0]["path"], seen[0]["query_string"]) == ("POST", "/path", b"a=b")
+    assert (b"x-key", b"v") in seen[0]["headers"]
+
+
+async def test_a_cancelled_exchange_is_a_client_that_has_gone() -> None:
+    told, waiting = anyio.Event(), anyio.Event()
+
+    async def watch(app: App, scope: Message, receive: Any, send: Any) -> None:
+        await receive()
+        waiting.set()
+        assert (await receive())["type"] == "http.disconnect"
+        told.set()
+
+    async with AsgiTransport(App(watch)) as transport:
+        async with anyio.create_task_group() as group:
+            group.start_soon(transport.exchange, "GET", "http://h/")
+            await waiting.wait()
+            group.cancel_scope.cancel()
+        with anyio.fail_after(5):
+            await told.wait()
+
+
+async def test_an_application_that_raises_is_a_lost_connection() -> None:
+    async def fail(app: App, scope: Message, receive: Any, send: Any) -> None:
+        raise ValueError("a bug")
+
+    async with AsgiTransport(App(fail)) as transport:
+        with pytest.raises(ConnectionLost, match="a bug"):
+            await transport.exchange("GET", "http://h/")
+
+
+async def test_after_a_break_exchanges_are_lost_and_later_ones_refused() -> None:
+    waiting = anyio.Event()
+    lost: list[ConnectionLost] = []
+
+    async def hang(app: App, scope: Message, receive: Any, send: Any) -> None:
+        waiting.set()
+        await anyio.sleep_forever()
+
+    async with AsgiTransport(App(hang)) as transport:
+
+        async def call() -> None:
+            with pytest.raises(ConnectionLost, match="it broke") as caught:
+                await transport.exchange("GET", "http://h/")
+            lost.append(caught.value)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await waiting.wait()
+            transport.break_off("it broke")
+        with pytest.raises(ConnectionRefused, match="it broke"):
+            await transport.exchange("GET", "http://h/")
+    assert len(lost) == 1
+
+
+async def test_a_cancelled_host_still_shuts_the_application_down() -> None:
+    async def unused(app: App, scope: Message, receive: Any, send: Any) -> None:
+        raise AssertionError("no request was sent")
+
+    app = App(unused)
+    with anyio.CancelScope() as scope:
+        async with AsgiTransport(app):
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert app.life == ["startup", "shutdown"]

@@ -1,0 +1,173 @@
+"""The pool against servers that go wrong on purpose (`faults`)."""
+
+import socket
+
+import anyio
+import pytest
+
+from agentrl.engine import EnginePool, EngineSettings, SamplingParams
+from agentrl.engine.pool import ROUTING_HEADER
+from agentrl.errors import EngineRejected, EngineTimeout, EngineUnreachable
+from agentrl.sample import Sample
+from tests.engine.faults import ok, reset, serving, silence, status
+
+FAST = EngineSettings(engine_retry_backoff=0.0, engine_max_retries=2)
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=4)
+
+
+@pytest.fixture
+def closed_url() -> str:
+    """An address where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def test_a_good_answer_and_what_was_sent() -> None:
+    async with serving(ok([5, 6])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        got = await pool.generate([1, 2, 3], PARAMS, session_id="s")
+    assert (got.ids, got.log_probs, got.weight_version) == ([5, 6], [-0.5, -0.5], "1")
+    sent = server.generates[0]
+    assert sent.pop("rid")
+    assert sent == {
+        "input_ids": [1, 2, 3],
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 4},
+        "return_logprob": True,
+    }
+    assert server.headers[0][ROUTING_HEADER] == "s"
+
+
+async def test_refused_connection_is_engine_unreachable(closed_url: str) -> None:
+    async with EnginePool([closed_url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineUnreachable, match="after 3 attempts") as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.kind == "engine_refused"
+
+
+async def test_a_dead_engine_hands_its_sessions_over(closed_url: str) -> None:
+    async with serving(ok([5])) as server, EnginePool([closed_url, server.url], FAST, vocab_size=512) as pool:
+        for turn in range(3):
+            assert (await pool.generate([1], PARAMS, session_id=f"s{turn}")).ids == [5]
+    assert len(server.generates) == 3
+
+
+async def test_reset_mid_answer_is_retried_under_a_fresh_rid_and_counted_once() -> None:
+    sample = Sample()
+    sample.set_prompt_tokens([1, 2])
+    async with serving(reset, ok([5, 6])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        got = await pool.generate(sample.tokens, PARAMS, rid="first")
+        sample.append_model(got.ids, got.log_probs, got.weight_version)
+    first, second = (body["rid"] for body in server.generates)
+    assert first == "first"
+    assert second != first
+    assert server.aborts == ["first"]
+    assert sample.tokens == [1, 2, 5, 6]
+
+
+async def test_reset_for_ever_is_engine_unreachable() -> None:
+    async with serving(reset) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineUnreachable) as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.kind == "engine_lost"
+    assert len(server.generates) == FAST.engine_max_retries + 1
+
+
+@pytest.mark.parametrize("code", [429, 502, 503])
+async def test_busy_answers_are_retried(code: int) -> None:
+    async with serving(status(code), ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        assert (await pool.generate([1], PARAMS)).ids == [5]
+
+
+@pytest.mark.parametrize("code", [400, 404, 500])
+async def test_other_errors_are_raised_at_once_with_the_servers_words(code: int) -> None:
+    async with serving(status(code), ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected, match=f"{code}: no") as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.status == code
+    assert len(server.generates) == 1
+
+
+async def test_busy_for_ever_is_rejected() -> None:
+    async with serving(status(503)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected) as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.status == 503
+    assert len(server.generates) == 3
+
+
+async def test_overflow_has_its_own_kind() -> None:
+    body = b'{"error":{"message":"The input (2100 tokens) is longer than the model\'s context length (2048 tokens)."}}'
+    async with serving(status(400, body)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected) as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.kind == "context_overflow"
+
+
+@pytest.mark.parametrize("body", [b"{not json", b"[]", b'{"text": "x"}', b""])
+async def test_a_malformed_answer_is_rejected_and_not_retried(body: bytes) -> None:
+    async with serving(status(200, body)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected, match="malformed engine answer") as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.kind == "malformed_answer"
+    assert len(server.generates) == 1
+
+
+async def test_a_slow_answer_is_a_timeout_and_is_aborted() -> None:
+    async with serving(silence) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineTimeout, match=r"0\.2 s"):
+            await pool.generate([1], PARAMS, rid="slow", deadline=0.2)
+    assert server.aborts == ["slow"]
+
+
+async def test_cancelling_sends_abort() -> None:
+    async with serving(silence) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.generate, [1], PARAMS)
+            await server.arrived.wait()
+            group.cancel_scope.cancel()
+        assert server.aborts == [server.generates[0]["rid"]]
+
+
+async def test_abort_reaches_the_request_and_its_call_returns() -> None:
+    async with serving(silence) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        got = []
+
+        async def call() -> None:
+            got.append(await pool.generate([1], PARAMS, rid="mine"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await server.arrived.wait()
+            await pool.abort("mine")
+    assert server.aborts == ["mine"]
+    assert got[0].ids == []
+
+
+async def test_no_more_than_the_allowed_requests_are_in_flight() -> None:
+    settings = EngineSettings(sglang_server_concurrency=2)
+    async with (
+        serving(silence) as server,
+        EnginePool([server.url], settings, vocab_size=512) as pool,
+        anyio.create_task_group() as group,
+    ):
+        for _ in range(5):
+            group.start_soon(pool.generate, [1], PARAMS)
+        await server.arrived.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert len(server.generates) <= 2
+        server.aborted.set()
+    assert len(server.generates) == 5
+
+
+@pytest.mark.parametrize("ids", [[], [1, 512], [-1], [1.5], [True]])
+async def test_bad_prompts_are_refused_before_they_are_sent(ids: list) -> None:
+    async with serving(ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected) as caught:
+            await pool.generate(ids, PARAMS)
+    assert caught.value.kind == "bad_prompt"
+    assert server.generates == []
+
+
+async def test_health_names_the_dead(closed_url: str) -> None:
+    async with serving(ok([5])) as server, EnginePool([closed_url, server.url], FAST, vocab_size=512) as pool:
+        assert await pool.health(timeout=2.0) == {closed_url: False, server.url: False}

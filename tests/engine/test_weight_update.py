@@ -1,0 +1,174 @@
+"""What engines are told at a weight update, in which order, and what they are told when it fails."""
+
+import pickle
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import anyio
+import orjson
+import pytest
+
+from agentrl.engine import BroadcastUpdate, DiskUpdate, EnginePool, TensorSpec, WeightGroup
+from agentrl.engine.weights import WeightUpdate
+from agentrl.errors import EngineRejected
+
+URLS = ["http://one", "http://two"]
+SPECS: list[TensorSpec] = [("a", "bfloat16", [2, 3]), ("b", "float32", [4])]
+BROADCAST = BroadcastUpdate("group", [SPECS[:1], SPECS[1:]])
+AROUND = ["/pause_generation", "/flush_cache?timeout=60"], ["/continue_generation"]
+
+
+class Recorder:
+    """A transport to engines that agree to everything but what `refuses` says, by host and path; writes down what came."""
+
+    def __init__(self, refuses: Mapping[tuple[str, str], list[int]] | None = None) -> None:
+        self.refuses = {key: list(statuses) for key, statuses in (refuses or {}).items()}
+        self.calls: list[tuple[str, str, Any]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        host, path = urlsplit(url).netloc, url[url.index("/", 8) :]
+        self.calls.append((host, path, None if body is None else orjson.loads(body)))
+        await anyio.lowlevel.checkpoint()
+        statuses = self.refuses.get((host, path)) or [200]
+        return statuses.pop(0), b""
+
+    def paths(self, host: str) -> list[str]:
+        """The paths that `host` was asked for, in order."""
+        return [path for at, path, _ in self.calls if at == host]
+
+    def body(self, path: str) -> Any:
+        """The body of the first call of `path`."""
+        return next(body for _, at, body in self.calls if at == path)
+
+
+def pool_over(recorder: Recorder) -> EnginePool:
+    return EnginePool(URLS, vocab_size=8, transport=recorder)
+
+
+@pytest.mark.parametrize(
+    ("update", "steps"),
+    [
+        (DiskUpdate("/weights/7"), ["/update_weights_from_disk"]),
+        (
+            BROADCAST,
+            ["/begin_weight_update", *["/update_weights_from_distributed"] * 2, "/end_weight_update"],
+        ),
+    ],
+)
+async def test_pause_flush_update_resume_on_all_engines_in_step(update: WeightUpdate, steps: list[str]) -> None:
+    recorder = Recorder()
+    pool = pool_over(recorder)
+    assert pool.version is None
+    await pool.receive(update, "7")
+    order = [*AROUND[0], *steps, *AROUND[1]]
+    # No engine takes a step before all have taken the one before it.
+    assert [path for _, path, _ in recorder.calls] == [path for path in order for _ in URLS]
+    assert recorder.paths("one") == recorder.paths("two") == order
+    assert pool.version == "7"
+
+
+async def test_what_an_update_says() -> None:
+    recorder = Recorder()
+    pool = pool_over(recorder)
+    await pool.receive(DiskUpdate("/weights/7"), "7")
+    await pool.receive(BROADCAST, "8")
+    assert recorder.body("/pause_generation") == {"mode": "abort"}
+    disk = {"model_path": "/weights/7", "weight_version": "7", "flush_cache": True}
+    assert recorder.body("/update_weights_from_disk") == disk
+    assert recorder.body("/update_weights_from_distributed") == {
+        "names": ["a"],
+        "dtypes": ["bfloat16"],
+        "shapes": [[2, 3]],
+        "group_name": "group",
+        "flush_cache": True,
+        "weight_version": "8",
+    }
+
+
+@pytest.mark.parametrize(
+    "path", ["/pause_generation", "/flush_cache?timeout=60", "/update_weights_from_disk", "/continue_generation"]
+)
+async def test_engines_sample_again_after_an_update_that_failed(path: str) -> None:
+    recorder = Recorder({("two", path): [400]})
+    pool = pool_over(recorder)
+    with pytest.raises(EngineRejected, match=f"{path.split('?')[0]}.* at http://two answered 400"):
+        await pool.receive(DiskUpdate("/weights/7"), "7")
+    assert recorder.paths("one")[-1] == recorder.paths("two")[-1] == "/continue_generation"
+    assert pool.version == ("7" if path == "/continue_generation" else None)
+
+
+async def test_an_engine_that_cannot_be_resumed_does_not_hide_why() -> None:
+    refuses = {("two", "/update_weights_from_disk"): [400], ("two", "/continue_generation"): [500]}
+    with pytest.raises(EngineRejected, match="/update_weights_from_disk") as caught:
+        await pool_over(Recorder(refuses)).receive(DiskUpdate("/weights/7"), "7")
+    assert ["/continue_generation" in note for note in caught.value.__notes__] == [True]
+
+
+async def test_engines_sample_again_after_an_update_that_was_cancelled() -> None:
+    class Endless(Recorder):
+        async def exchange(
+            self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        ) -> tuple[int, bytes]:
+            answer = await super().exchange(method, url, body, headers)
+            if url.endswith("/update_weights_from_disk"):
+                scope.cancel()
+                await anyio.sleep_forever()
+            return answer
+
+    recorder = Endless()
+    with anyio.CancelScope() as scope:
+        await pool_over(recorder).receive(DiskUpdate("/weights/7"), "7")
+    assert scope.cancelled_caught
+    assert recorder.paths("one")[-1] == recorder.paths("two")[-1] == "/continue_generation"
+
+
+async def test_a_session_that_a_killed_run_left_open_is_closed_first() -> None:
+    recorder = Recorder({("two", "/begin_weight_update"): [400]})
+    await pool_over(recorder).receive(BROADCAST, "7")
+    begin, end = "/begin_weight_update", "/end_weight_update"
+    sessions = {host: [path for path in recorder.paths(host) if path in (begin, end)] for host in ("one", "two")}
+    assert sessions == {"one": [begin, end], "two": [begin, end, begin, end]}
+
+
+async def test_servers_without_sessions_are_asked_once() -> None:
+    recorder = Recorder({("one", "/begin_weight_update"): [404]})
+    pool = pool_over(recorder)
+    for version in ("7", "8"):
+        await pool.receive(BROADCAST, version)
+    assert recorder.paths("one").count("/begin_weight_update") == 1
+    assert "/end_weight_update" not in recorder.paths("one")
+    assert recorder.paths("two").count("/end_weight_update") == 2
+
+
+async def test_ranks_of_a_weight_group_follow_the_trainers() -> None:
+    recorder = Recorder()
+    pool = pool_over(recorder)
+    await pool.join_weight_group(WeightGroup("10.0.0.1", 29500, 5, "group", "nccl", ranks_per_engine=2))
+    await pool.leave_weight_group("group")
+    assert [body.get("rank_offset") for _, _, body in recorder.calls] == [1, 3, None, None]
+    assert recorder.calls[0][2] == {
+        "master_address": "10.0.0.1",
+        "master_port": 29500,
+        "rank_offset": 1,
+        "world_size": 5,
+        "group_name": "group",
+        "backend": "nccl",
+    }
+    assert recorder.calls[-1][1:] == ("/destroy_weights_update_group", {"group_name": "group"})
+
+
+def test_updates_travel_between_processes() -> None:
+    for value in (WeightGroup("a", 1, 2, "n", "gloo", 1), DiskUpdate("folder"), BROADCAST):
+        assert pickle.loads(pickle.dumps(value)) == value
