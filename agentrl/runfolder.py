@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agentrl.config import Purpose, RunSettings
 from agentrl.errors import SettingsError
+from agentrl.files import write_atomic
 from agentrl.train.megatron.checkpoint import MANIFEST
 
 _BELOW: dict[Purpose, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
@@ -80,23 +81,17 @@ class RunFolder:
     @staticmethod
     def _write_settings(path: Path, settings: RunSettings) -> None:
         try:
-            draft = path / f".settings.{os.getpid()}.json"
-            draft.write_text(settings.model_dump_json(indent=2) + "\n")
-            os.replace(draft, path / "settings.json")
+            write_atomic(path / "settings.json", settings.model_dump_json(indent=2) + "\n")
         except OSError as error:
             raise _unwritable(path, error) from error
 
     def write_processes(self, processes: Mapping[str, Sequence[int]]) -> None:
         """Write the process ids of this life of the run, by role, to `processes.json`."""
-        draft = self.path / f".processes.{os.getpid()}.json"
-        draft.write_text(json.dumps(processes) + "\n")
-        os.replace(draft, self.path / "processes.json")
+        write_atomic(self.path / "processes.json", json.dumps(processes) + "\n")
 
     def wrote_model_of(self, checkpoint: Path) -> None:
         """Write down, in `exported.json`, that `model` is the export of this checkpoint."""
-        draft = self.path / f".exported.{os.getpid()}.json"
-        draft.write_text(json.dumps(_identity(checkpoint)) + "\n")
-        os.replace(draft, self.path / "exported.json")
+        write_atomic(self.path / "exported.json", json.dumps(_identity(checkpoint)) + "\n")
 
     def has_model_of(self, checkpoint: Path) -> bool:
         """Whether `model` is there and is the export of this checkpoint. When in doubt, no: it can be written again."""

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from agentrl.groups import Group
 from agentrl.observability.stats import pass_at_k
 from agentrl.rollout.failures import ungrouped
-from agentrl.rollout.loop import DropGroup, Group, RolloutStats, TrajectoryRunner
+from agentrl.rollout.loop import DropGroup, RolloutStats, TrajectoryRunner
 from agentrl.sample import Sample, Status
 
 

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import anyio
 from anyio import to_thread
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
+from agentrl.groups import Group, GroupStore
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.admission import GroupScheduler
 from agentrl.rollout.agent_loop import run_environment
@@ -34,30 +34,8 @@ from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import FailureAction
 from agentrl.sample import Sample, Status
 
-Group = list[Sample]
-
 HOPELESS, HOPELESS_GROUPS = 10, 50
 """A rollout that drops this many times its target in a row, and at least this many groups, is given up."""
-
-
-class GroupStore(Protocol):
-    """Where groups come from and where their fate is recorded, by group id (`Sample.group_index`)."""
-
-    def lease(self, n: int, step: int) -> list[Group]:
-        """At most `n` groups of pending samples for rollout `step`; fewer when the data has ended."""
-        ...
-
-    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
-        """The group is finished and will be trained on."""
-        ...
-
-    def drop(self, group_id: int, reason: str) -> None:
-        """The group is finished and will not be trained on."""
-        ...
-
-    def release(self, group_id: int, reason: str) -> None:
-        """The group was started but is not needed in this rollout; it stays to be generated later."""
-        ...
 
 
 class DropGroup(Exception):

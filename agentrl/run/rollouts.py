@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from agentrl.buffer.dump import save_rollout
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.queue import GroupFeed
+from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.states import Recovery
 from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
@@ -23,7 +23,7 @@ from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import EvalResult, evaluate
 from agentrl.rollout.failures import guarded
-from agentrl.rollout.loop import RolloutLoop, RolloutResult, TrajectoryRunner, group_id
+from agentrl.rollout.loop import RolloutLoop, RolloutResult, TrajectoryRunner
 from agentrl.rollout.rewards import Grader
 from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.run.preflight import Plugins, load_chat
@@ -36,7 +36,7 @@ class RolloutSession:
         self.settings, self.run_folder, self.engine_urls = settings, run_folder, engine_urls
         self._stack = AsyncExitStack()
         self.client: EngineClient
-        self.feed: GroupFeed
+        self.feed: GroupQueue
         self.runner: TrajectoryRunner
         self._evals: list[EvalSet] = []
 
@@ -85,22 +85,19 @@ class RolloutSession:
         Args:
             checkpoint_step: the last rollout that the checkpoint covers; None for a fresh start.
         """
-        args = self.settings.args
         ledger = self._stack.enter_context(
             Ledger(self.run_folder / "ledger.sqlite", keep=self.settings.buffer.ledger_keep)
         )
-        self.feed = GroupFeed(load_source(args), ledger, args, checkpoint_step)
+        self.feed = GroupQueue(load_source(self.settings.data, self.settings.args), ledger, checkpoint_step)
         self._loop = RolloutLoop(self.runner, self.feed, self._plugins.group_filter)
         return self.feed.recovery
 
     async def rollout(self, rollout_id: int) -> RolloutResult:
         """Generate one rollout, groups of an earlier life included, and dump it if asked to."""
         count = self.settings.rollout.rollout_batch_size
-        done = [list(group.samples) for group in await to_thread.run_sync(self.feed.batch, count, rollout_id)]
+        done = await to_thread.run_sync(self.feed.next_batch, count, rollout_id)
         result = await self._loop.run(rollout_id, done=done)
-        ids = await to_thread.run_sync(self.feed.fix, count, rollout_id)
-        by_id = {group_id(group): group for group in result.groups}
-        result.groups = [by_id[number] for number in ids]
+        result.groups = await to_thread.run_sync(self.feed.next_batch, count, rollout_id)
         if template := self.settings.observability.save_debug_rollout_data:
             save_rollout(template, rollout_id, result.groups)
         return result
