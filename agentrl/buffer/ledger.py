@@ -42,19 +42,13 @@ class Ledger:
 
     Args:
         path: the SQLite file, made with its folder where missing.
-        run_id: name of this process's life in the event history; random if not given.
         keep: keep the samples of trained groups until a checkpoint covers them, or always.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        run_id: str | None = None,
-        keep: Literal["until_checkpoint", "always"] = "until_checkpoint",
-    ) -> None:
+    def __init__(self, path: str | Path, *, keep: Literal["until_checkpoint", "always"] = "until_checkpoint") -> None:
         self._file = LedgerFile(path)
-        self.run_id = run_id or uuid.uuid4().hex[:12]
+        # The name of this process's life in the event history.
+        self._run_id = uuid.uuid4().hex[:12]
         self._keep = keep
         with self._file.transaction() as db:
             (rows,) = db.execute("SELECT count(*) FROM groups").fetchone()
@@ -323,7 +317,7 @@ class Ledger:
     ) -> int:
         done = db.execute(
             "INSERT INTO events (group_id, from_state, to_state, step, run_id, at, reason) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (group_id, before, to, step, self.run_id, time.time(), reason),
+            (group_id, before, to, step, self._run_id, time.time(), reason),
         )
         assert done.lastrowid is not None
         return done.lastrowid

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.life += 1
-        self.ledger = Ledger(self.path, run_id=f"life{self.life}", keep=self.keep)  # type: ignore[arg-type]
+        self.ledger = Ledger(self.path, keep=self.keep)  # type: ignore[arg-type]
 
     def having(self, *states: State) -> list[int]:
         return [group for group, state in self.model.items() if state in states]
@@ -64,7 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def move(self, data: st.DataObject, to: State) -> None:
         group = data.draw(st.sampled_from(sorted(self.model)))
         tag = f"life{self.life}"
-        act = {
+        act: Callable[[], None] = {
             State.COMPLETED: lambda: self.ledger.complete(group, finished(group, tag=tag)),
             State.WAITING: lambda: self.ledger.release(group, "given back"),
             State.DROPPED: lambda: self.ledger.drop(group, "filtered"),

@@ -1,5 +1,6 @@
 """A source under a ledger: what the rollout loop and the driver see."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -87,27 +88,38 @@ def test_a_batch_is_the_ledgers_whoever_has_the_samples(
         assert queue.next_batch(n, 0) == [finished(group_id) for group_id in wanted], "now all from the ledger"
 
 
+class Watched(Sample):
+    """A sample that can be referred to weakly."""
+
+
+def complete_watched(queue: GroupQueue, group_id: int) -> weakref.ref[Sample]:
+    group: list[Sample] = [Watched.from_dict(sample.to_dict()) for sample in finished(group_id)]
+    queue.complete(group_id, group)
+    return weakref.ref(group[0])
+
+
 def test_a_full_batch_is_handed_over_and_not_kept(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
         queue = queue_of(tmp_path, ledger)
         queue.lease(2, 0)
-        mine = finished(0)
-        queue.complete(0, mine)
-        assert queue.next_batch(2, 0)[0][0] is mine[0], "not full: read from memory, and kept there"
+        mine = complete_watched(queue, 0)
+        assert queue.next_batch(2, 0)[0][0] is mine(), "not full: still in memory"
         queue.complete(1, finished(1))
-        assert queue.next_batch(2, 0)[0][0] is mine[0]
-        assert queue.next_batch(2, 0)[0][0] is not mine[0]
+        batch = queue.next_batch(2, 0)
+        assert batch[0][0] is mine()
+        del batch
+        assert mine() is None
 
 
-def test_a_dropped_group_is_in_no_batch(tmp_path: Path) -> None:
+def test_a_dropped_group_is_in_no_batch_and_not_kept(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
         queue = queue_of(tmp_path, ledger)
         queue.lease(2, 0)
-        for group_id in (0, 1):
-            queue.complete(group_id, finished(group_id))
-        assert queue.next_batch(3, 0) == [finished(0), finished(1)]
+        mine = complete_watched(queue, 0)
+        queue.complete(1, finished(1))
         queue.drop(0, "too old")
-        assert queue.next_batch(1, 0) == [finished(1)]
+        assert mine() is None
+        assert queue.next_batch(2, 0) == [finished(1)]
 
 
 def last_only(args: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
