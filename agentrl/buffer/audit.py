@@ -15,12 +15,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.buffer.sqlite import Store
+from agentrl.buffer.sqlite import LedgerFile
 from agentrl.buffer.states import MOVES, State
 
 _RECOVERY_MOVES = {
     (State.LEASED, State.WAITING),
-    (State.RUNNING, State.WAITING),
     (State.TRAINED, State.COMPLETED),
     (State.TRAINED, State.WAITING),
     (State.COMPLETED, State.TRAINED),
@@ -79,18 +78,15 @@ def audit_ledger(
     Raises:
         LedgerError: no such ledger, or it cannot be read.
     """
-    store = Store(path, readonly=True)
+    file = LedgerFile(path, readonly=True)
     try:
-        with store.transaction() as db:
-            return audit_open(db, through_step=through_step, groups_per_step=groups_per_step)
+        with file.transaction() as db:
+            return _audit(db, through_step, groups_per_step)
     finally:
-        store.close()
+        file.close()
 
 
-def audit_open(
-    db: sqlite3.Connection, *, through_step: int | None = None, groups_per_step: int | None = None
-) -> LedgerAudit:
-    """Audit inside an open transaction."""
+def _audit(db: sqlite3.Connection, through_step: int | None, groups_per_step: int | None) -> LedgerAudit:
     problems: list[str] = []
     histories, events, recoveries = _replay(db, problems)
     rows = db.execute("SELECT group_id, state, train_step, reason FROM groups ORDER BY group_id").fetchall()

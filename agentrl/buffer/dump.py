@@ -12,8 +12,9 @@ from pathlib import Path
 
 import orjson
 
-from agentrl.data.source import Group, write_atomic
 from agentrl.errors import DataError, SampleError
+from agentrl.files import write_atomic
+from agentrl.groups import Group
 from agentrl.rowfiles import json_type
 from agentrl.sample import Sample
 

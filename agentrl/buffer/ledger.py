@@ -1,13 +1,13 @@
 """The ledger: the durable truth about which prompt group was trained, and when.
 
-1. One row a group: waiting -> leased -> running -> completed -> trained, or dropped with a reason. Other moves raise
+1. One row a group: waiting -> leased -> completed -> trained, or dropped with a reason. Other moves raise
    `LedgerError`: training a group twice, training a dropped one, finishing what nobody leased.
 2. Every move is one transaction, together with its event (group, from, to, step, run, time).
-3. `take_completed` fixes the batch of a training step before it is trained, so that a step that has to be trained
-   again is trained on the same samples.
+3. `fix_batch` fixes the groups of a training step before it is trained, so that a step that has to be trained again is
+   trained on the same samples.
 4. `recover` puts the rows back to what a checkpoint of step c proves: trained after c goes back to completed (or, if
-   its samples were pruned, waits to be made again), leased and running go back to waiting. The position in the prompt
-   data is the number of rows; it is stored nowhere else.
+   its samples were pruned, waits to be made again), leased goes back to waiting. The position in the prompt data is the
+   number of rows; it is stored nowhere else.
 5. Steps are rollout numbers from 0. A checkpoint of step c covers every group trained at a step <= c.
 """
 
@@ -19,20 +19,20 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import orjson
 
 from agentrl.buffer.codec import decode_group, encode_group
-from agentrl.buffer.queries import forget, read_checkpoint, read_completed, read_lease, write_checkpoint
-from agentrl.buffer.sqlite import Store
-from agentrl.buffer.states import MOVES, CompletedGroup, Lease, Recovery, State
-from agentrl.data.order import Place
+from agentrl.buffer.queries import fix, forget, read_checkpoint, read_lease, select_ids, waiting_ids, write_checkpoint
+from agentrl.buffer.sqlite import LedgerFile
+from agentrl.buffer.states import MOVES, Lease, Recovery, State
 from agentrl.errors import LedgerError
+from agentrl.groups import Group
 from agentrl.sample import Sample
 
-if TYPE_CHECKING:
-    from agentrl.buffer.audit import LedgerAudit
+PlaceOf = Callable[[int], tuple[int, int | None] | None]
+"""A new group's number -> epoch and prompt row (None: only its maker knows the prompt); None at the end of the data."""
 
 
 class Ledger:
@@ -42,32 +42,26 @@ class Ledger:
 
     Args:
         path: the SQLite file, made with its folder where missing.
-        run_id: name of this process's life in the event history; random if not given.
         keep: keep the samples of trained groups until a checkpoint covers them, or always.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        run_id: str | None = None,
-        keep: Literal["until_checkpoint", "always"] = "until_checkpoint",
-    ) -> None:
-        self._store = Store(path)
-        self.run_id = run_id or uuid.uuid4().hex[:12]
+    def __init__(self, path: str | Path, *, keep: Literal["until_checkpoint", "always"] = "until_checkpoint") -> None:
+        self._file = LedgerFile(path)
+        # The name of this process's life in the event history.
+        self._run_id = uuid.uuid4().hex[:12]
         self._keep = keep
-        with self._store.transaction() as db:
+        with self._file.transaction() as db:
             (rows,) = db.execute("SELECT count(*) FROM groups").fetchone()
         self._recovered = rows == 0
 
     @property
     def path(self) -> Path:
         """The SQLite file."""
-        return self._store.path
+        return self._file.path
 
     def close(self) -> None:
         """Release the file and the writer's lock."""
-        self._store.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +76,7 @@ class Ledger:
             LedgerError: it changed, so that the same group number would mean another prompt.
         """
         new = {key: orjson.dumps(value).decode() for key, value in identity.items()}
-        with self._store.transaction() as db:
+        with self._file.transaction() as db:
             for key, value in new.items():
                 found = db.execute("SELECT value FROM meta WHERE key=?", (f"identity.{key}",)).fetchone()
                 if found is None:
@@ -95,51 +89,34 @@ class Ledger:
 
     # ---- making groups ------------------------------------------------------------------------------------
 
-    def lease(
-        self,
-        n: int,
-        step: int,
-        place: Callable[[int], Place | None] = lambda position: Place(0, position),
-        *,
-        choose: Sequence[int] | None = None,
-    ) -> list[Lease]:
-        """Lease up to `n` groups for rollout step `step`: waiting ones first (lowest number first), then new ones.
+    def waiting(self) -> list[Lease]:
+        """Groups that wait to be leased again, lowest number first."""
+        with self._file.transaction() as db:
+            return [read_lease(db, group_id) for group_id in waiting_ids(db)]
 
-        Args:
-            n: how many.
-            step: the rollout step that wants them.
-            place: prompt of a new group by its number; None when the data has come to its end.
-            choose: which waiting groups to take instead of the lowest; no new ones are made then.
-
-        Returns:
-            at most `n` leases; fewer only when the data has come to its end (or `choose` is shorter).
-        """
+    def lease_waiting(self, n: int, step: int, *, choose: Sequence[int] | None = None) -> list[Lease]:
+        """Lease up to `n` waiting groups for rollout step `step`: the lowest numbers, or those of `choose` in its order."""
         with self._write() as db:
-            if choose is None:
-                found = db.execute(
-                    "SELECT group_id FROM groups WHERE state=? ORDER BY group_id LIMIT ?", ("waiting", n)
-                )
-                ids = [row[0] for row in found]
-            else:
-                ids = list(choose[:n])
+            ids = waiting_ids(db, n) if choose is None else choose[:n]
             for group_id in ids:
                 self._move(db, group_id, State.LEASED, step=step)
                 db.execute("UPDATE groups SET step=?, attempts=attempts+1 WHERE group_id=?", (step, group_id))
-            if choose is None:
-                ids += self._create(db, n - len(ids), step, place)
             return [read_lease(db, group_id) for group_id in ids]
 
-    def lease_given(self, groups: Sequence[Sequence[Sample]], step: int) -> list[Lease]:
+    def lease_new(self, n: int, step: int, place: PlaceOf) -> list[Lease]:
+        """Make and lease the next groups for rollout step `step`; fewer than `n` only when the data has come to its end."""
+        with self._write() as db:
+            return [read_lease(db, group_id) for group_id in self._create(db, n, step, place)]
+
+    def lease_given(self, groups: Sequence[Group], step: int) -> list[Lease]:
         """Make and lease new groups whose prompts only the caller knows; the samples are stored to start from."""
         with self._write() as db:
-            ids = self._create(db, len(groups), step, lambda position: Place(0, position), known=False)
+            ids = self._create(db, len(groups), step, lambda group_id: (0, None))
             for group_id, samples in zip(ids, groups, strict=True):
                 db.execute("INSERT INTO starts VALUES (?, ?)", (group_id, encode_group(samples)))
             return [read_lease(db, group_id) for group_id in ids]
 
-    def _create(
-        self, db: sqlite3.Connection, n: int, step: int, place: Callable[[int], Place | None], known: bool = True
-    ) -> list[int]:
+    def _create(self, db: sqlite3.Connection, n: int, step: int, place: PlaceOf) -> list[int]:
         (first,) = db.execute("SELECT coalesce(max(group_id) + 1, 0) FROM groups").fetchone()
         ids: list[int] = []
         for group_id in range(first, first + n):
@@ -148,33 +125,16 @@ class Ledger:
             now = time.time()
             db.execute(
                 "INSERT INTO groups VALUES (?, ?, ?, 'leased', NULL, ?, NULL, 1, NULL, ?, ?)",
-                (group_id, at.epoch, at.prompt_index if known else None, step, now, now),
+                (group_id, *at, step, now, now),
             )
             self._event(db, group_id, None, State.LEASED, step, None)
             ids.append(group_id)
         return ids
 
-    def waiting(self) -> list[tuple[int, list[Sample] | None, Place | None]]:
-        """Groups that wait to be leased again: id, the samples to start from if any, the prompt's place if any."""
-        with self._store.transaction() as db:
-            found = db.execute(
-                "SELECT group_id, data, epoch, prompt_index FROM groups LEFT JOIN starts USING (group_id) "
-                "WHERE state='waiting' ORDER BY group_id"
-            ).fetchall()
-        return [
-            (group_id, None if data is None else decode_group(data), None if index is None else Place(epoch, index))
-            for group_id, data, epoch, index in found
-        ]
-
     # ---- moving groups ------------------------------------------------------------------------------------
 
-    def mark_running(self, group_id: int) -> None:
-        """leased -> running."""
-        with self._write() as db:
-            self._move(db, group_id, State.RUNNING)
-
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
-        """leased or running -> completed; the samples are stored in the same transaction.
+        """leased -> completed; the samples are stored in the same transaction.
 
         Raises:
             SampleError: a sample cannot be stored.
@@ -194,7 +154,7 @@ class Ledger:
             )
 
     def release(self, group_id: int, reason: str, samples: Sequence[Sample] | None = None) -> None:
-        """leased or running -> waiting, to be leased again; `samples` are kept to start from (a partial rollout)."""
+        """leased -> waiting, to be leased again; `samples` are kept to start from (a partial rollout)."""
         data = encode_group(samples) if samples else None
         with self._write() as db:
             self._move(db, group_id, State.WAITING, reason=reason)
@@ -210,43 +170,30 @@ class Ledger:
 
     # ---- training -----------------------------------------------------------------------------------------
 
-    def take_completed(self, n: int, step: int) -> list[CompletedGroup]:
-        """The batch of training step `step`: fixed at the first call, the same at every later one.
+    def fix_batch(self, n: int, step: int) -> list[int]:
+        """The groups of training step `step`: fixed at the first call, the same at every later one.
 
-        Groups fixed for this step come first, all of them; up to `n` are filled with the groups of the earliest
-        rollout steps that are fixed for no step, in the order in which they were completed.
+        Groups fixed for this step before are all in it; up to `n` are filled with the groups of the earliest rollout
+        steps that are fixed for no step.
 
         Returns:
-            at least what was fixed before; fewer than `n` when not enough groups are completed (then call again
-            later: those returned are fixed already).
+            ids by rollout step, then in the order in which they were completed; fewer than `n` when not enough groups
+            are completed (then call again later: those returned are fixed already).
         """
         with self._write() as db:
-            self._fix(db, n, step)
-            return read_completed(db, "train_step=?", step)
+            return fix(db, n, step)
 
-    def fix_completed(self, n: int, step: int) -> list[int]:
-        """`take_completed` for a caller that has the samples: only the group ids, in the same order."""
-        with self._write() as db:
-            self._fix(db, n, step)
-            found = db.execute(
-                "SELECT group_id FROM groups WHERE state='completed' AND train_step=? ORDER BY step, completed", (step,)
-            ).fetchall()
-            return [row[0] for row in found]
+    def samples(self, group_id: int) -> Group:
+        """The stored samples of a finished group.
 
-    def _fix(self, db: sqlite3.Connection, n: int, step: int) -> None:
-        (fixed,) = db.execute(
-            "SELECT count(*) FROM groups WHERE state='completed' AND train_step=?", (step,)
-        ).fetchone()
-        found = db.execute(
-            "SELECT group_id FROM groups WHERE state='completed' AND train_step IS NULL ORDER BY step, completed LIMIT ?",
-            (max(0, n - fixed),),
-        ).fetchall()
-        db.executemany("UPDATE groups SET train_step=? WHERE group_id=?", [(step, row[0]) for row in found])
-
-    def completed_for_step(self, step: int) -> list[CompletedGroup]:
-        """All completed groups that were leased for rollout step `step`, whether fixed for training or not."""
-        with self._store.transaction() as db:
-            return read_completed(db, "step=?", step)
+        Raises:
+            LedgerError: it has none: it was not completed, or they were let go.
+        """
+        with self._file.transaction() as db:
+            row = db.execute("SELECT data FROM payloads WHERE group_id=?", (group_id,)).fetchone()
+        if row is None:
+            raise LedgerError(f"ledger {self.path} keeps no samples of group {group_id}")
+        return decode_group(row[0])
 
     def mark_trained(self, group_ids: Iterable[int], step: int) -> None:
         """completed -> trained at `step`, all of them or none.
@@ -270,8 +217,8 @@ class Ledger:
         with self._write() as db:
             write_checkpoint(db, max(step, read_checkpoint(db)))
             if self._keep == "until_checkpoint":
-                ids = db.execute("SELECT group_id FROM groups WHERE state='trained' AND train_step<=?", (step,))
-                forget(db, [row[0] for row in ids], starts=False)
+                ids = select_ids(db, "SELECT group_id FROM groups WHERE state='trained' AND train_step<=?", step)
+                forget(db, ids, starts=False)
 
     # ---- resuming -----------------------------------------------------------------------------------------
 
@@ -285,7 +232,7 @@ class Ledger:
             LedgerError: the checkpoint is of a later step than anything this ledger knows: it is another run's.
         """
         covered = -1 if checkpoint_step is None else checkpoint_step
-        with self._store.transaction() as db:
+        with self._file.transaction() as db:
             rows, last = db.execute("SELECT count(*), coalesce(max(train_step), -1) FROM groups").fetchone()
             if rows and covered > last:
                 raise LedgerError(
@@ -297,11 +244,11 @@ class Ledger:
             late = "state='trained' AND train_step>? AND group_id {} (SELECT group_id FROM payloads)"
             replayed = self._each(db, late.format("IN"), (covered,), State.COMPLETED, "after the checkpoint")
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
-            released = self._each(db, "state IN ('leased', 'running')", (), State.WAITING, "the run stopped")
+            released = self._each(db, "state='leased'", (), State.WAITING, "the run stopped")
             db.executemany("UPDATE groups SET train_step=NULL WHERE group_id=?", [(i,) for i in remade])
             write_checkpoint(db, covered)
         self._recovered = True
-        return Recovery(covered, replayed, remade, released, proved)
+        return Recovery(replayed, remade, released, proved)
 
     def _each(
         self, db: sqlite3.Connection, where: str, values: tuple[object, ...], to: State, reason: str
@@ -316,36 +263,15 @@ class Ledger:
 
     # ---- asking -------------------------------------------------------------------------------------------
 
-    @property
-    def checkpoint_step(self) -> int:
-        """The last step that a durable checkpoint covers; -1 before the first."""
-        with self._store.transaction() as db:
-            return read_checkpoint(db)
-
-    @property
-    def last_step(self) -> int:
-        """The last step that any group was trained at, in the surviving history; -1 before the first."""
-        with self._store.transaction() as db:
-            (last,) = db.execute("SELECT coalesce(max(train_step), -1) FROM groups WHERE state='trained'").fetchone()
-            return int(last)
-
-    def counts(self, step: int | None = None) -> dict[State, int]:
-        """Number of groups by state; of one rollout step, or of the run."""
-        where, values = ("", ()) if step is None else ("WHERE step=?", (step,))
-        with self._store.transaction() as db:
-            found = dict(db.execute(f"SELECT state, count(*) FROM groups {where} GROUP BY state", values).fetchall())
+    def counts(self) -> dict[State, int]:
+        """Number of groups by state."""
+        with self._file.transaction() as db:
+            found = dict(db.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall())
         return {state: int(found.get(state.value, 0)) for state in State}
 
     def __len__(self) -> int:
         """Number of groups ever made: the position in the prompt data."""
         return sum(self.counts().values())
-
-    def audit(self, *, through_step: int | None = None, groups_per_step: int | None = None) -> LedgerAudit:
-        """Replay the whole history and check it (see `agentrl.buffer.audit.audit_ledger`)."""
-        from agentrl.buffer.audit import audit_open
-
-        with self._store.transaction() as db:
-            return audit_open(db, through_step=through_step, groups_per_step=groups_per_step)
 
     # ---- the parts of a transition ------------------------------------------------------------------------
 
@@ -355,7 +281,7 @@ class Ledger:
             raise LedgerError(
                 f"ledger {self.path} holds an earlier run's groups; call recover(checkpoint_step) before using it"
             )
-        with self._store.transaction() as db:
+        with self._file.transaction() as db:
             yield db
 
     def _move(
@@ -391,7 +317,7 @@ class Ledger:
     ) -> int:
         done = db.execute(
             "INSERT INTO events (group_id, from_state, to_state, step, run_id, at, reason) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (group_id, before, to, step, self.run_id, time.time(), reason),
+            (group_id, before, to, step, self._run_id, time.time(), reason),
         )
         assert done.lastrowid is not None
         return done.lastrowid

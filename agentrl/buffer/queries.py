@@ -1,4 +1,4 @@
-"""Reading and pruning the ledger's rows inside an open transaction."""
+"""Reading, fixing and pruning the ledger's rows inside an open transaction."""
 
 from __future__ import annotations
 
@@ -6,28 +6,36 @@ import sqlite3
 from collections.abc import Iterable
 
 from agentrl.buffer.codec import decode_group
-from agentrl.buffer.states import CompletedGroup, Lease
+from agentrl.buffer.states import Lease
+from agentrl.data.order import Place
+
+
+def select_ids(db: sqlite3.Connection, query: str, value: int) -> list[int]:
+    """What a query of one `?` and one column gives."""
+    return [group_id for (group_id,) in db.execute(query, (value,))]
+
+
+def waiting_ids(db: sqlite3.Connection, n: int = -1) -> list[int]:
+    """Groups that wait, lowest number first; all of them where `n` is negative."""
+    return select_ids(db, "SELECT group_id FROM groups WHERE state='waiting' ORDER BY group_id LIMIT ?", n)
 
 
 def read_lease(db: sqlite3.Connection, group_id: int) -> Lease:
-    """A leased group as it is handed out."""
-    row = db.execute(
-        "SELECT epoch, prompt_index, step, attempts, data FROM groups LEFT JOIN starts USING (group_id) "
-        "WHERE group_id=?",
-        (group_id,),
+    """A group as it is handed out."""
+    epoch, prompt_index, data = db.execute(
+        "SELECT epoch, prompt_index, data FROM groups LEFT JOIN starts USING (group_id) WHERE group_id=?", (group_id,)
     ).fetchone()
-    epoch, prompt_index, step, attempts, data = row
-    return Lease(group_id, epoch, prompt_index, step, attempts, None if data is None else decode_group(data))
+    place = None if prompt_index is None else Place(epoch, prompt_index)
+    return Lease(group_id, place, None if data is None else decode_group(data))
 
 
-def read_completed(db: sqlite3.Connection, where: str, step: int) -> list[CompletedGroup]:
-    """Completed groups with their samples, by rollout step and then by completion; `where` has one `?` for `step`."""
-    found = db.execute(
-        "SELECT group_id, step, data FROM groups JOIN payloads USING (group_id) "
-        f"WHERE state='completed' AND {where} ORDER BY step, completed",
-        (step,),
-    ).fetchall()
-    return [CompletedGroup(group_id, at, decode_group(data)) for group_id, at, data in found]
+def fix(db: sqlite3.Connection, n: int, step: int) -> list[int]:
+    """Fix completed groups for training step `step` until it has `n`; returns all of its groups."""
+    completed = "SELECT group_id FROM groups WHERE state='completed' AND train_step {} ORDER BY step, completed"
+    fixed = select_ids(db, completed.format("= ?"), step)
+    free = select_ids(db, completed.format("IS NULL") + " LIMIT ?", max(0, n - len(fixed)))
+    db.executemany("UPDATE groups SET train_step=? WHERE group_id=?", [(step, group_id) for group_id in free])
+    return select_ids(db, completed.format("= ?"), step)
 
 
 def forget(db: sqlite3.Connection, ids: Iterable[int], *, starts: bool = True) -> None:

@@ -1,7 +1,7 @@
 """The SQLite file under the ledger: one writer, full durability, errors in plain words.
 
 1. WAL journal with `synchronous=FULL`: a committed transaction survives a kill and a power cut.
-2. One writer: an exclusive `flock` on `<file>.lock`, held while the store is open and released by the kernel if the
+2. One writer: an exclusive `flock` on `<file>.lock`, held while the file is open and released by the kernel if the
    process dies. Readers need no lock.
 3. Every statement runs inside `transaction()`: all of it, or none of it. SQLite's errors become `LedgerError`.
 """
@@ -55,7 +55,7 @@ CREATE INDEX events_by_group ON events (group_id, seq);
 """
 
 
-class Store:
+class LedgerFile:
     """An open ledger file. Use `transaction()` for every read and write.
 
     Raises:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentrl.sample import Sample
+from agentrl.data.order import Place
+from agentrl.groups import Group
 
 
 class State(StrEnum):
@@ -16,8 +17,6 @@ class State(StrEnum):
     """Made, given back, and not leased: it is leased again before any new prompt."""
     LEASED = "leased"
     """Handed to the rollout loop."""
-    RUNNING = "running"
-    """Being generated."""
     COMPLETED = "completed"
     """Its samples are stored and wait to be trained."""
     TRAINED = "trained"
@@ -28,8 +27,7 @@ class State(StrEnum):
 
 MOVES: Mapping[State, frozenset[State]] = {
     State.WAITING: frozenset({State.LEASED, State.DROPPED}),
-    State.LEASED: frozenset({State.RUNNING, State.COMPLETED, State.WAITING, State.DROPPED}),
-    State.RUNNING: frozenset({State.COMPLETED, State.WAITING, State.DROPPED}),
+    State.LEASED: frozenset({State.COMPLETED, State.WAITING, State.DROPPED}),
     State.COMPLETED: frozenset({State.TRAINED, State.DROPPED}),
     State.TRAINED: frozenset(),
     State.DROPPED: frozenset(),
@@ -39,38 +37,25 @@ MOVES: Mapping[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A group to generate: its prompt's place, and how often it was leased (1 the first time).
+    """A group to generate: its prompt's place in the data, or None where only its maker knows the prompt.
 
     `start` holds the samples to start from when they cannot be rebuilt from the prompt's place.
     """
 
     group_id: int
-    epoch: int
-    prompt_index: int | None
-    step: int
-    attempts: int
-    start: list[Sample] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedGroup:
-    """A finished group: its samples and the rollout step that it was leased for."""
-
-    group_id: int
-    step: int
-    samples: list[Sample]
+    place: Place | None
+    start: Group | None
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """What `recover` changed, in group ids."""
 
-    checkpoint_step: int
     replayed: tuple[int, ...]
     """Trained after the checkpoint; their stored samples will be trained again at the same steps."""
     remade: tuple[int, ...]
     """Trained after the checkpoint, samples pruned: leased again."""
     released: tuple[int, ...]
-    """Leased or running when the run stopped: leased again."""
+    """Leased when the run stopped: leased again."""
     proved: tuple[int, ...]
     """Trained by the checkpoint's own evidence although the run stopped before it could write so."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
+from agentrl.data.settings import DataSettings
 from agentrl.errors import DataError
 from agentrl.rowfiles import RowFile, json_type, open_rows, split_slice
 from agentrl.sample import RECORDED, Message
@@ -43,47 +44,22 @@ class PromptData:
 
     Args:
         path: `file.jsonl`, `file.parquet`, either with `@[start:end]`.
-        limit: use only the first rows.
-        apply_chat_template: turn a text prompt into one user message.
+        settings: the fields that a row's parts are under, whether a text prompt becomes a user message, and how many
+            rows are used.
 
     Raises:
         DataError: the file or the slice holds no rows, or cannot be read.
     """
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        input_key: str = "input",
-        label_key: str | None = None,
-        metadata_key: str = "metadata",
-        tool_key: str = "tools",
-        apply_chat_template: bool = False,
-        limit: int | None = None,
-    ) -> None:
+    def __init__(self, path: str, settings: DataSettings | None = None) -> None:
         plain, part = split_slice(path)
         self._file: RowFile = open_rows(plain)
-        self._rows = range(len(self._file))[part]
-        if not self._rows:
+        self._settings = settings or DataSettings()
+        rows = range(len(self._file))[part]
+        if not rows:
             raise DataError(f"{path}: the slice is empty; {plain} has {len(self._file)} rows")
-        self._rows = self._rows[:limit]
-        self._input_key, self._label_key = input_key, label_key
-        self._metadata_key, self._tool_key = metadata_key, tool_key
-        self._as_chat = apply_chat_template
+        self._rows = rows[: self._settings.prompt_data_limit]
         self._drawn = 0
-
-    @classmethod
-    def from_args(cls, args: Any) -> Self:
-        """Open the data that the run's flat settings name (`prompt_data`, `input_key`, ...)."""
-        return cls(
-            args.prompt_data,
-            input_key=args.input_key,
-            label_key=args.label_key,
-            metadata_key=args.metadata_key,
-            tool_key=args.tool_key,
-            apply_chat_template=args.apply_chat_template,
-            limit=args.prompt_data_limit,
-        )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -116,12 +92,12 @@ class PromptData:
         )
 
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
-        key = self._input_key
+        key = self._settings.input_key
         if key not in row:
             raise DataError(f"{where}: no field {key!r} for the prompt; it has {_names(row)}; set --input-key")
         prompt = row[key]
         if isinstance(prompt, str):
-            return [{"role": "user", "content": prompt}] if self._as_chat else prompt
+            return [{"role": "user", "content": prompt}] if self._settings.apply_chat_template else prompt
         if not isinstance(prompt, list):
             raise DataError(
                 f"{where}: field {key!r} must be a string or a list of chat messages, got {json_type(prompt)}"
@@ -136,30 +112,29 @@ class PromptData:
         return prompt
 
     def _label(self, row: dict[str, Any], where: str) -> Any:
-        if self._label_key is None:
+        if (key := self._settings.label_key) is None:
             return None
-        if self._label_key not in row:
-            raise DataError(
-                f"{where}: no field {self._label_key!r} for the label; it has {_names(row)}; set --label-key"
-            )
-        return row[self._label_key]
+        if key not in row:
+            raise DataError(f"{where}: no field {key!r} for the label; it has {_names(row)}; set --label-key")
+        return row[key]
 
     def _metadata(self, row: dict[str, Any], where: str) -> dict[str, Any]:
-        metadata: dict[str, Any] = _typed(row, self._metadata_key, dict, where) or {}
+        key = self._settings.metadata_key
+        metadata: dict[str, Any] = _typed(row, key, dict, where) or {}
         if taken := sorted(RECORDED & metadata.keys()):
             raise DataError(
-                f"{where}: field {self._metadata_key!r} has the key {taken[0]!r}, under which agentrl records what "
+                f"{where}: field {key!r} has the key {taken[0]!r}, under which agentrl records what "
                 "happens to a sample; give it another name"
             )
         return metadata
 
     def _tools(self, row: dict[str, Any], where: str) -> list[dict[str, Any]] | None:
-        tools: list[Any] | None = _typed(row, self._tool_key, list, where)
+        key = self._settings.tool_key
+        tools: list[Any] | None = _typed(row, key, list, where)
         for number, tool in enumerate(tools or ()):
             if not isinstance(tool, dict):
                 raise DataError(
-                    f"{where}: field {self._tool_key!r} entry {number} must be a tool schema (an object), "
-                    f"got {json_type(tool)}"
+                    f"{where}: field {key!r} entry {number} must be a tool schema (an object), got {json_type(tool)}"
                 )
         return tools
 
@@ -167,6 +142,16 @@ class PromptData:
         """The next prompts, in order and repeating: for user sources that hold a bare dataset and keep no position."""
         first, self._drawn = self._drawn, self._drawn + num_samples
         return [copy.deepcopy(self[i % len(self)].prompt) for i in range(first, self._drawn)]
+
+
+def open_prompts(settings: DataSettings) -> PromptData | None:
+    """The prompt data that the settings name, checked as they ask; None when they name none."""
+    if settings.prompt_data is None:
+        return None
+    data = PromptData(settings.prompt_data, settings)
+    if settings.prompt_data_check == "full":
+        data.check()
+    return data
 
 
 def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:

@@ -40,3 +40,8 @@ class DataSettings(Settings):
     buffer_filter_path: str | None = Field(
         None, description="Own choice from the buffer as 'pkg.mod:function', called as fn(args, buffer, num_samples)."
     )
+
+    @classmethod
+    def of_args(cls, args: Any) -> "DataSettings":
+        """The same settings out of the flat `args` that a user's data source is built from; they were checked before."""
+        return cls.model_construct(**{name: getattr(args, name) for name in cls.model_fields if hasattr(args, name)})

@@ -10,27 +10,39 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import orjson
 
 from agentrl.data.order import Place, PromptOrder
-from agentrl.data.prompts import PromptData, PromptRow
+from agentrl.data.prompts import PromptRow, open_prompts
+from agentrl.data.settings import DataSettings
 from agentrl.errors import DataError, PluginError
+from agentrl.files import write_atomic
+from agentrl.groups import Group
 from agentrl.plugins import load_object
 from agentrl.sample import Sample
 
-Group = list[Sample]
 BufferFilter = Callable[[Any, list[Group], int], Sequence[Group]]
 """`fn(args, buffer, num_samples)` -> the groups to use; it may take them out of `buffer` or leave that to the caller."""
+
+Choice = Callable[[list[Group], int], list[Group]]
+"""A buffer filter as the rooms use it: takes at most that many groups out of the buffer and returns them."""
 
 
 @runtime_checkable
 class DataSource(Protocol):
     """The full contract; a plug-in needs `get_samples` and `add_samples` only (see `agentrl.data.user_source`)."""
+
+    n_samples_per_prompt: int
+
+    @property
+    def choice(self) -> Choice | None:
+        """The choice among groups given back; None is the plain one, lowest number first."""
+        ...
 
     def get_samples(self, num_groups: int) -> list[Group]: ...
 
@@ -59,16 +71,20 @@ class RolloutDataSource:
             raise PluginError(
                 f"{type(self).__name__} takes (args) or (dataset, args), got {len(arguments)} positional arguments"
             )
-        args = arguments[-1]
-        self.args = args
-        self.dataset: Any = arguments[0] if len(arguments) == 2 else open_dataset(args)
+        self.args = args = arguments[-1]
+        settings = DataSettings.of_args(args)
+        self.dataset: Any = arguments[0] if len(arguments) == 2 else open_prompts(settings)
         self.n_samples_per_prompt: int = args.n_samples_per_prompt
         self.position = 0
         self.order: PromptOrder | None = None
         if self.dataset is not None:
-            self.order = PromptOrder(
-                len(self.dataset), args.rollout_seed, args.rollout_shuffle, getattr(args, "num_epoch", None)
-            )
+            self.order = PromptOrder(len(self.dataset), args.rollout_seed, settings.rollout_shuffle, settings.num_epoch)
+        self._filter = load_buffer_filter(settings.buffer_filter_path)
+
+    @property
+    def choice(self) -> Choice | None:
+        """What `--buffer-filter-path` chooses; None where it names none."""
+        return None if self._filter is None else partial(take_from_buffer, self._filter, self.args)
 
     def identity(self) -> dict[str, object]:
         """What the meaning of a group number depends on: compare it on resume."""
@@ -92,7 +108,8 @@ class RolloutDataSource:
             label=row.label,
             metadata={**row.metadata, **({"tools": row.tools} if row.tools is not None else {})},
         )
-        return number_group((copy.deepcopy(first) for _ in range(self.n_samples_per_prompt)), group_id, self.args)
+        n = self.n_samples_per_prompt
+        return number_group([copy.deepcopy(first) for _ in range(n)], group_id, n)
 
     def get_samples(self, num_groups: int) -> list[Group]:
         """The next groups in order; fewer when the data has come to its end."""
@@ -151,15 +168,19 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.buffer: list[Group] = []
-        self._filter = load_buffer_filter(getattr(self.args, "buffer_filter_path", None))
+
+    @property
+    def choice(self) -> Choice:
+        """What `buffer_filter` chooses."""
+        return partial(take_from_buffer, self.buffer_filter, self.args)
 
     def buffer_filter(self, args: Any, buffer: list[Group], num_samples: int) -> Sequence[Group]:
         """The groups to use next: the plug-in's choice, or the oldest. A subclass may choose itself."""
-        return self._filter(args, buffer, num_samples)
+        return (self._filter or pop_first)(args, buffer, num_samples)
 
     def get_samples(self, num_groups: int) -> list[Group]:
         """Groups from the buffer, then new ones."""
-        chosen = take_from_buffer(self.buffer_filter, self.args, self.buffer, num_groups) if self.buffer else []
+        chosen = self.choice(self.buffer, num_groups) if self.buffer else []
         return chosen + super().get_samples(num_groups - len(chosen))
 
     def add_samples(self, groups: Sequence[Group]) -> None:
@@ -187,10 +208,10 @@ def pop_first(args: Any, buffer: list[Group], num_samples: int) -> list[Group]:
     return taken
 
 
-def load_buffer_filter(path: str | None) -> BufferFilter:
-    """The buffer filter that `--buffer-filter-path` names, or the oldest first."""
+def load_buffer_filter(path: str | None) -> BufferFilter | None:
+    """The buffer filter that `--buffer-filter-path` names."""
     if path is None:
-        return pop_first
+        return None
     found = load_object(path, what="--buffer-filter-path", default_names=("buffer_filter",))
     if not callable(found):
         raise PluginError(f"--buffer-filter-path {path!r}: expected a function, got {type(found).__name__}")
@@ -216,34 +237,12 @@ def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_g
     return chosen
 
 
-def number_group(samples: Iterable[Sample], group_id: int, args: Any) -> Group:
+def number_group(group: Group, group_id: int, n_samples_per_prompt: int) -> Group:
     """Give a group's samples their `group_index` and running `index`."""
-    group = list(samples)
     for offset, sample in enumerate(group):
-        sample.group_index = group_id
-        sample.index = group_id * args.n_samples_per_prompt + offset
+        sample.group_index, sample.index = group_id, group_id * n_samples_per_prompt + offset
     return group
 
 
-def open_dataset(args: Any) -> PromptData | None:
-    """The prompt data that the settings name, checked as they ask; None when they name none."""
-    if args.prompt_data is None:
-        return None
-    data = PromptData.from_args(args)
-    if getattr(args, "prompt_data_check", "lazy") == "full":
-        data.check()
-    return data
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing, durably; makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+if TYPE_CHECKING:
+    _: type[DataSource] = RolloutDataSource

@@ -13,39 +13,41 @@ import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentrl.data.prompts import PromptRow
+from agentrl.data.prompts import PromptRow, open_prompts
+from agentrl.data.settings import DataSettings
 from agentrl.data.source import (
+    Choice,
     DataSource,
-    Group,
     RolloutDataSource,
     RolloutDataSourceWithBuffer,
     load_buffer_filter,
-    open_dataset,
+    take_from_buffer,
 )
 from agentrl.errors import AgentRLError, PluginError
+from agentrl.groups import Group
 from agentrl.plugins import describe_error, load_object
 from agentrl.sample import Sample
 
 
-def load_source(args: Any) -> DataSource:
-    """The data source that the flat settings name: the user's, or the built-in one."""
-    path: str | None = getattr(args, "data_source_path", None)
+def load_source(settings: DataSettings, args: Any) -> DataSource:
+    """The data source that the settings name, the user's or the built-in one; a class is built from the flat `args`."""
+    path = settings.data_source_path
     if path is None:
-        kind = RolloutDataSourceWithBuffer if getattr(args, "buffer_filter_path", None) else RolloutDataSource
-        return kind(args)
+        return (RolloutDataSourceWithBuffer if settings.buffer_filter_path else RolloutDataSource)(args)
     found = _find(path)
     if inspect.isclass(found):
         with _user_code(f"--data-source-path {path!r}: {found.__name__}()"):
-            source = _construct(found, args, path)
+            source = _construct(found, settings, args)
     else:
         source = found
-    return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, args)
+    return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, settings, args)
 
 
-def check_source(args: Any) -> PromptRow | None:
+def check_source(settings: DataSettings) -> PromptRow | None:
     """Look at what `load_source` will use without building a user's source, whose constructor may do anything.
 
     Returns:
@@ -55,12 +57,11 @@ def check_source(args: Any) -> PromptRow | None:
         DataError: the prompt data is missing, empty or malformed.
         PluginError: a plug-in is not found or lacks a method.
     """
-    load_buffer_filter(getattr(args, "buffer_filter_path", None))
-    path: str | None = getattr(args, "data_source_path", None)
-    if path is not None:
-        found = _find(path)
+    load_buffer_filter(settings.buffer_filter_path)
+    if settings.data_source_path is not None:
+        found = _find(settings.data_source_path)
         _check_methods(found, found.__name__ if inspect.isclass(found) else type(found).__name__)
-    dataset = open_dataset(args)
+    dataset = open_prompts(settings)
     return None if dataset is None else dataset[0]
 
 
@@ -85,7 +86,8 @@ def _check_methods(source: Any, name: str) -> None:
             raise PluginError(f"data source {name} has no method {method!r}; it needs get_samples and add_samples")
 
 
-def _construct(kind: type, args: Any, path: str) -> Any:
+def _construct(kind: type, settings: DataSettings, args: Any) -> Any:
+    path = settings.data_source_path
     try:
         parameters = inspect.signature(kind).parameters.values()
     except ValueError as error:
@@ -101,15 +103,18 @@ def _construct(kind: type, args: Any, path: str) -> Any:
         )
     both = len(needed) == 2 or [p.name for p in positional[:2]] == ["dataset", "args"]
     if both:
-        return kind(open_dataset(args), args)
+        return kind(open_prompts(settings), args)
     return kind(args) if positional else kind()
 
 
 class SourceAdapter:
     """Gives a user's source the whole `DataSource` contract. See the module."""
 
-    def __init__(self, source: Any, args: Any) -> None:
-        self.source, self.args = source, args
+    def __init__(self, source: Any, settings: DataSettings, args: Any) -> None:
+        self.source = source
+        self.n_samples_per_prompt: int = args.n_samples_per_prompt
+        chosen = load_buffer_filter(settings.buffer_filter_path)
+        self.choice: Choice | None = None if chosen is None else partial(take_from_buffer, chosen, args)
         self._name = type(source).__name__
         _check_methods(source, self._name)
 
@@ -135,7 +140,7 @@ class SourceAdapter:
 
     def _group(self, item: Any) -> Group:
         if isinstance(item, Sample):
-            return [copy.deepcopy(item) for _ in range(self.args.n_samples_per_prompt)]
+            return [copy.deepcopy(item) for _ in range(self.n_samples_per_prompt)]
         if isinstance(item, (list, tuple)) and item and all(isinstance(sample, Sample) for sample in item):
             return list(item)
         raise PluginError(
@@ -166,3 +171,7 @@ class SourceAdapter:
 
     def __len__(self) -> int:
         return len(self.source) if hasattr(self.source, "__len__") else 0
+
+
+if TYPE_CHECKING:
+    _: type[DataSource] = SourceAdapter

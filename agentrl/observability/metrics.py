@@ -8,7 +8,6 @@
 """
 
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from typing import Any, Protocol, Self
 import orjson
 
 from agentrl.errors import DataError, SettingsError
+from agentrl.files import replacing
 from agentrl.observability.settings import ObservabilitySettings
 
 FILE_NAME = "metrics.jsonl"
@@ -191,11 +191,7 @@ def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
 
 def _cut_back(path: Path, resume_step: int) -> None:
     kept = [row for row in read_metrics(path) if row["step"] < resume_step] if resume_step > 0 else []
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
+    with replacing(path) as draft, draft.open("wb") as file:
         for row in kept:
             odd = {k: str(v) for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
             file.write(orjson.dumps({**row, "nonfinite": odd} if odd else row, option=orjson.OPT_APPEND_NEWLINE))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
-
 from agentrl.config import RunSettings
+from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.errors import AgentRLError
 from agentrl.run.announce import Announcer
 from agentrl.runfolder import RunFolder

@@ -9,7 +9,6 @@
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from agentrl.engine.pool import EnginePool
 from anyio import to_thread
 
 from agentrl.buffer.dump import load_rollout, save_rollout
@@ -18,14 +17,16 @@ from agentrl.buffer.queue import GroupQueue
 from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
+from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import Transport
 from agentrl.envs import Environment
 from agentrl.errors import DataError, EnvFailure, SettingsError
+from agentrl.groups import Group
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.failures import guarded
-from agentrl.rollout.group import Group, GroupPlayer
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.run.evalsets import eval_sets
@@ -107,7 +108,7 @@ class LedgerRollouts(Rollouts):
         async with AsyncExitStack() as stack:
             generation = await stack.enter_async_context(Generation.open(settings, folder, urls, transport))
             ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_keep))
-            queue = GroupQueue(load_source(settings.args), ledger, settings.args, resume_step)
+            queue = GroupQueue(load_source(settings.data, settings.args), ledger, resume_step)
             runner = RolloutRunner.running(generation.player, queue, generation.plugins.group_filter)
             yield cls(generation, queue, await stack.enter_async_context(runner))
 
@@ -125,7 +126,7 @@ class LedgerRollouts(Rollouts):
         count = self._settings.rollout.rollout_batch_size
         have = await to_thread.run_sync(self._queue.next_batch, count, step)
         stats = await self._runner.fill(step, len(have))
-        groups = [group.samples for group in await to_thread.run_sync(self._queue.next_batch, count, step)]
+        groups = have if len(have) >= count else await to_thread.run_sync(self._queue.next_batch, count, step)
         if template := self._settings.observability.save_debug_rollout_data:
             save_rollout(template, step, groups)
         return groups, rollout_metrics(groups, stats, self._settings.rollout.reward_key)

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 import anyio
-from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 
 from agentrl.config.placement import ClusterSettings
+from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.rollout.failures import ungrouped
 from agentrl.run.parts import Trainer, Weights, WeightSink, WeightSource
 from agentrl.runfolder import RunFolder

@@ -6,7 +6,11 @@ from typing import Any
 
 import orjson
 
+from agentrl.buffer.ledger import Ledger
+from agentrl.data.order import Place
 from agentrl.data.settings import DataSettings
+from agentrl.data.source import DataSource
+from agentrl.data.user_source import load_source
 from agentrl.sample import Sample, Status
 
 
@@ -14,6 +18,25 @@ def make_args(prompt_data: Path | str | None = None, **changes: Any) -> SimpleNa
     """The flat settings as user code and sources see them."""
     flat = DataSettings(prompt_data=None if prompt_data is None else str(prompt_data)).model_dump()
     return SimpleNamespace(**{**flat, "n_samples_per_prompt": 2, "rollout_seed": 7, **changes})
+
+
+def source_of(args: SimpleNamespace) -> DataSource:
+    return load_source(DataSettings.of_args(args), args)
+
+
+def lease(ledger: Ledger, n: int, step: int) -> list[int]:
+    """Ids of leased groups: those given back, then new ones of an endless file in its order."""
+    waiting = ledger.lease_waiting(n, step)
+    new = ledger.lease_new(n - len(waiting), step, lambda position: Place(0, position))
+    return [leased.group_id for leased in waiting + new]
+
+
+def complete(ledger: Ledger, n: int, step: int) -> list[int]:
+    """Lease and finish groups; returns their ids."""
+    ids = lease(ledger, n, step)
+    for group_id in ids:
+        ledger.complete(group_id, finished(group_id))
+    return ids
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:

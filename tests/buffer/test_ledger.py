@@ -10,10 +10,10 @@ import pytest
 
 from agentrl.buffer.audit import audit_ledger
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.states import State
+from agentrl.buffer.states import Lease, State
 from agentrl.data.order import Place
 from agentrl.errors import LedgerError, SampleError
-from tests.buffer.make import finished
+from tests.buffer.make import complete, finished, lease
 
 
 @pytest.fixture
@@ -23,36 +23,44 @@ def path(tmp_path: Path) -> Path:
 
 def train_step(ledger: Ledger, step: int, n: int = 2) -> list[int]:
     """One whole step: lease, generate, train."""
-    taken = ledger.take_completed(n, step)
-    for lease in ledger.lease(n - len(taken), step):
-        ledger.mark_running(lease.group_id)
-        ledger.complete(lease.group_id, finished(lease.group_id))
-    ids = [group.group_id for group in ledger.take_completed(n, step)]
+    complete(ledger, n - len(ledger.fix_batch(n, step)), step)
+    ids = ledger.fix_batch(n, step)
     ledger.mark_trained(ids, step)
     return ids
 
 
 def test_samples_come_back_equal(path: Path) -> None:
     with Ledger(path) as ledger:
-        (lease,) = ledger.lease(1, 4)
-        ledger.complete(lease.group_id, finished(0))
-        (by_step,) = ledger.completed_for_step(4)
-        assert by_step.samples == finished(0)
-        assert by_step.step == 4
-        assert ledger.completed_for_step(3) == []
+        assert complete(ledger, 1, 4) == [0]
+        assert ledger.samples(0) == finished(0)
+        lease(ledger, 1, 4)
+        with pytest.raises(LedgerError, match="keeps no samples of group 1"):
+            ledger.samples(1)
 
 
-def test_a_batch_is_fixed_by_the_first_take(path: Path) -> None:
+def test_a_batch_is_fixed_once(path: Path) -> None:
     with Ledger(path) as ledger:
-        for lease in ledger.lease(3, 0):
-            ledger.complete(lease.group_id, finished(lease.group_id))
-        first = ledger.take_completed(2, 0)
-        assert ledger.take_completed(2, 0) == first
-        assert [g.group_id for g in ledger.take_completed(2, 1)] == [2]
-        assert [g.group_id for g in ledger.take_completed(3, 0)] == [0, 1]
+        complete(ledger, 3, 0)
+        assert ledger.fix_batch(2, 0) == [0, 1]
+        assert ledger.fix_batch(2, 0) == [0, 1]
+        assert ledger.fix_batch(2, 1) == [2]
+        assert ledger.fix_batch(3, 0) == [0, 1]
         with pytest.raises(LedgerError, match="group 2 is fixed for training step 1, not 0"):
             ledger.mark_trained([0, 1, 2], 0)
         assert ledger.counts()[State.TRAINED] == 0, "all or none"
+
+
+def test_a_batch_is_of_the_oldest_steps_in_the_order_of_completion(path: Path) -> None:
+    with Ledger(path) as ledger:
+        lease(ledger, 3, 0)
+        lease(ledger, 2, 1)
+        for group_id in (4, 2, 3, 0):
+            ledger.complete(group_id, finished(group_id))
+        assert ledger.fix_batch(3, 1) == [2, 0, 4], "step 0 before step 1, and in each the first to be completed first"
+        ledger.complete(1, finished(1))
+        assert ledger.fix_batch(5, 1) == [2, 0, 1, 4, 3], (
+            "a late group of an old step comes before those of newer steps"
+        )
 
 
 def test_illegal_moves_say_what_is_allowed(path: Path) -> None:
@@ -60,19 +68,19 @@ def test_illegal_moves_say_what_is_allowed(path: Path) -> None:
         ids = train_step(ledger, 0)
         with pytest.raises(LedgerError, match="group 0 is trained and cannot become trained"):
             ledger.mark_trained(ids, 0)
-        ledger.lease(1, 1)
+        lease(ledger, 1, 1)
         ledger.drop(2, "all rewards equal")
         with pytest.raises(LedgerError, match=r"group 2 is dropped \(all rewards equal\) and cannot become trained"):
             ledger.mark_trained([2], 1)
         with pytest.raises(LedgerError, match="there is no group 9"):
-            ledger.mark_running(9)
-        ledger.lease(1, 1)
+            ledger.drop(9, "unknown")
+        lease(ledger, 1, 1)
         with pytest.raises(LedgerError, match="group 3 is leased and cannot become trained; it may become completed"):
             ledger.mark_trained([3], 1)
         with pytest.raises(LedgerError, match="completed with no samples"):
             ledger.complete(3, [])
         with pytest.raises(LedgerError, match="group 3 is leased and cannot become leased"):
-            ledger.lease(1, 1, choose=[3])
+            ledger.lease_waiting(1, 1, choose=[3])
         ledger.complete(3, finished(3))
         with pytest.raises(LedgerError, match="cannot become trained"):
             ledger.mark_trained([3, 3], 1)
@@ -83,7 +91,7 @@ def test_a_step_under_a_checkpoint_is_not_trained_again(path: Path) -> None:
     with Ledger(path) as ledger:
         train_step(ledger, 0)
         ledger.checkpointed(0)
-        ledger.lease(1, 0)
+        lease(ledger, 1, 0)
         ledger.complete(2, finished(2))
         with pytest.raises(LedgerError, match="the checkpoint of step 0 already covers it"):
             ledger.mark_trained([2], 0)
@@ -91,59 +99,78 @@ def test_a_step_under_a_checkpoint_is_not_trained_again(path: Path) -> None:
 
 def test_a_dropped_group_is_replaced_by_the_next_prompt(path: Path) -> None:
     with Ledger(path) as ledger:
-        ledger.lease(2, 0)
+        lease(ledger, 2, 0)
         ledger.drop(0, "no reward spread")
-        (spare,) = ledger.lease(1, 0)
-        assert spare.group_id == 2
-        assert ledger.counts(0) == {**dict.fromkeys(State, 0), State.LEASED: 2, State.DROPPED: 1}
-        assert ledger.audit().dropped_for == {"no reward spread": 1}
+        assert lease(ledger, 1, 0) == [2]
+        assert ledger.counts() == {**dict.fromkeys(State, 0), State.LEASED: 2, State.DROPPED: 1}
+        assert audit_ledger(path).dropped_for == {"no reward spread": 1}
+
+
+def stored(path: Path) -> tuple[int, int]:
+    """Groups whose samples, and whose samples to start from, are in the file."""
+    with sqlite3.connect(path) as db:
+        (samples, starts) = db.execute(
+            "SELECT (SELECT count(*) FROM payloads), (SELECT count(*) FROM starts)"
+        ).fetchone()
+    return samples, starts
+
+
+def test_what_is_dropped_leaves_nothing_stored(path: Path) -> None:
+    with Ledger(path) as ledger:
+        ledger.lease_given([finished(0), finished(1)], 0)
+        ledger.complete(0, finished(0))
+        assert stored(path) == (1, 2)
+        ledger.drop(0, "too old")
+        assert stored(path) == (0, 1)
+        ledger.drop(1, "failed")
+        assert stored(path) == (0, 0)
 
 
 def test_released_groups_come_first_with_what_they_had(path: Path) -> None:
     with Ledger(path) as ledger:
-        ledger.lease(2, 0)
+        lease(ledger, 2, 0)
         ledger.release(1, "weights changed", finished(1))
         ledger.release(0, "engine lost")
-        again = ledger.lease(3, 1)
-        assert [(lease.group_id, lease.attempts, lease.step) for lease in again] == [(0, 2, 1), (1, 2, 1), (2, 1, 1)]
-        assert [lease.start for lease in again] == [None, finished(1), None]
+        kept = [Lease(0, Place(0, 0), None), Lease(1, Place(0, 1), finished(1))]
+        assert ledger.waiting() == kept
+        assert ledger.lease_waiting(3, 1) == kept
+        assert lease(ledger, 3, 1) == [2, 3, 4]
 
 
 def test_given_groups_are_kept_to_start_from(path: Path) -> None:
     with Ledger(path) as ledger:
-        (lease,) = ledger.lease_given([finished(0)], 0)
-        assert lease.prompt_index is None
+        given = ledger.lease_given([finished(0)], 0)
+        assert given == [Lease(0, None, finished(0))]
     with Ledger(path) as ledger:
         ledger.recover(None)
-        (again,) = ledger.lease(1, 0)
-        assert again.start == finished(0)
+        assert ledger.lease_waiting(1, 0) == given
 
 
 def test_the_data_comes_to_an_end(path: Path) -> None:
     with Ledger(path) as ledger:
-        leases = ledger.lease(5, 0, lambda position: Place(0, 9 - position) if position < 3 else None)
-        assert [lease.prompt_index for lease in leases] == [9, 8, 7]
+        leases = ledger.lease_new(5, 0, lambda position: Place(0, 9 - position) if position < 3 else None)
+        assert [leased.place for leased in leases] == [(0, 9), (0, 8), (0, 7)]
 
 
 def test_resume_trains_the_same_samples_at_the_same_steps(path: Path) -> None:
     with Ledger(path) as ledger:
         batches = [train_step(ledger, step) for step in range(4)]
-        ledger.lease(2, 4)
+        lease(ledger, 2, 4)
         ledger.checkpointed(1)
     with Ledger(path) as ledger:
         done = ledger.recover(1)
         assert done.replayed == (4, 5, 6, 7)
         assert done.released == (8, 9)
-        assert [[g.group_id for g in ledger.take_completed(2, step)] for step in (2, 3)] == batches[2:]
+        assert [ledger.fix_batch(2, step) for step in (2, 3)] == batches[2:]
         assert [train_step(ledger, step) for step in (2, 3, 4)] == [*batches[2:], [8, 9]]
-        report = ledger.audit(through_step=4, groups_per_step=2)
+        report = audit_ledger(path, through_step=4, groups_per_step=2)
         assert report.ok, report.problems
         assert (report.undone, report.recoveries) == (4, 1)
 
 
 def test_a_late_group_does_not_change_a_batch_that_is_trained_again(path: Path) -> None:
     with Ledger(path) as ledger:
-        ledger.lease(1, 0)
+        lease(ledger, 1, 0)
         assert train_step(ledger, 0) == [1, 2]
         assert train_step(ledger, 1) == [3, 4]
         ledger.complete(0, finished(0))
@@ -164,18 +191,17 @@ def test_resume_from_an_older_checkpoint_makes_pruned_groups_again(path: Path) -
         assert (done.remade, done.replayed) == ((2, 3), (4, 5))
         assert train_step(ledger, 1) == [2, 3], "the same prompts, made anew"
         assert train_step(ledger, 2) == [4, 5]
-        assert ledger.audit(through_step=2, groups_per_step=2).ok
+        assert audit_ledger(path, through_step=2, groups_per_step=2).ok
 
 
 def test_a_checkpoint_proves_a_step_that_the_ledger_could_not_record(path: Path) -> None:
     with Ledger(path) as ledger:
         train_step(ledger, 0)
-        for lease in ledger.lease(2, 1):
-            ledger.complete(lease.group_id, finished(lease.group_id))
-        ledger.take_completed(2, 1)  # trained, checkpoint of step 1 written, killed before mark_trained
+        complete(ledger, 2, 1)
+        ledger.fix_batch(2, 1)  # trained, checkpoint of step 1 written, killed before mark_trained
     with Ledger(path) as ledger:
         assert ledger.recover(1).proved == (2, 3)
-        assert ledger.audit(through_step=1, groups_per_step=2).ok
+        assert audit_ledger(path, through_step=1, groups_per_step=2).ok
 
 
 def test_another_runs_checkpoint_is_refused(path: Path) -> None:
@@ -199,14 +225,12 @@ def test_pruned_samples_free_their_space_and_keep_always_does_not(tmp_path: Path
         with Ledger(file, keep=keep) as ledger:  # type: ignore[arg-type]
             train_step(ledger, 0)
             ledger.checkpointed(0)
-            assert ledger.checkpoint_step == 0
-        with sqlite3.connect(file) as db:
-            assert db.execute("SELECT count(*) FROM payloads").fetchone() == (left,)
+        assert stored(file) == (left, 0)
 
 
 def test_a_second_writer_is_refused_and_a_reader_is_not(path: Path) -> None:
     with Ledger(path) as ledger:
-        ledger.lease(1, 0)
+        lease(ledger, 1, 0)
         with pytest.raises(LedgerError, match=rf"in use by another writer \(process {os.getpid()}\)"):
             Ledger(path)
         code = "import sys; from agentrl.buffer.ledger import Ledger; Ledger(sys.argv[1])"
@@ -221,7 +245,7 @@ def test_a_closed_ledger_says_so(path: Path) -> None:
     ledger.close()
     ledger.close()
     with pytest.raises(LedgerError, match="it was closed"):
-        ledger.lease(1, 0)
+        lease(ledger, 1, 0)
 
 
 def test_files_that_are_no_ledger(tmp_path: Path) -> None:
@@ -245,13 +269,14 @@ def test_a_full_disk_loses_nothing_that_was_committed(path: Path) -> None:
 import resource, signal, sys
 from agentrl.buffer.ledger import Ledger
 from agentrl.errors import LedgerError
+from tests.buffer.make import lease
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 ledger = Ledger(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 done = 0
 try:
     while done < 5000:
-        ledger.lease(1, 0)
+        lease(ledger, 1, 0)
         done += 1
 except LedgerError as error:
     print(done, error)
@@ -263,12 +288,12 @@ except LedgerError as error:
     with Ledger(path) as ledger:
         ledger.recover(None)
         assert len(ledger) == int(done) > 0
-        assert ledger.audit().ok
+        assert audit_ledger(path).ok
 
 
 def test_what_cannot_be_stored_is_refused_and_leaves_the_group_as_it_was(path: Path) -> None:
     with Ledger(path) as ledger:
-        ledger.lease(1, 0)
+        lease(ledger, 1, 0)
         group = finished(0)
         group[0].metadata["handle"] = object()
         with pytest.raises(SampleError, match="field 'metadata' cannot be stored"):
@@ -291,9 +316,9 @@ def test_what_cannot_be_stored_is_refused_and_leaves_the_group_as_it_was(path: P
 def test_the_audit_finds_damage(path: Path, damage: str, message: str) -> None:
     with Ledger(path) as ledger:
         train_step(ledger, 0)
-        ledger.lease(1, 1)
+        lease(ledger, 1, 1)
         ledger.complete(2, finished(2))
-        assert ledger.audit().ok
+        assert audit_ledger(path).ok
     with sqlite3.connect(path) as db:
         db.execute(damage)
     assert any(message in problem for problem in audit_ledger(path).problems), audit_ledger(path).problems
@@ -303,7 +328,7 @@ def test_the_audit_counts_the_groups_of_each_step(path: Path) -> None:
     with Ledger(path) as ledger:
         train_step(ledger, 0)
         train_step(ledger, 2)
-        assert ledger.audit(through_step=2, groups_per_step=3).problems == (
+        assert audit_ledger(path, through_step=2, groups_per_step=3).problems == (
             "step 0 trained 2 groups, expected 3",
             "step 1 trained no group",
             "step 2 trained 2 groups, expected 3",

@@ -16,16 +16,16 @@ RUN = """
 import json, os, signal, sys
 from pathlib import Path
 from agentrl.buffer.ledger import Ledger
-from tests.buffer.make import finished
+from tests.buffer.make import finished, lease
 
 folder, kill_at = Path(sys.argv[1]), int(sys.argv[2])
 steps, batch, every = map(int, sys.argv[3:6])
 writes = 0
 
 # Fault injection: the process kills itself in its kill_at-th transaction, before or after the commit.
-import agentrl.buffer.sqlite as store
+from agentrl.buffer.sqlite import LedgerFile
 from contextlib import contextmanager
-whole = store.Store.transaction
+whole = LedgerFile.transaction
 
 @contextmanager
 def transaction(self):
@@ -38,22 +38,20 @@ def transaction(self):
     if writes == kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
-store.Store.transaction = transaction
+LedgerFile.transaction = transaction
 saved = folder / "checkpoint"
 checkpoint = int(saved.read_text()) if saved.exists() else None
 log = (folder / "trained.log").open("a")
 with Ledger(folder / "ledger.sqlite") as ledger:
     ledger.recover(checkpoint)
     for step in range(0 if checkpoint is None else checkpoint + 1, steps):
-        while len(taken := ledger.take_completed(batch, step)) < batch:
-            for lease in ledger.lease(batch - len(taken), step):
-                ledger.mark_running(lease.group_id)
-                if lease.group_id % 5 == 4:
-                    ledger.drop(lease.group_id, "every fifth")
+        while len(ids := ledger.fix_batch(batch, step)) < batch:
+            for group_id in lease(ledger, batch - len(ids), step):
+                if group_id % 5 == 4:
+                    ledger.drop(group_id, "every fifth")
                 else:
-                    ledger.complete(lease.group_id, finished(lease.group_id, tag=str(os.getpid())))
-        ids = [group.group_id for group in taken]
-        print(json.dumps([step, ids, [g.samples[0].response for g in taken]]), file=log, flush=True)
+                    ledger.complete(group_id, finished(group_id, tag=str(os.getpid())))
+        print(json.dumps([step, ids, [ledger.samples(i)[0].response for i in ids]]), file=log, flush=True)
         ledger.mark_trained(ids, step)
         if step % every == every - 1:
             draft = folder / "draft"

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,16 @@ from agentrl.buffer.audit import audit_ledger
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.states import State
 from agentrl.errors import LedgerError
-from tests.buffer.make import finished
+from tests.buffer.make import finished, lease
 
 BATCH = 2
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """`model` maps a group to its state; `batches` remembers what each training step was given."""
+    """`model` maps a group to its state; `batches` remembers what each training step was given.
+
+    `leased_for` and `finished_as` (rollout step, running number of the completion) give the order within a batch.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,6 +34,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.tags: dict[int, str] = {}
         self.trained_at: dict[int, int] = {}
         self.pruned: set[int] = set()
+        self.leased_for: dict[int, int] = {}
+        self.finished_as: dict[int, int] = {}
+        self.finishes = 0
         self.step, self.checkpoint, self.life = 0, -1, 0
         self.ledger: Ledger
 
@@ -40,7 +47,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.life += 1
-        self.ledger = Ledger(self.path, run_id=f"life{self.life}", keep=self.keep)  # type: ignore[arg-type]
+        self.ledger = Ledger(self.path, keep=self.keep)  # type: ignore[arg-type]
 
     def having(self, *states: State) -> list[int]:
         return [group for group, state in self.model.items() if state in states]
@@ -49,33 +56,30 @@ class LedgerMachine(RuleBasedStateMachine):
     def lease(self, n: int) -> None:
         waiting = sorted(self.having(State.WAITING))[:n]
         new = list(range(len(self.model), len(self.model) + n - len(waiting)))
-        leases = self.ledger.lease(n, self.step)
-        assert [lease.group_id for lease in leases] == waiting + new
-        assert all(lease.prompt_index == lease.group_id for lease in leases)
+        assert lease(self.ledger, n, self.step) == waiting + new
         self.model.update(dict.fromkeys(waiting + new, State.LEASED))
+        self.leased_for.update(dict.fromkeys(waiting + new, self.step))
 
     @rule(data=st.data(), to=st.sampled_from([s for s in State if s not in (State.LEASED, State.TRAINED)]))
     @precondition(lambda self: self.model)
     def move(self, data: st.DataObject, to: State) -> None:
         group = data.draw(st.sampled_from(sorted(self.model)))
         tag = f"life{self.life}"
-        act = {
-            State.RUNNING: lambda: self.ledger.mark_running(group),
+        act: Callable[[], None] = {
             State.COMPLETED: lambda: self.ledger.complete(group, finished(group, tag=tag)),
             State.WAITING: lambda: self.ledger.release(group, "given back"),
             State.DROPPED: lambda: self.ledger.drop(group, "filtered"),
         }[to]
         legal = {
-            State.RUNNING: (State.LEASED,),
-            State.COMPLETED: (State.LEASED, State.RUNNING),
-            State.WAITING: (State.LEASED, State.RUNNING),
-            State.DROPPED: (State.WAITING, State.LEASED, State.RUNNING, State.COMPLETED),
+            State.COMPLETED: (State.LEASED,),
+            State.WAITING: (State.LEASED,),
+            State.DROPPED: (State.WAITING, State.LEASED, State.COMPLETED),
         }[to]
         if self.model[group] in legal:
             act()
             self.model[group] = to
             if to is State.COMPLETED:
-                self.tags[group] = tag
+                self.completed(group)
             for batch in self.batches.values():
                 if to is State.DROPPED and group in batch:
                     batch.remove(group)
@@ -84,23 +88,29 @@ class LedgerMachine(RuleBasedStateMachine):
                 act()
 
     @rule(data=st.data())
-    @precondition(lambda self: self.having(State.LEASED, State.RUNNING))
+    @precondition(lambda self: State.LEASED in self.model.values())
     def finish_some(self, data: st.DataObject) -> None:
         """Groups complete in any order, long after later ones perhaps."""
-        alive = sorted(self.having(State.LEASED, State.RUNNING))
+        alive = sorted(self.having(State.LEASED))
         for group in data.draw(st.lists(st.sampled_from(alive), unique=True, min_size=1)):
             self.ledger.complete(group, finished(group, tag=f"life{self.life}"))
-            self.model[group], self.tags[group] = State.COMPLETED, f"life{self.life}"
+            self.model[group] = State.COMPLETED
+            self.completed(group)
+
+    def completed(self, group: int) -> None:
+        self.tags[group] = f"life{self.life}"
+        self.finishes += 1
+        self.finished_as[group] = self.finishes
 
     @rule(recorded=st.booleans())
-    @precondition(lambda self: len(self.having(State.COMPLETED)) >= BATCH)
+    @precondition(lambda self: list(self.model.values()).count(State.COMPLETED) >= BATCH)
     def train(self, recorded: bool) -> None:
-        taken = self.ledger.take_completed(BATCH, self.step)
-        ids = [group.group_id for group in taken]
+        ids = self.ledger.fix_batch(BATCH, self.step)
+        assert ids == sorted(ids, key=lambda i: (self.leased_for[i], self.finished_as[i]))
         assert set(self.batches.get(self.step, [])) <= set(ids), "a batch that was fixed must stay"
         assert all(self.model[i] is State.COMPLETED for i in ids)
-        for group in taken:
-            assert group.samples == finished(group.group_id, tag=self.tags[group.group_id])
+        for group in ids:
+            assert self.ledger.samples(group) == finished(group, tag=self.tags[group])
         self.batches[self.step] = ids
         if len(ids) < BATCH:
             return
@@ -141,11 +151,11 @@ class LedgerMachine(RuleBasedStateMachine):
         checkpoint = max(-1, self.checkpoint - back)
         if self.model:
             with pytest.raises(LedgerError, match="call recover"):
-                self.ledger.lease(1, self.step)
+                lease(self.ledger, 1, self.step)
         done = self.ledger.recover(None if checkpoint < 0 else checkpoint)
         late = {i for i in self.having(State.TRAINED) if self.trained_at[i] > checkpoint}
         assert late == set(done.replayed) | set(done.remade)
-        assert set(done.released) == set(self.having(State.LEASED, State.RUNNING))
+        assert set(done.released) == set(self.having(State.LEASED))
         assert set(done.remade) == late & self.pruned, "samples go only under a checkpoint"
         self.pruned -= late
         self.model.update(dict.fromkeys(done.replayed, State.COMPLETED))
@@ -161,7 +171,6 @@ class LedgerMachine(RuleBasedStateMachine):
         counts = self.ledger.counts()
         assert counts == {state: len(self.having(state)) for state in State}
         assert len(self.ledger) == len(self.model)
-        assert self.ledger.last_step == self.step - 1
         report = audit_ledger(self.path, through_step=self.step - 1, groups_per_step=BATCH)
         assert report.ok, report.problems
         assert report.trained_by_step == dict.fromkeys(range(self.step), BATCH)

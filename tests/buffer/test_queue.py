@@ -1,57 +1,139 @@
 """A source under a ledger: what the rollout loop and the driver see."""
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.queue import GroupFeed
+from agentrl.buffer.queue import GroupQueue
 from agentrl.data.source import RolloutDataSource
 from agentrl.errors import LedgerError
-from tests.buffer.make import finished, make_args, prompts
+from agentrl.sample import Sample
+from tests.buffer.make import finished, make_args, prompts, source_of
 
 
-def feed_of(
+def queue_of(
     tmp_path: Path, ledger: Ledger, *, rows: int = 6, checkpoint: int | None = None, **changes: object
-) -> GroupFeed:
-    args = make_args(prompts(tmp_path / "p.jsonl", rows), **changes)
-    return GroupFeed(RolloutDataSource(args), ledger, args, checkpoint)
+) -> GroupQueue:
+    return GroupQueue(source_of(make_args(prompts(tmp_path / "p.jsonl", rows), **changes)), ledger, checkpoint)
+
+
+def numbers(groups: list[list[Sample]]) -> list[int | None]:
+    return [group[0].group_index for group in groups]
 
 
 def test_the_draw_is_the_sources_own(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        feed = feed_of(tmp_path, ledger, rollout_shuffle=True, num_epoch=2)
-        leased = feed.lease(5, 0) + feed.lease(100, 1)
-        assert leased == RolloutDataSource(feed.args).get_samples(100)
+        queue = queue_of(tmp_path, ledger, rollout_shuffle=True, num_epoch=2)
+        leased = queue.lease(5, 0) + queue.lease(100, 1)
+        args = make_args(tmp_path / "p.jsonl", rollout_shuffle=True, num_epoch=2)
+        assert leased == RolloutDataSource(args).get_samples(100)
         assert len(leased) == 12
-        assert feed.lease(1, 2) == []
+        assert queue.lease(1, 2) == []
 
 
 def test_a_killed_run_gives_the_same_prompts_first(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        feed = feed_of(tmp_path, ledger, rollout_shuffle=True)
-        before = feed.lease(4, 0)
-        feed.complete(1, finished(1))
-        feed.drop(2, "filtered")
+        queue = queue_of(tmp_path, ledger, rollout_shuffle=True)
+        before = queue.lease(4, 0)
+        queue.complete(1, finished(1))
+        queue.drop(2, "filtered")
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        feed = feed_of(tmp_path, ledger, rollout_shuffle=True)
-        assert feed.recovery.released == (0, 3)
-        after = feed.lease(3, 0)
+        queue = queue_of(tmp_path, ledger, rollout_shuffle=True)
+        assert queue.recovery.released == (0, 3)
+        after = queue.lease(3, 0)
         assert after[:2] == [before[0], before[3]]
         assert after[2][0].group_index == 4
-        assert feed.batch(1, 0)[0].samples == finished(1)
+        assert queue.next_batch(1, 0) == [finished(1)]
 
 
 def test_a_partial_rollout_is_given_back_as_it_was(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        feed = feed_of(tmp_path, ledger)
-        feed.lease(1, 0)
-        feed.release(0, "weights changed", finished(0))
-        assert feed.lease(1, 1) == [finished(0)]
+        queue = queue_of(tmp_path, ledger)
+        queue.lease(1, 0)
+        queue.release(0, "weights changed", finished(0))
+        assert queue.lease(1, 1) == [finished(0)]
 
 
 def test_changed_data_is_refused_on_resume(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        feed_of(tmp_path, ledger).lease(1, 0)
+        queue_of(tmp_path, ledger).lease(1, 0)
     with Ledger(tmp_path / "l.sqlite") as ledger, pytest.raises(LedgerError, match="prompt_rows=6, this run has prompt_rows=7"):  # fmt: skip
-        feed_of(tmp_path, ledger, rows=7)
+        queue_of(tmp_path, ledger, rows=7)
+
+
+@given(earlier=st.lists(st.integers(0, 5), unique=True), order=st.permutations(range(6)), n=st.integers(1, 6))
+def test_a_batch_is_the_ledgers_whoever_has_the_samples(
+    tmp_path_factory: pytest.TempPathFactory, earlier: list[int], order: list[int], n: int
+) -> None:
+    """Some groups were completed in an earlier life, the others in this one, in any order."""
+    folder = tmp_path_factory.mktemp("queue")
+    with Ledger(folder / "l.sqlite") as ledger:
+        queue_of(folder, ledger).lease(6, 0)
+        for group_id in earlier:
+            ledger.complete(group_id, finished(group_id))
+    with Ledger(folder / "l.sqlite") as ledger:
+        queue = queue_of(folder, ledger)
+        assert numbers(queue.next_batch(n, 0)) == earlier[:n]
+        queue.lease(6 - len(earlier), 0)
+        for group_id in order:
+            if group_id not in earlier:
+                queue.complete(group_id, finished(group_id))
+        wanted = [*earlier, *(group_id for group_id in order if group_id not in earlier)][:n]
+        assert queue.next_batch(n, 0) == [finished(group_id) for group_id in wanted]
+        assert queue.next_batch(n, 0) == [finished(group_id) for group_id in wanted], "now all from the ledger"
+
+
+class Watched(Sample):
+    """A sample that can be referred to weakly."""
+
+
+def complete_watched(queue: GroupQueue, group_id: int) -> weakref.ref[Sample]:
+    group: list[Sample] = [Watched.from_dict(sample.to_dict()) for sample in finished(group_id)]
+    queue.complete(group_id, group)
+    return weakref.ref(group[0])
+
+
+def test_a_full_batch_is_handed_over_and_not_kept(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = queue_of(tmp_path, ledger)
+        queue.lease(2, 0)
+        mine = complete_watched(queue, 0)
+        assert queue.next_batch(2, 0)[0][0] is mine(), "not full: still in memory"
+        queue.complete(1, finished(1))
+        batch = queue.next_batch(2, 0)
+        assert batch[0][0] is mine()
+        del batch
+        assert mine() is None
+
+
+def test_a_dropped_group_is_in_no_batch_and_not_kept(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = queue_of(tmp_path, ledger)
+        queue.lease(2, 0)
+        mine = complete_watched(queue, 0)
+        queue.complete(1, finished(1))
+        queue.drop(0, "too old")
+        assert mine() is None
+        assert queue.next_batch(2, 0) == [finished(1)]
+
+
+def last_only(args: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
+    return buffer[-1:] if args.n_samples_per_prompt == 2 else []
+
+
+@pytest.mark.parametrize("source", [None, "agentrl.data.source:RolloutDataSource"])
+def test_the_filter_decides_what_waits_on(tmp_path: Path, source: str | None) -> None:
+    """It is called with the run's flat `args`; what it leaves waits, and new prompts take the place."""
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        path = f"{__name__}:last_only"
+        queue = queue_of(tmp_path, ledger, buffer_filter_path=path, data_source_path=source)
+        queue.lease(2, 0)
+        for group_id in (0, 1):
+            queue.release(group_id, "stopped")
+        assert numbers(queue.lease(3, 1)) == [1, 2, 3]
+        assert [lease.group_id for lease in ledger.waiting()] == [0]

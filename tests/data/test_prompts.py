@@ -10,16 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.data.prompts import PromptData, PromptRow
+from agentrl.data.settings import DataSettings
 from agentrl.errors import DataError
 from agentrl.rowfiles import split_slice
-from tests.buffer.make import make_args, prompts, write_jsonl
+from tests.buffer.make import prompts, write_jsonl
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "search"}}
 
 
 def one(tmp_path: Path, row: Any, **options: Any) -> PromptRow:
-    return PromptData(str(write_jsonl(tmp_path / "p.jsonl", [row])), **options)[0]
+    return PromptData(str(write_jsonl(tmp_path / "p.jsonl", [row])), DataSettings(**options))[0]
 
 
 def test_a_full_row(tmp_path: Path) -> None:
@@ -56,8 +57,8 @@ def parquet(path: Path, rows: list[dict[str, Any]], group: int = 2) -> Path:
 
 def test_parquet_reads_like_jsonl(tmp_path: Path) -> None:
     rows = [{"input": CHAT, "label": str(i), "metadata": {"k": i}} for i in range(21)]
-    a = PromptData(str(parquet(tmp_path / "p.parquet", rows)), label_key="label")
-    b = PromptData(str(write_jsonl(tmp_path / "p.jsonl", rows)), label_key="label")
+    a = PromptData(str(parquet(tmp_path / "p.parquet", rows)), DataSettings(label_key="label"))
+    b = PromptData(str(write_jsonl(tmp_path / "p.jsonl", rows)), DataSettings(label_key="label"))
     backwards = range(20, -1, -1)
     assert [a[i] for i in backwards] == [b[i] for i in backwards]
 
@@ -76,8 +77,8 @@ def test_slices_are_pythons(tmp_path_factory: pytest.TempPathFactory, start: int
             PromptData(spec)
 
 
-def test_limit_and_from_args(tmp_path: Path) -> None:
-    data = PromptData.from_args(make_args(prompts(tmp_path / "p.jsonl", 9), prompt_data_limit=4))
+def test_the_limit(tmp_path: Path) -> None:
+    data = PromptData(str(prompts(tmp_path / "p.jsonl", 9)), DataSettings(prompt_data_limit=4))
     assert len(data) == 4
     with pytest.raises(IndexError):
         data[4]

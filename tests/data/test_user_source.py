@@ -1,17 +1,19 @@
 """Users' data sources by path: every constructor form, every shape of answer, every mistake."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.queue import GroupFeed
+from agentrl.buffer.queue import GroupQueue
+from agentrl.data.settings import DataSettings
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
-from agentrl.data.user_source import check_source, load_source
+from agentrl.data.user_source import check_source
 from agentrl.errors import PluginError
 from agentrl.sample import Sample
-from tests.buffer.make import finished, make_args, prompts
+from tests.buffer.make import finished, make_args, prompts, source_of
 
 
 class FromDataset:
@@ -29,7 +31,8 @@ class FromDataset:
 
 class FromArgs:
     def __init__(self, args: Any) -> None:
-        self.args, self.committed = args, []
+        self.args = args
+        self.committed: list[tuple[list[int], int]] = []
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         return [[Sample(prompt=f"made {i}") for _ in range(2)] for i in range(num_samples)]
@@ -66,8 +69,8 @@ class OwnDraw(RolloutDataSource):
 class Replaying(RolloutDataSourceWithBuffer):
     """Written from slime's example: every finished group is stored for reuse."""
 
-    def add_samples(self, samples: list[list[Sample]]) -> None:
-        self.buffer.extend(samples)
+    def add_samples(self, groups: Sequence[list[Sample]]) -> None:
+        self.buffer.extend(groups)
 
 
 class NeedsMore:
@@ -81,7 +84,8 @@ class NoAdd:
 
 class Raising(FromNothing):
     def get_samples(self, num_samples: int) -> Any:
-        return {}["prompts"]
+        nothing: dict[str, Any] = {}
+        return nothing["prompts"]
 
 
 class RaisingInit(FromNothing):
@@ -105,7 +109,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def named(data: Path, name: str, **changes: Any) -> DataSource:
-    return load_source(make_args(data, data_source_path=f"{__name__}:{name}", **changes))
+    return source_of(make_args(data, data_source_path=f"{__name__}:{name}", **changes))
 
 
 @pytest.mark.parametrize("name", ["FromDataset", "FromArgs", "FromNothing", "READY", "Reversed", "OwnDraw"])
@@ -122,8 +126,8 @@ def test_every_form_fits_the_contract(data: Path, tmp_path: Path, name: str) -> 
 
 
 def test_the_built_in_source_is_the_default(data: Path) -> None:
-    assert type(load_source(make_args(data))) is RolloutDataSource
-    filtered = load_source(make_args(data, buffer_filter_path="agentrl.data.source:pop_first"))
+    assert type(source_of(make_args(data))) is RolloutDataSource
+    filtered = source_of(make_args(data, buffer_filter_path="agentrl.data.source:pop_first"))
     assert type(filtered) is RolloutDataSourceWithBuffer
 
 
@@ -162,7 +166,7 @@ def test_a_source_that_raises_is_named_with_the_line(data: Path) -> None:
 
 def test_checking_a_source_builds_nothing(data: Path) -> None:
     def check(name: str, **settings: Any) -> Any:
-        return check_source(make_args(data, data_source_path=f"{__name__}:{name}", **settings))
+        return check_source(DataSettings(prompt_data=str(data), data_source_path=f"{__name__}:{name}", **settings))
 
     row = check("RaisingInit")
     assert row.index == 0
@@ -175,43 +179,43 @@ def test_checking_a_source_builds_nothing(data: Path) -> None:
 def test_under_a_ledger_a_users_prompts_survive_a_kill(data: Path, tmp_path: Path) -> None:
     args = make_args(data, data_source_path=f"{__name__}:FromDataset")
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        before = GroupFeed(load_source(args), ledger, args).lease(2, 0)
+        before = GroupQueue(source_of(args), ledger).lease(2, 0)
         assert [(s.group_index, s.index) for g in before for s in g] == [(0, 0), (0, 1), (1, 2), (1, 3)]
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        assert GroupFeed(load_source(args), ledger, args).lease(2, 0) == before
+        assert GroupQueue(source_of(args), ledger).lease(2, 0) == before
 
 
 def test_under_a_ledger_a_users_source_sees_what_happens(data: Path, tmp_path: Path) -> None:
     args = make_args(data, data_source_path=f"{__name__}:FromArgs")
-    source: Any = load_source(args)
+    source: Any = source_of(args)
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        feed = GroupFeed(source, ledger, args)
-        feed.lease(1, 0)
-        feed.running(0)
-        feed.complete(0, finished(0))
-        feed.trained([group.group_id for group in feed.batch(1, 0)], 0)
-        feed.checkpointed(0)
+        queue = GroupQueue(source, ledger)
+        queue.lease(1, 0)
+        queue.complete(0, finished(0))
+        assert queue.next_batch(1, 0) == [finished(0)]
+        queue.trained([0], 0)
+        queue.checkpointed(0)
     assert source.source.committed == [([0], 0)]
 
 
 def test_under_a_ledger_a_subclass_keeps_its_filter(data: Path, tmp_path: Path) -> None:
     args = make_args(data, data_source_path=f"{__name__}:Reversed")
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        feed = GroupFeed(load_source(args), ledger, args)
-        feed.lease(3, 0)
+        queue = GroupQueue(source_of(args), ledger)
+        queue.lease(3, 0)
         for group_id in range(3):
-            feed.release(group_id, "stopped")
-        assert [g[0].group_index for g in feed.lease(4, 1)] == [2, 1, 0, 3]
+            queue.release(group_id, "stopped")
+        assert [g[0].group_index for g in queue.lease(4, 1)] == [2, 1, 0, 3]
 
 
 def test_groups_of_the_built_in_source_need_it_again(data: Path, tmp_path: Path) -> None:
     args = make_args(data)
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        GroupFeed(load_source(args), ledger, args).lease(1, 0)
+        GroupQueue(source_of(args), ledger).lease(1, 0)
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        feed = GroupFeed(named(data, "FromArgs"), ledger, args)
+        queue = GroupQueue(named(data, "FromArgs"), ledger)
         with pytest.raises(PluginError, match="resume with the same --data-source-path"):
-            feed.lease(1, 0)
+            queue.lease(1, 0)
 
 
 def prompts_of(groups: list[list[Sample]]) -> list[Any]:
@@ -229,9 +233,9 @@ def test_on_resume_a_users_source_goes_on_where_it_was(data: Path, tmp_path: Pat
     drawn = []
     for _ in range(3):
         with Ledger(tmp_path / "l.sqlite") as ledger:
-            feed = GroupFeed(named(data, name), ledger, make_args(data))
-            [group] = feed.lease(1, 0)
-            feed.drop(group[0].group_index or 0, "not wanted")
+            queue = GroupQueue(named(data, name), ledger)
+            [group] = queue.lease(1, 0)
+            queue.drop(group[0].group_index or 0, "not wanted")
             drawn += prompts_of([group])
     assert drawn == ["question 0", "question 1", "question 2"]
 
@@ -239,11 +243,11 @@ def test_on_resume_a_users_source_goes_on_where_it_was(data: Path, tmp_path: Pat
 def test_replayed_groups_come_as_they_were_and_are_not_added_again(data: Path, tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
         source = named(data, "Replaying")
-        feed = GroupFeed(source, ledger, make_args(data))
-        feed.lease(1, 0)
-        feed.complete(0, finished(0))
-        [again] = feed.lease(1, 1)
+        queue = GroupQueue(source, ledger)
+        queue.lease(1, 0)
+        queue.complete(0, finished(0))
+        [again] = queue.lease(1, 1)
         assert [s.tokens for s in again] == [s.tokens for s in finished(0)]
         assert {s.group_index for s in again} == {1}
-        feed.complete(1, again)
-        assert prompts_of(feed.lease(1, 2)) == ["question 1"]
+        queue.complete(1, again)
+        assert prompts_of(queue.lease(1, 2)) == ["question 1"]

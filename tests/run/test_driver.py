@@ -29,7 +29,9 @@ class Notes(Rollouts, Trainer, Weights):
 
     async def next_batch(self, step: int) -> Batch | None:
         self._note(f"batch {step}")
-        return Batch(f"payload {step}", (2 * step, 2 * step + 1), {"rollout/reward": 0.5}) if step < self.groups else None
+        return (
+            Batch(f"payload {step}", (2 * step, 2 * step + 1), {"rollout/reward": 0.5}) if step < self.groups else None
+        )
 
     async def trained(self, group_ids: Sequence[int], step: int) -> None:
         self._note(f"trained {list(group_ids)} at {step}")

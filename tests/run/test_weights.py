@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from agentrl.config.placement import ClusterSettings
 from agentrl.errors import EngineUnreachable, TrainError
-from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, TensorSpec, Trainer, WeightGroup, WeightSink, WeightSource
+from agentrl.run.parts import (
+    Batch,
+    BroadcastUpdate,
+    DiskUpdate,
+    TensorSpec,
+    Trainer,
+    WeightGroup,
+    WeightSink,
+    WeightSource,
+)
 from agentrl.run.weights import BroadcastWeights, DiskWeights, buckets
 from agentrl.runfolder import RunFolder
 

@@ -1,0 +1,31 @@
+"""Files that are written whole or not at all: a kill at any moment leaves the old file or the new one."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; what is written there takes the place of `path`, durably, when the block ends.
+
+    A block that raises, or writes nothing, leaves the old file. The folder is made where it is missing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield draft
+        if draft.is_file():
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+    finally:
+        if draft.is_file():
+            draft.unlink()
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write a whole file or nothing, durably; text as UTF-8."""
+    with replacing(path) as draft:
+        draft.write_bytes(data.encode() if isinstance(data, str) else data)
