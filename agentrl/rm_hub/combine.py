@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import anyio
 
-from agentrl.errors import GraderFailure, SettingsError
+from agentrl.errors import GraderFailure, SettingsError, ungrouped
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.sample import final_answer
@@ -257,15 +257,10 @@ async def _all(work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
     async def one(at: int, function: Callable[[], Awaitable[Any]]) -> None:
         results[at] = await function()
 
-    try:
+    with ungrouped():
         async with anyio.create_task_group() as group:
             for at, function in enumerate(work):
                 group.start_soon(one, at, function)
-    except BaseExceptionGroup as failed:
-        error: BaseException = failed
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
     return results
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from agentrl.errors import ungrouped
 from agentrl.observability.stats import pass_at_k
-from agentrl.rollout.failures import ungrouped
 from agentrl.rollout.loop import DropGroup, Group, RolloutStats, TrajectoryRunner
 from agentrl.sample import Sample, Status
 

@@ -21,12 +21,12 @@ import anyio
 from anyio import to_thread
 
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
+from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout, ungrouped
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.admission import GroupScheduler
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable, ungrouped
+from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable
 from agentrl.rollout.filters import GroupFilter, judge
 from agentrl.rollout.functions import GenerateFunction, settle
 from agentrl.rollout.helpers import Recorder, recording
