@@ -140,7 +140,7 @@ class AbortingEngine(ScriptedEngine):
 
     async def generate(self, input_ids, params, **options):
         answer = await super().generate(input_ids, params, **options)
-        cut = {"ids": answer.ids[:1], "log_probs": answer.log_probs[:1], "weight_versions": ()}
+        cut = {"ids": answer.ids[:1], "log_probs": answer.log_probs[:1], "weight_versions": (("3", 0, 1),)}
         return replace(answer, finish_reason=FinishReason("abort"), **cut)
 
 
