@@ -8,6 +8,8 @@ Two families:
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -45,6 +47,29 @@ class LedgerError(AgentRLError):
 
 class TrainError(AgentRLError):
     """The training step cannot go on: impossible layout, non-finite loss, or a batch that does not fit."""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside nested exception groups, in order; the error itself if it is no group."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error inside nested exception groups; the error itself if it is no group."""
+    return next(leaves(error))
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """Let a task group's failure out as the first error in it: callers catch it by its own type."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
 
 
 def disk_trouble(error: BaseException) -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import SettingsError
+from agentrl.files import write_atomic
 
 METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
 """Files of a run, and the file that makes a checkpoint's folder complete."""
@@ -72,10 +73,7 @@ class RunFolder:
             yield folder
 
     def _write(self, name: str, text: str) -> None:
-        """A whole file or nothing."""
-        draft = self.path / f".{name}.{os.getpid()}"
-        draft.write_text(text + "\n")
-        os.replace(draft, self.path / name)
+        write_atomic(self.path / name, text + "\n")
 
     def write_processes(self, processes: Mapping[str, Sequence[int]]) -> None:
         """Write the process ids of this life of the run, by role, to `processes.json`."""

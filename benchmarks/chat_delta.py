@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentrl.chat import Chat
+from agentrl.chat import Chat, ChatSession
 from tests.support.chats import make_chat
 from tests.support.conversations import TOOLS
 
@@ -41,7 +41,7 @@ def turn(chat: Chat) -> list[int]:
 
 
 def grown(chat: Chat, tokens: int) -> Any:
-    session = chat.session([{"role": "user", "content": "Find the rows."}], TOOLS)
+    session = ChatSession(chat, [{"role": "user", "content": "Find the rows."}], TOOLS)
     ids, result = turn(chat), [{"role": "tool", "content": RESULT}]
     while len(session.ids) < tokens:
         session.sampled(ids)

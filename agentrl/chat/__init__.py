@@ -1,7 +1,7 @@
 """Chat: messages to token ids and back, exactly.
 
-1. `Chat.load(folder)` is a tokenizer with its template; `chat.session(messages, tools)` is one trajectory's growing
-   conversation: `prompt_ids`, then `sampled(ids)` and `extend(messages)` in turns.
+1. `Chat.load(folder)` is a tokenizer with its template; `Conversation(chat, sample, messages, tools)` is one growing
+   trajectory: `sampled(ids, ...)` and `show(messages)` in turns. `ChatSession` is its part that knows ids alone.
 2. Sampled ids are never re-tokenised; text from users, tools and data never becomes a control token.
 3. `print(chat.report)` says what the template does to history; `history_policy` says what to do about it.
 4. This room imports neither torch nor ray; transformers only when a tokenizer is loaded.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl.chat.chat import Chat, HistoryPolicy
+    from agentrl.chat.conversation import Conversation, Shown
     from agentrl.chat.messages import ParsedTurn, ToolCall, ToolSchema, normalise_messages, normalise_tools
     from agentrl.chat.parsers import FAMILIES, REASONING, TurnParser, make_parser
     from agentrl.chat.report import Boundary, TemplateReport, Thought, Verdict
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Chat": "agentrl.chat.chat",
     "HistoryPolicy": "agentrl.chat.chat",
+    "Conversation": "agentrl.chat.conversation",
+    "Shown": "agentrl.chat.conversation",
     "ParsedTurn": "agentrl.chat.messages",
     "ToolCall": "agentrl.chat.messages",
     "ToolSchema": "agentrl.chat.messages",
@@ -43,9 +46,11 @@ __all__ = [
     "Boundary",
     "Chat",
     "ChatSession",
+    "Conversation",
     "Delta",
     "HistoryPolicy",
     "ParsedTurn",
+    "Shown",
     "TemplateReport",
     "Thought",
     "ToolCall",

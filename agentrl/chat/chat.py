@@ -17,7 +17,6 @@ from agentrl.chat.messages import ParsedTurn, normalise_messages, normalise_tool
 from agentrl.chat.parsers import make_parser
 from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
 from agentrl.chat.report import TemplateReport, Thought
-from agentrl.chat.session import ChatSession
 from agentrl.chat.template import Template
 from agentrl.errors import SettingsError, TemplateError
 
@@ -115,16 +114,6 @@ class Chat:
     def vocab_size(self) -> int:
         """Number of token ids, added tokens included."""
         return self._codec.vocab_size
-
-    def session(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> ChatSession:
-        """Begin a trajectory.
-
-        Raises:
-            TemplateError: the template cannot render the messages.
-        """
-        return ChatSession(self, messages, tools)
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ParsedTurn:
         """Parse one model turn's text (end token removed)."""

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.chat.chat import Chat
+from agentrl.chat.conversation import Conversation, Shown
 from agentrl.chat.messages import ToolSchema, normalise_messages, normalise_tools
 from agentrl.errors import TemplateError
-from agentrl.sample import Message, Origin, Sample, Status
+from agentrl.sample import Message, Sample, Status
 
 
 def to_sample(
@@ -27,25 +28,24 @@ def to_sample(
 
     Raises:
         TemplateError: no assistant message, one that is not last is missing its answer, or the template writes an
-            assistant's turn in another way than it asks for one.
+            assistant's turn in another way than it asks for one, or would split the demonstration.
     """
     conversation = normalise_messages(messages)
     turns = [at for at, message in enumerate(conversation) if message["role"] == "assistant"]
     if not turns or turns[-1] != len(conversation) - 1:
         roles = " ".join(message["role"] for message in conversation) or "none"
         raise TemplateError(f"a demonstration must end with an assistant message, got the roles: {roles}")
-    session = chat.session(conversation[: turns[0]], tools)
     sample = Sample(index=index, group_index=index, prompt=conversation[: turns[0]], reward=0.0)
-    sample.set_prompt_tokens(session.prompt_ids)
-    for number, at in enumerate(turns, 1):
+    grown = Conversation(chat, sample, conversation[: turns[0]], tools)
+    for at, following in zip(turns, [*turns[1:], None], strict=True):
         text = assistant_text(chat, conversation, at, tools)
         ids = [*chat.encode(text), chat.stop_token_ids[0]]
-        session.sampled(ids)
-        sample.append_model(ids, [0.0] * len(ids), "0", text=text, turn=number)
-        if number < len(turns):
-            delta = session.extend(conversation[at + 1 : turns[number]])
-            sample.append_observation(delta.close, turn=number, origin=Origin.CLOSE)
-            sample.append_observation(delta.env, turn=number)
+        grown.sampled(ids, [0.0] * len(ids), "0", text=text)
+        if following is not None and grown.show(conversation[at + 1 : following]) is Shown.SPLIT:
+            raise TemplateError(
+                f"the chat template rewrites the history before assistant message {following}, and --history-policy is "
+                "'split'; a demonstration is one sample: choose 'keep'"
+            )
     sample.status = Status.COMPLETED
     return sample
 

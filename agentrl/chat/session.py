@@ -8,20 +8,16 @@
 4. A session is used by one task at a time.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentrl.chat.chat import Chat
 from agentrl.chat.messages import ParsedTurn, ToolCall, normalise_messages, normalise_tools
 from agentrl.chat.report import Thought, Verdict
 from agentrl.errors import TemplateError
 from agentrl.sample import Message
-
-if TYPE_CHECKING:
-    from agentrl.chat.chat import Chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +28,12 @@ class Delta:
         close: ids that end the turn where the model did not (loss mask 0, `Origin.CLOSE`).
         env: ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`).
         verdict: what the template's own full rendering would make of this boundary.
-        notes: what was out of the ordinary, one short sentence each.
         restart: under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty.
     """
 
     close: list[int] = field(default_factory=list)
     env: list[int] = field(default_factory=list)
     verdict: Verdict = Verdict.EXACT
-    notes: tuple[str, ...] = ()
     restart: list[int] | None = None
 
 
@@ -53,11 +47,16 @@ class _Turn:
 
 
 class ChatSession:
-    """A growing conversation; made by `Chat.session`."""
+    """A growing conversation as ids."""
 
     def __init__(
-        self, chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+        self, chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
+        """Render the prompt.
+
+        Raises:
+            TemplateError: the template cannot render the messages.
+        """
         self._chat = chat
         self._messages = normalise_messages(messages)
         self._tools = normalise_tools(tools)
@@ -67,6 +66,11 @@ class ChatSession:
         self.prompt_ids: list[int] = chat.render_ids(self._messages, self._tools)
         """The first prompt, or after a restart the new sample's: int token ids, generation prompt included."""
         self._ids = array("q", self.prompt_ids)
+
+    @property
+    def length(self) -> int:
+        """Number of `ids`."""
+        return len(self._ids)
 
     @property
     def ids(self) -> list[int]:
@@ -135,47 +139,40 @@ class ChatSession:
         self.prompt_ids = ids
         self._ids = array("q", ids)
         self._thoughts.clear()
-        return Delta(verdict=verdict, notes=("split into a new sample",), restart=list(ids))
+        return Delta(verdict=verdict, restart=list(ids))
 
     def _append(self, turn: _Turn, new: list[Message], verdict: Verdict) -> Delta:
-        notes: list[str] = []
         env = self._chat.delta_ids(_calls_for(turn.parsed.tool_calls, new), new)
         if turn.stop_at is None:
-            close, env = self._close_cut_turn(turn, env, notes)
+            close, env = self._close_cut_turn(turn, env)
         else:
-            close, env = self._join_at_stop(turn.ids[turn.stop_at], env, notes)
-            if after := turn.ids[turn.stop_at + 1 :]:
-                notes.append(f"{len(after)} ids after the end token kept as sampled")
-                if not close and env[: len(after)] == after:
-                    env = env[len(after) :]
+            close, env = self._join_at_stop(turn.ids[turn.stop_at], env)
+            after = turn.ids[turn.stop_at + 1 :]  # ids after the end token are kept as sampled
+            if not close and env[: len(after)] == after:
+                env = env[len(after) :]
         self._ids.extend(close)
         self._ids.extend(env)
-        return Delta(close, env, verdict, tuple(notes))
+        return Delta(close, env, verdict)
 
-    def _close_cut_turn(self, turn: _Turn, env: list[int], notes: list[str]) -> tuple[list[int], list[int]]:
+    def _close_cut_turn(self, turn: _Turn, env: list[int]) -> tuple[list[int], list[int]]:
         """The turn has no end token (length limit, stop string): close reasoning and turn as context."""
         close: list[int] = []
         if turn.parsed.reasoning_open:
             close += self._chat.reasoning_close_ids
-            notes.append("reasoning left open: closed as context")
         if env and env[0] in self._chat.closer_ids:
             close.append(env[0])
             env = env[1:]
-        notes.append("no end token sampled: closed as context")
         return close, env
 
-    def _join_at_stop(self, stop: int, env: list[int], notes: list[str]) -> tuple[list[int], list[int]]:
+    def _join_at_stop(self, stop: int, env: list[int]) -> tuple[list[int], list[int]]:
         """The turn has an end token; the delta begins with the template's own."""
         closers = self._chat.closer_ids
         if not env or env[0] == stop:
             return [], env[1:]
-        if stop in closers and env[0] in closers:
-            notes.append(f"end token {self._chat.decode([stop])} stands for {self._chat.decode([env[0]])}")
-            return [], env[1:]
-        if env[0] in closers:
-            notes.append(f"ended by {self._chat.decode([stop])}: {self._chat.decode([env[0]])} added as context")
-            return [env[0]], env[1:]
-        return [], env
+        if env[0] not in closers:
+            return [], env
+        # Any closer stands for the template's own; behind another end token that one is added as context.
+        return ([] if stop in closers else [env[0]]), env[1:]
 
 
 def _as_message(parsed: ParsedTurn, text: str) -> Message:

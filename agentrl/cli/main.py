@@ -10,12 +10,12 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import click
 
-from agentrl.errors import AgentRLError, disk_trouble
+from agentrl.errors import AgentRLError, disk_trouble, leaves
 
 
 class Entry(NamedTuple):
@@ -139,10 +139,10 @@ def run(argv: list[str]) -> int:
             raise
         return _fail(f"this needs the package {error.name}: pip install 'agentrl[{extra}]'", error, debug)
     except (AgentRLError, OSError, BaseExceptionGroup) as error:
-        leaves = list(_leaves(error))
-        if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        inner = list(leaves(error))
+        if any(isinstance(leaf, KeyboardInterrupt) for leaf in inner):
             return 130
-        said = [str(leaf) if isinstance(leaf, AgentRLError) else disk_trouble(leaf) for leaf in leaves]
+        said = [str(leaf) if isinstance(leaf, AgentRLError) else disk_trouble(leaf) for leaf in inner]
         if None in said:
             raise
         return _fail("\n".join(dict.fromkeys(filter(None, said))), error, debug)
@@ -153,14 +153,6 @@ def extra_for(package: str, argv: Sequence[str]) -> str | None:
     command = next((word for word in argv if word in COMMANDS), "")
     order = (*_FITS.get(command, ()), *EXTRAS)
     return next((extra for extra in order if package in EXTRAS[extra]), None)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def _usage(error: click.UsageError) -> str:

@@ -18,8 +18,7 @@ from agentrl.cluster.runtime import ray_runtime, worker_environment
 from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
 from agentrl.cluster.waiting import values
 from agentrl.config import RunSettings
-from agentrl.errors import AgentRLError, SettingsError
-from agentrl.rollout.failures import ungrouped
+from agentrl.errors import AgentRLError, SettingsError, ungrouped
 from agentrl.run.announce import Announcer, counted
 from agentrl.run.driver import within
 from agentrl.run.parts import Parts, Resume, Start, Weights

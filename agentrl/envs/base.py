@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import anyio
 
 from agentrl.envs.turn import Call, Step, Turn
+from agentrl.errors import ungrouped
 from agentrl.sample import Message, Sample
 from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
 
@@ -108,12 +109,10 @@ class Environment:
         async def run(position: int, call: Call) -> None:
             outcomes[position] = await self.toolbox.run(call.name, call.arguments, state=self)
 
-        try:
+        with ungrouped():
             async with anyio.create_task_group() as group:
                 for position, call in enumerate(turn.tool_calls):
                     group.start_soon(run, position, call)
-        except BaseExceptionGroup as failed:
-            raise _first(failed) from None
         done = [outcome for outcome in outcomes if outcome is not None]
         messages: list[Message] = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text}
@@ -131,13 +130,6 @@ class Environment:
 
     async def close(self) -> None:
         """Free what this instance holds. Always called, also when the trajectory is cancelled or fails."""
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first error inside nested exception groups: callers of `run_tools` catch it by its own type."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _broken_text(broken: Sequence[str]) -> str:

@@ -10,26 +10,27 @@
 1. The object is a reward function: `--custom-rm-path rewards.py:reward`, or `return await reward(self.args, sample)` in
    `Environment.reward`.
 2. The trajectory's reward is the weighted sum of the graders' scores. Rewards that the environment gave for its steps
-   (`Step.reward`, kept in `sample.metadata["step_rewards"]`) are added with their weight. Gates act on the whole.
+   (`Step.reward`, kept in `sample.metadata["step_rewards"]`, one entry a turn, None where a step gave none) are added
+   with their weight. Gates act on the whole.
 3. The result is that one number; with `--reward-key` (or `--eval-reward-key`) it is a dict of it ("score") and all its
    parts. The parts are in `sample.metadata["rewards"]` in any case.
 4. What trains is the one number, spread by the advantage estimator over all tokens of the trajectory. The share of each
-   step by the distribution strategy is written to `sample.metadata["step_credit"]`, for filters, metrics and custom
-   code; no estimator of the trainer reads it.
+   step by the distribution strategy is written to `sample.metadata["step_credit"]` (entry k - 1 is turn k's), for
+   filters, metrics and custom code; no estimator of the trainer reads it.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import anyio
 
-from agentrl.errors import GraderFailure, SettingsError
+from agentrl.errors import GraderFailure, SettingsError, ungrouped
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.sample import final_answer
@@ -135,28 +136,28 @@ class StepRewards:
         if isinstance(self.weight, bool) or not math.isfinite(self.weight):
             raise SettingsError(f"StepRewards: weight must be a finite number, got {self.weight!r}")
 
-    def total(self, rewards: Sequence[float]) -> float:
+    def total(self, rewards: Sequence[float | None]) -> float:
         """What the steps add to the trajectory's reward."""
-        if not rewards:
+        given = [reward for reward in rewards if reward is not None]
+        if not given:
             return 0.0
-        summed = math.fsum(rewards)
-        return self.weight * (summed if self.reduce == "sum" else summed / len(rewards))
+        summed = math.fsum(given)
+        return self.weight * (summed if self.reduce == "sum" else summed / len(given))
 
-    def credit(self, rewards: Sequence[float], trajectory: float, steps: int) -> list[float]:
-        """Per step: its own reward times the weight, and its share of the trajectory's.
+    def credit(self, rewards: Sequence[float | None], trajectory: float, turns: Set[int]) -> list[float]:
+        """Per turn, from the first on: its own reward times the weight, and its share of the trajectory's.
 
         Args:
-            rewards: of the steps in order; steps beyond them have none.
+            rewards: of the turns in order, None where there is none; turns beyond them have none.
             trajectory: the trajectory's reward.
-            steps: how many there are, at least `len(rewards)` and 1.
+            turns: the numbers of the sample's own turns, at least one; an earlier sibling's have no share.
         """
-        own = [self.weight * reward for reward in rewards] + [0.0] * (steps - len(rewards))
-        shares = {
-            "last": [0.0] * (steps - 1) + [trajectory],
-            "all": [trajectory] * steps,
-            "average": [trajectory / steps] * steps,
-        }[self.distribution]
-        return [mine + share for mine, share in zip(own, shares, strict=True)]
+        last = max(turns)
+        credit = [self.weight * (reward or 0.0) for reward in rewards] + [0.0] * (last - len(rewards))
+        share = trajectory / len(turns) if self.distribution == "average" else trajectory
+        for turn in {last} if self.distribution == "last" else turns:
+            credit[turn - 1] += share
+        return credit
 
 
 class Combined:
@@ -212,11 +213,11 @@ class Combined:
         return {"score": score, "trajectory": trajectory, **parts}
 
     def _credit(
-        self, sample: Sample, rewards: Sequence[float], trajectory: float, failed: Sequence[Verifier]
+        self, sample: Sample, rewards: Sequence[float | None], trajectory: float, failed: Sequence[Verifier]
     ) -> list[float]:
         """Each step's share. A factor acts on every step, a penalty on the last."""
         assert self._steps is not None
-        credit = self._steps.credit(rewards, trajectory, max(len(rewards), _turns(sample), 1))
+        credit = self._steps.credit(rewards, trajectory, _turns(sample, rewards))
         for gate in failed:
             if gate.otherwise == "subtract":
                 credit[-1] = gate.apply(credit[-1])
@@ -239,15 +240,14 @@ def combine(*parts: Weighted, gate: Verifier | Sequence[Verifier] = (), steps: S
     return Combined(parts, (gate,) if isinstance(gate, Verifier) else gate, steps)
 
 
-def step_rewards(sample: Sample) -> list[float]:
-    """The rewards that the environment gave for its steps.
+def step_rewards(sample: Sample) -> list[float | None]:
+    """The rewards that the environment gave for its steps, one entry a turn; None where it gave none.
 
     Raises:
         GraderFailure: `grader_bad_reward` if one is no finite number.
     """
-    return [
-        _finite(reward, f"step reward {at}") for at, reward in enumerate(sample.metadata.get("step_rewards", ()), 1)
-    ]
+    rewards = enumerate(sample.metadata.get("step_rewards", ()), 1)
+    return [None if reward is None else _finite(reward, f"step reward {turn}") for turn, reward in rewards]
 
 
 async def _all(work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
@@ -257,15 +257,10 @@ async def _all(work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
     async def one(at: int, function: Callable[[], Awaitable[Any]]) -> None:
         results[at] = await function()
 
-    try:
+    with ungrouped():
         async with anyio.create_task_group() as group:
             for at, function in enumerate(work):
                 group.start_soon(one, at, function)
-    except BaseExceptionGroup as failed:
-        error: BaseException = failed
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
     return results
 
 
@@ -320,9 +315,10 @@ def _finite(value: Any, what: str) -> float:
     return float(value)
 
 
-def _turns(sample: Sample) -> int:
-    """The model's turns, as far as they were recorded."""
-    return len({segment.turn for segment in sample.segments if segment.origin is Origin.MODEL})
+def _turns(sample: Sample, rewards: Sequence[float | None]) -> Set[int]:
+    """The numbers of the sample's turns: those that were recorded, and those that have a reward."""
+    recorded = {segment.turn for segment in sample.segments if segment.origin is Origin.MODEL and segment.turn > 0}
+    return recorded | {turn for turn, reward in enumerate(rewards, 1) if reward is not None} or {1}
 
 
 def _name(what: Any) -> str:

@@ -1,29 +1,26 @@
 """The default generate: one `Environment` and one token-exact conversation a trajectory.
 
 1. Ids go in and ids come out; what the model sampled is never decoded and encoded again.
-2. Each turn: engine -> `append_model` -> parser -> `Environment.step` -> `append_observation`.
+2. Each turn: engine -> `Conversation.sampled` -> `Environment.step` -> `Conversation.show`.
 3. It ends when the environment says so, when the turns or the context are used up, or when the model ran into its
    token limit. `close` is always called, also when the trajectory is cancelled.
 """
 
-import copy
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace as dataclass_replace
 from typing import Any, TypeVar
 
 import anyio
 
-from agentrl.chat import ChatSession, Delta, ParsedTurn
-from agentrl.chat.messages import whole_text
+from agentrl.chat import Conversation, ParsedTurn, Shown
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Environment, Step, Turn
-from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure
-from agentrl.rollout.context import Generator, RolloutContext
+from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure, SampleError
+from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import describe, guarded
-from agentrl.sample import Message, Origin, Sample, SpecInfo, Status
+from agentrl.sample import Sample, Status
 
 T = TypeVar("T")
 
@@ -46,7 +43,7 @@ async def run_environment(
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
     env = make_environment(context.environment, context.args)
     async with closing(env, sample):
-        return await _Trajectory(context, env, sample, params).run(grade=grade)
+        return await _Trajectory(context, env, params).run(sample, grade=grade)
 
 
 def make_environment(kind: type[Environment], args: Any) -> Environment:
@@ -97,54 +94,46 @@ def _name(env: Environment) -> str:
 
 
 class _Trajectory:
-    """One trajectory in flight: the sample that grows, and the earlier ones it was split from."""
+    """One trajectory in flight: an environment and the conversation that it has with the model."""
 
-    def __init__(self, context: RolloutContext, env: Environment, sample: Sample, params: SamplingParams) -> None:
+    def __init__(self, context: RolloutContext, env: Environment, params: SamplingParams) -> None:
         self.context, self.env, self.params = context, env, params
-        self.sample = sample
-        self.earlier: list[Sample] = []
-        self.messages: list[Message] = []
 
-    async def run(self, *, grade: bool) -> list[Sample]:
-        session = await self._start()
+    async def run(self, sample: Sample, *, grade: bool) -> list[Sample]:
+        talk = await self._begin(sample)
         limit = self.context.settings.max_turns or self.env.max_turns
         for index in range(1, limit + 1):
-            generation = await self._generate(index)
-            parsed = session.sampled(generation.ids)
-            self.messages.append(parsed.to_message())
+            generation, parsed = await sample_turn(self.context, talk, self.params, sample.session_id)
+            _note_reward(talk.sample, index, None)
             if generation.finish_reason.type == "length":
-                self.sample.status = Status.TRUNCATED
+                talk.sample.status = Status.TRUNCATED
                 break
-            step = await self._step(_turn(index, generation, parsed, self.sample))
-            self.messages.extend(whole_text(step.messages))
-            if step.done:
-                self.sample.status = Status.COMPLETED
+            step = await self._step(_turn(index, generation, parsed, talk.sample))
+            _note_reward(talk.sample, index, step.reward)
+            if step.done or index == limit:
+                talk.remember(step.messages)
+                talk.sample.status = Status.COMPLETED if step.done else Status.TRUNCATED
                 break
-            if index == limit or not self._extend(session.extend(step.messages), step.messages, index):
-                self.sample.status = Status.TRUNCATED
+            if talk.show(step.messages) is Shown.FULL:
+                talk.sample.status = Status.TRUNCATED
                 break
-        self.sample.metadata["messages"] = self.messages
+        talk.sample.metadata["messages"] = talk.messages
         if grade:
-            await self._grade()
-        return [*self.earlier, self.sample]
+            await self._grade(talk)
+        return [*talk.earlier, talk.sample]
 
-    async def _start(self) -> ChatSession:
-        settings = self.context.settings
-        messages = await self._env("reset", self.env.reset(self.sample))
+    async def _begin(self, sample: Sample) -> Conversation:
+        context = self.context
+        messages = await self._env("reset", self.env.reset(sample))
         self._check_messages("reset", messages)
-        self.messages = [whole_text(dict(m)) for m in messages]
-        tools = self.env.toolbox.schemas or self.sample.metadata.get("tools")
-        session = self.context.chat.session(messages, tools)
-        prompt = session.prompt_ids
-        most = min(settings.rollout_max_prompt_len or self.context.context_length, self.context.context_length - 2)
-        if len(prompt) > most:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, at most {most} fit; "
-                "shorten the data, or raise --rollout-max-prompt-len or --rollout-max-context-len",
-                kind="prompt_too_long",
-            )
-        self.sample.set_prompt_tokens(prompt)
-        return session
+        return Conversation(
+            context.chat,
+            sample,
+            messages,
+            self.env.toolbox.schemas or sample.metadata.get("tools"),
+            context_length=context.context_length,
+            prompt_limit=context.settings.rollout_max_prompt_len,
+        )
 
     def _check_messages(self, method: str, messages: object) -> None:
         if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
@@ -154,18 +143,12 @@ class _Trajectory:
                 kind="env_bad_result",
             )
 
-    async def _generate(self, index: int) -> Generation:
-        sample, context = self.sample, self.context
-        budget = context.context_length - len(sample.tokens) - 1
-        params = context.turn_params(self.params, sample, index, budget)
-        return await sample_turn(context.client, sample, params, index, sample.session_id)
-
     async def _step(self, turn: Turn) -> Step:
         started = time.monotonic()
         try:
             step = await self._env("step", self.env.step(turn))
         finally:  # a step that hangs or fails takes its time too
-            self.sample.non_generation_time += time.monotonic() - started
+            turn.sample.non_generation_time += time.monotonic() - started
         if not isinstance(step, Step):
             raise EnvFailure(f"{_name(self.env)}.step must return a Step, got {step!r:.200}", kind="env_bad_result")
         self._check_messages("step", step.messages)
@@ -174,9 +157,7 @@ class _Trajectory:
                 f"{_name(self.env)}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}",
                 kind="env_bad_result",
             )
-        if step.reward is not None:
-            self.sample.metadata.setdefault("step_rewards", []).append(step.reward)
-        count(self.sample, step.info)
+        count(turn.sample, step.info)
         if not step.done and not step.messages:
             raise EnvFailure(
                 f"{_name(self.env)}.step returned no messages and done=False: the model would be asked again with "
@@ -185,44 +166,16 @@ class _Trajectory:
             )
         return step
 
-    def _extend(self, delta: Delta, messages: Sequence[Message], turn: int) -> bool:
-        """Show the model what came; False if it no longer fits into the context."""
-        if delta.restart is not None:
-            return self._split(delta.restart)
-        room = self.context.context_length - len(self.sample.tokens) - len(delta.close) - len(delta.env)
-        if room < 2:
-            return False
-        decode = self.context.chat.decode
-        self.sample.append_observation(delta.close, text=decode(delta.close), turn=turn, origin=Origin.CLOSE)
-        self.sample.append_observation(delta.env, text=decode(delta.env), turn=turn)
-        return True
-
-    def _split(self, prompt: list[int]) -> bool:
-        """The template rewrites history: close this sample and go on in a sibling with the new prompt, if it fits."""
-        if self.context.context_length - len(prompt) < 2:
-            return False
-        done = self.sample
-        done.status = Status.COMPLETED
-        done.rollout_id = done.index if done.rollout_id is None else done.rollout_id
-        self.earlier.append(done)
-        # Counters stay with the sample in which they were counted.
-        rest = {k: copy.deepcopy(v) for k, v in done.metadata.items() if k not in ("counters", "step_rewards")}
-        self.sample = dataclass_replace(
-            done, metadata=rest, status=Status.PENDING, spec_info=SpecInfo(), non_generation_time=0.0
-        )
-        self.sample.set_prompt_tokens(prompt)
-        return True
-
-    async def _grade(self) -> None:
-        if self.sample.reward is None:
+    async def _grade(self, talk: Conversation) -> None:
+        if talk.sample.reward is None:
             # The built-in graders have deadlines of their own, which do not count the wait for a free process.
             built_in = type(self.env).reward is Environment.reward
             timeout = math.inf if built_in else self.context.settings.reward_timeout
             what = f"{_name(self.env)}.reward"
-            reward = await guarded(self.env.reward(self.sample), what=what, timeout=timeout, failure=GraderFailure)
-            self.sample.reward = reward
-        for sibling in self.earlier:
-            sibling.reward = self.sample.reward
+            reward = await guarded(self.env.reward(talk.sample), what=what, timeout=timeout, failure=GraderFailure)
+            talk.sample.reward = reward
+        for sibling in talk.earlier:
+            sibling.reward = talk.sample.reward
 
     async def _env(self, method: str, call: Awaitable[T]) -> T:
         timeout = self.context.settings.env_timeout
@@ -232,34 +185,30 @@ class _Trajectory:
 
 
 async def sample_turn(
-    client: Generator, sample: Sample, params: SamplingParams, turn: int, session_id: str | None
-) -> Generation:
-    """Have the engine continue `sample`, and append what it wrote.
+    context: RolloutContext, talk: Conversation, params: SamplingParams, session_id: str | None
+) -> tuple[Generation, ParsedTurn]:
+    """Have the engine write the conversation's next turn.
 
     Raises:
         ContextOverflow: prompt or answer are too long for the engine.
-        EngineFailure: no answer, or one that was aborted.
+        EngineFailure: no answer, one that contradicts itself, or one that was aborted.
     """
+    params = context.turn_params(params, talk.sample, talk.turns + 1, talk.room)
     try:
-        generation = await client.generate(sample.tokens, params, session_id=session_id)
+        generation = await context.client.generate(talk.sample.tokens, params, session_id=session_id)
     except EngineRejected as error:
         if error.kind != "context_overflow":
             raise
         raise ContextOverflow(str(error), kind="engine_context_overflow") from error
-    _record(sample, generation, turn)
+    try:
+        parsed = talk.sampled(generation.ids, generation.log_probs, generation.weight_versions, text=generation.text)
+    except SampleError as error:
+        raise EngineFailure(f"the engine's answer contradicts itself: {error}", kind="malformed_answer") from error
+    talk.sample.spec_info.add(generation.meta_info)
     if generation.finish_reason.type == "abort":
-        sample.status = Status.ABORTED
+        talk.sample.status = Status.ABORTED
         raise EngineFailure("the engine aborted the request", kind="engine_aborted")
-    return generation
-
-
-def _record(sample: Sample, generation: Generation, turn: int) -> None:
-    """Append what the engine returned to the sample, with every weight version that wrote a part of it."""
-    sample.append_model(generation.ids, generation.log_probs, text=generation.text, turn=turn)
-    for version, _, _ in generation.weight_versions or ((generation.weight_version, 0, 0),):
-        if version not in sample.weight_versions:
-            sample.weight_versions.append(version)
-    sample.spec_info.add(generation.meta_info)
+    return generation, parsed
 
 
 def _turn(index: int, generation: Generation, parsed: ParsedTurn, sample: Sample) -> Turn:
@@ -282,3 +231,10 @@ def count(sample: Sample, info: Mapping[str, object]) -> None:
     for name, value in info.items():
         if isinstance(value, (int, float)):
             counters[name] = counters.get(name, 0) + value
+
+
+def _note_reward(sample: Sample, turn: int, reward: float | None) -> None:
+    """Keep one entry a turn; those of turns that an earlier sibling has are None, as are those of steps without."""
+    rewards = sample.metadata.setdefault("step_rewards", [])
+    rewards.extend([None] * (turn - len(rewards)))
+    rewards[turn - 1] = reward

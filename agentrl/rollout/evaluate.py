@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from agentrl.errors import ungrouped
+from agentrl.groups import Group
 from agentrl.observability.stats import pass_at_k
-from agentrl.rollout.failures import ungrouped
-from agentrl.rollout.group import DropGroup, Group, GroupPlayer, RolloutStats
+from agentrl.rollout.group import DropGroup, GroupPlayer, RolloutStats
 from agentrl.sample import Sample, Status
 
 

@@ -5,13 +5,13 @@ whose code it was, where it raised and why.
 """
 
 import traceback
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import anyio
 
-from agentrl.errors import AgentRLError, Failure, SampleError
+from agentrl.errors import AgentRLError, Failure, SampleError, first_error
 from agentrl.sample import Sample, Status
 from agentrl.tools.clock import work_clock
 
@@ -50,22 +50,6 @@ async def guarded(
         if isinstance(first, AgentRLError):
             raise first from None
         raise failure(describe(what, first), kind=f"{failure.blame}_raised") from first
-
-
-@contextmanager
-def ungrouped() -> Iterator[None]:
-    """Let a task group's failure out as the first error in it, not wrapped in an exception group."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        raise first_error(group) from None
-
-
-def first_error(error: BaseException) -> BaseException:
-    """The first error inside nested exception groups; the error itself if it is no group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def describe(what: str, error: BaseException) -> str:

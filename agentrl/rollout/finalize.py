@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from agentrl.groups import Group
 from agentrl.rollout.filters import GroupFilter, judge
-from agentrl.rollout.group import DropGroup, Group
+from agentrl.rollout.group import DropGroup
 
 
 def reason_to_drop(outcome: Group | DropGroup, group_filter: GroupFilter | None, args: Any) -> str | None:

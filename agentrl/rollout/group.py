@@ -16,18 +16,18 @@ from typing import NoReturn, TypeVar
 import anyio
 
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout
+from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout, ungrouped
+from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable, ungrouped
+from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable
 from agentrl.rollout.functions import GenerateFunction, settle
 from agentrl.rollout.helpers import Recorder, recording
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import FailureAction
 from agentrl.sample import Sample, Status
 
-Group = list[Sample]
 T = TypeVar("T")
 
 

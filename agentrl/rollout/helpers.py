@@ -3,7 +3,8 @@
     from agentrl.rollout.helpers import generate_single, extract_tool_call, execute_tool, build_loss_mask
 
 `generate_single(conversation)` renders what is new in the conversation, samples one turn and returns its text;
-the ids, log-probs and weight versions are recorded. When the function returns, samples that it left without
+the ids, log-probs and weight versions are recorded. A conversation is known by its messages: pass the same list with
+what is new appended to it, or a copy that also has the assistant's turns as they were returned. When the function returns, samples that it left without
 tokens get the recorded ones; `build_loss_mask(sample)` does so at once. With the tokens come what the default loop
 leaves too, unless the function left its own: `metadata["messages"]`, from which graders take the final answer, and
 what `execute_tool` counted for the conversation in `metadata["counters"]` and `non_generation_time`.
@@ -16,27 +17,24 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.chat import ChatSession, ToolCall
+from agentrl.chat import Conversation, Shown, ToolCall
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environment
 from agentrl.envs.base import outcome_counts
 from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
 from agentrl.rollout.agent_loop import closing, count, make_environment, sample_turn
 from agentrl.rollout.context import RolloutContext, entered
-from agentrl.sample import Message, Origin, Sample, Status
+from agentrl.sample import Message, Sample, Status
 from agentrl.tools import Toolbox
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Record:
-    """One conversation that the function drives: the session, its tokens so far, and how much of it was seen."""
+    """One conversation that the function drives: the list that it began with, and whose sample it is."""
 
-    conversation: list[Message]
-    session: ChatSession
+    given: list[Message]
+    talk: Conversation
     sample: Sample
-    seen: int
-    messages: list[Message]
-    turns: int = 0
     owner: Sample | None = None
 
 
@@ -61,53 +59,53 @@ class Recorder:
         """What the model may call: the tools of `--env`, else the data row's own."""
         return self.toolbox.schemas or self.origin.metadata.get("tools")
 
-    async def turn(self, conversation: list[Message]) -> str:
-        """Sample the next assistant turn of `conversation`; returns its text without control tokens."""
-        record = self._find(conversation)
-        sample, context = record.sample, self.context
-        budget = context.context_length - len(sample.tokens) - 1
-        if budget < 1:
-            raise ContextOverflow(f"the conversation has {len(sample.tokens)} tokens, {context.context_length} fit")
-        record.turns += 1
-        params = context.turn_params(self.params, sample, record.turns, budget)
-        generation = await sample_turn(context.client, sample, params, record.turns, f"custom-{id(record)}")
-        record.messages.append(record.session.sampled(generation.ids).to_message())
-        sample.status = Status.TRUNCATED if generation.finish_reason.type == "length" else Status.COMPLETED
-        record.seen = len(conversation)
+    async def turn(self, messages: list[Message]) -> str:
+        """Sample the next assistant turn of a conversation; returns its text without control tokens."""
+        record = self._continued(messages) or self._begun(messages)
+        generation, _ = await sample_turn(self.context, record.talk, self.params, f"custom-{id(record)}")
+        record.sample.status = Status.TRUNCATED if generation.finish_reason.type == "length" else Status.COMPLETED
+        text = self.context.chat.decode(generation.ids, skip_special_tokens=True)
+        record.talk.told(text)
         _RECORD.set(record)
-        return context.chat.decode(generation.ids, skip_special_tokens=True)
+        return text
 
-    def _find(self, conversation: list[Message]) -> _Record:
-        for record in self.records:
-            if record.conversation is conversation:
-                self._show(record)
-                return record
-        session = self.context.chat.session(conversation, self.tools)
+    def _begun(self, messages: list[Message]) -> _Record:
         # The origin's numbers and the record's own make every conversation's sampling seeds its own.
         attempt = f"{self.origin.metadata.get('attempt', 0)}/{len(self.records)}"
         sample = Sample(group_index=self.origin.group_index, index=self.origin.index, metadata={"attempt": attempt})
-        sample.set_prompt_tokens(session.prompt_ids)
-        messages = [dict(message) for message in conversation]
-        self.records.append(_Record(conversation, session, sample, len(conversation), messages))
+        length = self.context.context_length
+        talk = Conversation(self.context.chat, sample, messages, self.tools, context_length=length)
+        self.records.append(_Record(messages, talk, sample))
         return self.records[-1]
 
-    def _show(self, record: _Record) -> None:
-        """Append what the caller added since the last turn; the model's own turn is already there as tokens."""
-        new = [m for m in record.conversation[record.seen :] if m.get("role") != "assistant"]
+    def _continued(self, messages: list[Message]) -> _Record | None:
+        """The conversation that `messages` go on with, shown what is new in them; None if they begin another."""
+        found = []
+        for record in self.records:
+            new = record.talk.continued(messages, same_list=record.given is messages)
+            if new is not None:
+                found.append((record, new))
+        found = [(record, new) for record, new in found if record.given is messages] or found
+        if not found:
+            return None
+        fewest = min(len(new) for _, new in found)
+        record = _only([record for record, new in found if len(new) == fewest])
+        self._show(record.talk, next(new for one, new in found if one is record))
+        return record
+
+    def _show(self, talk: Conversation, new: list[Message]) -> None:
         if not new:
             raise EnvFailure(
                 "generate_single was called twice with nothing new in the conversation", kind="env_bad_call"
             )
-        delta = record.session.extend(new)
-        if delta.restart is not None:
+        shown = talk.show(new)
+        if shown is Shown.SPLIT:
             raise EnvFailure(
                 "generate_single keeps one sample a conversation and cannot split it; use --history-policy keep",
                 kind="env_bad_call",
             )
-        record.messages.extend(dict(message) for message in new)
-        decode = self.context.chat.decode
-        record.sample.append_observation(delta.close, text=decode(delta.close), origin=Origin.CLOSE, turn=record.turns)
-        record.sample.append_observation(delta.env, text=decode(delta.env), turn=record.turns)
+        if shown is Shown.FULL:
+            raise ContextOverflow(f"the conversation has {talk.length} tokens, {talk.context_length} fit")
 
     def claim(self, sample: Sample) -> bool:
         """Give `sample` the tokens of its conversation; False if none was recorded for it.
@@ -119,7 +117,7 @@ class Recorder:
             EnvFailure: several conversations could be its own.
         """
         free = [r for r in self.records if r.owner is None or r.owner is sample]
-        mine = [r for r in free if r.owner is sample or r.conversation is sample.prompt] or free
+        mine = [r for r in free if r.owner is sample or r.given is sample.prompt] or free
         if not mine:
             return False
         if len(mine) > 1 and mine[0].owner is not sample:
@@ -145,6 +143,24 @@ class Recorder:
                 self.claim(sample)
 
 
+def _only(records: list[_Record]) -> _Record:
+    """The one of several conversations with the same messages that a call without its list can mean.
+
+    Raises:
+        EnvFailure: they differ in their tokens, and none of them is the one that this task continued last.
+    """
+    last, first = _RECORD.get(), records[0]
+    if last in records:
+        return last
+    if all(record.sample.tokens == first.sample.tokens for record in records):
+        return first
+    raise EnvFailure(
+        f"{len(records)} conversations have the same messages and other tokens; pass the list that each began with, "
+        "with what is new appended to it",
+        kind="env_bad_call",
+    )
+
+
 def _copy(record: _Record, target: Sample) -> None:
     source = record.sample
     target.tokens, target.response_length = source.tokens, source.response_length
@@ -154,7 +170,7 @@ def _copy(record: _Record, target: Sample) -> None:
     if target.status is Status.PENDING:
         target.status = source.status
     target.non_generation_time = target.non_generation_time or source.non_generation_time
-    target.metadata.setdefault("messages", record.messages)
+    target.metadata.setdefault("messages", record.talk.messages)
     if "counters" in source.metadata:
         target.metadata.setdefault("counters", source.metadata["counters"])
 
@@ -185,7 +201,12 @@ def _recorder() -> Recorder:
 
 
 async def generate_single(conversation: list[Message]) -> str:
-    """Sample one assistant turn. Pass the same list each time, with what is new appended to it.
+    """Sample one assistant turn.
+
+    Args:
+        conversation: all messages so far: the list that the conversation began with (the assistant's turns may be left
+            out of it), or a copy in which they stand with the text that was returned. What differs from it at an
+            earlier point is a new conversation.
 
     Returns:
         The turn's text, control tokens left out.

@@ -7,41 +7,19 @@
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, ungrouped
+from agentrl.groups import Group, GroupStore
 from agentrl.rollout.admission import Admission
-from agentrl.rollout.failures import ungrouped
 from agentrl.rollout.filters import GroupFilter
 from agentrl.rollout.finalize import reason_to_drop
-from agentrl.rollout.group import DropGroup, Group, GroupPlayer, RolloutStats, group_id
-from agentrl.sample import Sample
-
-
-class GroupStore(Protocol):
-    """Where groups come from and where their fate is recorded, by group id (`Sample.group_index`)."""
-
-    def lease(self, n: int, step: int) -> list[Group]:
-        """At most `n` groups of pending samples for rollout `step`; fewer when the data has ended."""
-        ...
-
-    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
-        """The group is finished and will be trained on."""
-        ...
-
-    def drop(self, group_id: int, reason: str) -> None:
-        """The group is finished and will not be trained on."""
-        ...
-
-    def release(self, group_id: int, reason: str) -> None:
-        """The group was started but is not needed now; it stays to be generated later."""
-        ...
+from agentrl.rollout.group import DropGroup, GroupPlayer, RolloutStats, group_id
 
 
 class RolloutRunner:

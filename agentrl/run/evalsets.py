@@ -9,7 +9,7 @@ from pathlib import Path
 from agentrl.config import RunSettings
 from agentrl.data.prompts import PromptData
 from agentrl.errors import DataError, SettingsError
-from agentrl.rollout.group import Group
+from agentrl.groups import Group
 from agentrl.sample import Sample
 
 
@@ -66,7 +66,7 @@ def eval_sets(settings: RunSettings) -> list[EvalSet]:
 
 def _open(settings: RunSettings, name: str, path: str) -> PromptData:
     with _named(name):
-        return PromptData.from_args(settings.replace(prompt_data=path).args)
+        return PromptData(path, settings.data)
 
 
 @contextmanager

@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from agentrl.engine.local import in_process
-
 from agentrl.config import RunSettings
+from agentrl.engine.local import in_process
 from agentrl.engine.transport import Transport
 from agentrl.run.announce import Announcer
 from agentrl.run.driver import within

@@ -15,7 +15,7 @@ import anyio
 
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
-from agentrl.rollout.failures import ungrouped
+from agentrl.errors import ungrouped
 from agentrl.run.parts import Trainer, Weights, WeightSink, WeightSource
 from agentrl.runfolder import RunFolder
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from agentrl import guard
-from agentrl.errors import PluginError
+from agentrl.errors import PluginError, first_error
 from agentrl.tools.base import DEFAULT_MAX_OUTPUT_CHARS, DEFAULT_TIMEOUT, OnFailure, Tool
 from agentrl.tools.outcome import OutcomeKind, ToolError
 from agentrl.tools.schema_arguments import SchemaArguments
@@ -313,6 +313,5 @@ def _text(result: "CallToolResult") -> str:
 
 
 def _first(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first_error(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

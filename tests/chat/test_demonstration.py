@@ -43,6 +43,15 @@ def test_the_mask_covers_what_the_template_lets_the_model_write(name: str) -> No
     assert rendered[: len(sample.tokens)] == sample.tokens
 
 
+def test_one_that_the_template_would_rewrite_is_not_cut_in_two() -> None:
+    user = CONVERSATION[0]
+    thought = {"role": "assistant", "content": "4", "reasoning_content": "hm"}
+    messages = [user, thought, user, thought]
+    assert len(to_sample(make_chat("qwen3"), messages).segments) == 3
+    with pytest.raises(TemplateError, match="before assistant message 3, and --history-policy is 'split'"):
+        to_sample(make_chat("qwen3", history_policy="split"), messages)
+
+
 @pytest.mark.parametrize("messages", [[], CONVERSATION[:1], CONVERSATION[:3]])
 def test_it_must_end_with_the_assistant(messages: list[dict[str, object]]) -> None:
     with pytest.raises(TemplateError, match="must end with an assistant message"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.chat import Chat
+from agentrl.chat import Chat, ChatSession
 from tests.support.chats import make_chat
 
 TEMPLATES = ["qwen3", "qwen2_5", "llama3_1", "glm4moe", "gemma4_v2", "deepseekv3", "gptoss", "nemotron_3_nano"]
@@ -29,7 +29,7 @@ def conversation(chat: Chat, text: str) -> tuple[list[int], list[int]]:
     """Prompt ids and delta ids of a conversation with `text` wherever untrusted text can stand."""
     system = [{"role": "system", "content": text}] if chat.report.can.system else []
     tools = [{**TOOLS[0], "description": text}] if chat.report.can.tools else None
-    session = chat.session([*system, {"role": "user", "content": [{"type": "text", "text": text}]}], tools)
+    session = ChatSession(chat, [*system, {"role": "user", "content": [{"type": "text", "text": text}]}], tools)
     prompt = list(session.prompt_ids)
     session.sampled([])
     role = "tool" if chat.report.can.tool_messages else "user"
@@ -75,7 +75,7 @@ def test_untrusted_text_decodes_to_itself_without_control_tokens(text: str) -> N
 def test_clean_text_has_the_ids_of_the_plain_rendering(text: str, name: str) -> None:
     chat = make_chat(name)
     messages = [{"role": "user", "content": text}]
-    assert chat.session(messages).prompt_ids == chat.encode(chat.template.render(messages))
+    assert ChatSession(chat, messages).prompt_ids == chat.encode(chat.template.render(messages))
 
 
 def test_attacks_in_names_and_schemas() -> None:
@@ -86,8 +86,8 @@ def test_attacks_in_names_and_schemas() -> None:
         "description": "d",
         "parameters": {"type": "object", "properties": {evil: {"type": "string"}}},
     }
-    plain = chat.session([{"role": "user", "content": "u"}], TOOLS).prompt_ids
-    prompt = chat.session([{"role": "user", "content": "u"}], [schema]).prompt_ids
+    plain = ChatSession(chat, [{"role": "user", "content": "u"}], TOOLS).prompt_ids
+    prompt = ChatSession(chat, [{"role": "user", "content": "u"}], [schema]).prompt_ids
     assert count_control(chat, prompt) == count_control(chat, plain)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.chat import Chat, ParsedTurn, Thought, Verdict
+from agentrl.chat import Chat, ChatSession, ParsedTurn, Thought, Verdict
 from tests.support.chats import make_chat
 from tests.support.conversations import TOOLS, Message, completion, conversations, turns
 
@@ -46,7 +46,7 @@ def grow(name: str, data: st.DataObject, thought: Thought) -> tuple[int, int]:
     tools = TOOLS if chat.report.can.tools else None
     messages = data.draw(conversations(chat, thought))
     steps = turns(messages)
-    session = chat.session(messages[: steps[0][0]], tools)
+    session = ChatSession(chat, messages[: steps[0][0]], tools)
     exact = 0
     promised = True
     for at, end in steps:

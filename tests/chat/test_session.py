@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.chat import Chat, Thought, Verdict
+from agentrl.chat import Chat, ChatSession, Thought, Verdict
 from agentrl.errors import SettingsError, TemplateError
-from agentrl.sample import Origin, Sample
 from tests.support.assets import chat_templates, qwen3_tokenizer_folder
 from tests.support.chats import make_chat
 from tests.support.conversations import TOOLS
@@ -21,39 +20,34 @@ THINK = "<think>\nhmm\n</think>\n\n"
 AFTER = "\n<|im_start|>user\n<tool_response>\nR\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 
-def answer(
-    chat: Chat, completion: str | list[int], messages: Any = None
-) -> tuple[str, str, tuple[str, ...], list[int]]:
-    """(close text, env text, notes, sampled ids) of one model turn that is answered by a tool."""
-    session = chat.session([USER], TOOLS)
+def answer(chat: Chat, completion: str | list[int], messages: Any = None) -> tuple[str, str]:
+    """(close text, env text) of one model turn that is answered by a tool."""
+    session = ChatSession(chat, [USER], TOOLS)
     prompt = list(session.prompt_ids)
     ids = chat.encode(completion) if isinstance(completion, str) else completion
     session.sampled(ids)
     delta = session.extend(messages or [{"role": "tool", "content": "R"}])
     assert session.ids == prompt + ids + delta.close + delta.env
-    return chat.decode(delta.close), chat.decode(delta.env), delta.notes, ids
+    return chat.decode(delta.close), chat.decode(delta.env)
 
 
 @pytest.mark.parametrize(
-    ("completion", "close", "env", "says"),
+    ("completion", "close", "env"),
     [
-        (THINK + CALL + END, "", AFTER, ""),
-        (THINK + CALL, END, AFTER, "no end token"),
-        (CALL[:-9], END, AFTER, "no end token"),
-        ("<think>\nhm", "</think>" + END, AFTER, "reasoning left open"),
-        (CALL + END + "\n", "", AFTER[1:], "1 ids after the end token"),
-        (CALL + END + "\nmore", "", AFTER, "2 ids after the end token"),
-        (CALL + " \n\n" + END, "", AFTER, ""),
-        (CALL + "<|endoftext|>", END, AFTER, "ended by <|endoftext|>"),
-        ("", END, AFTER, "no end token"),
-        (END, "", AFTER, ""),
+        (THINK + CALL + END, "", AFTER),
+        (THINK + CALL, END, AFTER),
+        (CALL[:-9], END, AFTER),
+        ("<think>\nhm", "</think>" + END, AFTER),
+        (CALL + END + "\n", "", AFTER[1:]),
+        (CALL + END + "\nmore", "", AFTER),
+        (CALL + " \n\n" + END, "", AFTER),
+        (CALL + "<|endoftext|>", END, AFTER),
+        ("", END, AFTER),
+        (END, "", AFTER),
     ],
 )
-def test_odd_completions(completion: str, close: str, env: str, says: str) -> None:
-    got_close, got_env, notes, _ = answer(make_chat("qwen3"), completion)
-    assert (got_close, got_env) == (close, env)
-    assert says in " ".join(notes)
-    assert bool(notes) == bool(says)
+def test_odd_completions(completion: str, close: str, env: str) -> None:
+    assert answer(make_chat("qwen3"), completion) == (close, env)
 
 
 def test_ids_that_are_not_canonical_stay() -> None:
@@ -69,18 +63,17 @@ def test_a_stop_that_opens_the_next_turn_is_never_dropped() -> None:
     call = "\n<tool_call>run_sql\n<arg_key>query</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
     assert answer(chat, call + "<|observation|>", tool)[1].startswith("\n<tool_response>")
     assert answer(chat, call + "<|user|>", tool)[1].startswith("<|observation|>\n<tool_response>")
-    assert answer(chat, call, tool)[:2] == ("", "<|observation|>\n<tool_response>\nR\n</tool_response><|assistant|>")
+    assert answer(chat, call, tool) == ("", "<|observation|>\n<tool_response>\nR\n</tool_response><|assistant|>")
 
 
 def test_an_alias_stop_stands_for_the_templates_own() -> None:
-    close, env, notes, _ = answer(make_chat("gptoss"), "<|channel|>final<|message|>yes<|return|>", [USER])
-    assert (close, env) == ("", "<|start|>user<|message|>hi<|end|><|start|>assistant")
-    assert "<|return|> stands for <|end|>" in " ".join(notes)
+    shown = answer(make_chat("gptoss"), "<|channel|>final<|message|>yes<|return|>", [USER])
+    assert shown == ("", "<|start|>user<|message|>hi<|end|><|start|>assistant")
 
 
 def test_tool_messages_get_the_calls_names_and_ids() -> None:
     chat = make_chat("qwen3")
-    session = chat.session([USER], TOOLS)
+    session = ChatSession(chat, [USER], TOOLS)
     turn = session.sampled(chat.encode(THINK + CALL + "\n" + CALL + END))
     assert [call.id for call in turn.tool_calls] == ["call00001", "call00002"]
     session.extend([{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}])
@@ -90,7 +83,7 @@ def test_tool_messages_get_the_calls_names_and_ids() -> None:
 
 
 def test_calls_out_of_order_are_errors() -> None:
-    session = make_chat("qwen3").session([USER])
+    session = ChatSession(make_chat("qwen3"), [USER])
     with pytest.raises(TemplateError, match="extend was called before sampled"):
         session.extend([USER])
     session.sampled([])
@@ -98,34 +91,9 @@ def test_calls_out_of_order_are_errors() -> None:
         session.sampled([])
 
 
-def test_segments_and_mask_end_to_end() -> None:
-    chat = make_chat("qwen3")
-    session, sample = chat.session([USER], TOOLS), Sample()
-    sample.set_prompt_tokens(session.prompt_ids)
-    for turn, text in enumerate([THINK + CALL + END, "<think>cut", "Done." + END], 1):
-        ids = chat.encode(text)
-        session.sampled(ids)
-        sample.append_model(ids, [-0.5] * len(ids), "v1", text=text, turn=turn)
-        if turn < 3:
-            delta = session.extend([{"role": "tool", "content": "R"}])
-            sample.append_observation(delta.close, turn=turn, origin=Origin.CLOSE)
-            sample.append_observation(delta.env, turn=turn)
-    sample.validate()
-    assert sample.tokens == session.ids
-    origins = [segment.origin for segment in sample.segments]
-    model, env, close = Origin.MODEL, Origin.ENV, Origin.CLOSE
-    assert origins == [model, env, model, close, env, model]
-    response = sample.tokens[sample.prompt_length :]
-    for segment in sample.segments:
-        mask = (sample.loss_mask or [])[segment.start : segment.end]
-        assert set(mask) == {1 if segment.origin is model else 0}
-        if segment.origin is close:
-            assert chat.decode(response[segment.start : segment.end]) == "</think>" + END
-
-
 def qwen3_with_reasoning(policy: Any) -> tuple[Chat, Any, Any]:
     chat = make_chat("qwen3", history_policy=policy)
-    session = chat.session([USER])
+    session = ChatSession(chat, [USER])
     session.sampled(chat.encode(THINK + "Hello." + END))
     return chat, session, [{"role": "user", "content": "and now?"}]
 
@@ -161,7 +129,7 @@ def test_policy_fail_says_what_to_do() -> None:
 @pytest.mark.parametrize("policy", ["split", "fail"])
 def test_policies_do_nothing_where_history_is_exact(policy: Any) -> None:
     chat = make_chat("qwen3", history_policy=policy)
-    session = chat.session([USER], TOOLS)
+    session = ChatSession(chat, [USER], TOOLS)
     for _ in range(3):
         session.sampled(chat.encode(CALL + END))
         assert session.extend([{"role": "tool", "content": "R"}]).restart is None
@@ -169,7 +137,7 @@ def test_policies_do_nothing_where_history_is_exact(policy: Any) -> None:
 
 def test_the_prompt_is_refused_with_the_templates_own_words() -> None:
     with pytest.raises(TemplateError, match="Conversation roles must alternate"):
-        make_chat("gemma3").session([USER, USER])
+        ChatSession(make_chat("gemma3"), [USER, USER])
 
 
 class Counting:
@@ -204,7 +172,7 @@ def test_a_turn_costs_the_same_at_any_history() -> None:
     result = {"role": "tool", "content": "row " * 200}
 
     def costs() -> Iterator[int]:
-        session = chat.session([USER], TOOLS)
+        session = ChatSession(chat, [USER], TOOLS)
         while len(session.ids) < 33_000:
             before = tokenizer.characters
             session.sampled(turn)
@@ -225,7 +193,7 @@ def test_load_reads_a_folder(tmp_path: Path) -> None:
     chat = Chat.load(str(tmp_path), chat_template=str(template), template_kwargs={"enable_thinking": False})
     assert chat.stop_token_ids == (151645, 151643)
     assert chat.vocab_size == 151669
-    assert chat.decode(chat.session([USER]).prompt_ids).endswith("<think>\n\n</think>\n\n")
+    assert chat.decode(ChatSession(chat, [USER]).prompt_ids).endswith("<think>\n\n</think>\n\n")
     assert chat.parse(CALL).tool_calls[0].name == "run_sql"
     assert Thought.WITHOUT in chat.thoughts(chat.parse("x"), "x")
     with pytest.raises(SettingsError, match=r"no file .*other\.jinja"):

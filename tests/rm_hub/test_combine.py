@@ -135,6 +135,26 @@ async def test_steps_without_rewards_and_trajectories_without_steps():
     assert item.metadata["step_credit"] == [1.0]
 
 
+async def test_a_step_reward_belongs_to_its_turn():
+    item = sample(turns=3, step_rewards=[None, 2.0, None])
+    assert await combine(Weighted("exact_match"), steps=StepRewards("average", 0.5))(ARGS, item) == 2.0
+    assert item.metadata["step_credit"] == pytest.approx([1 / 3, 1 / 3 + 1.0, 1 / 3])
+    item = sample(step_rewards=[1.0, None, 3.0, None])
+    assert await combine(steps=StepRewards(reduce="mean"))(ARGS, item) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("distribution", "credit"), [("last", [0, 4, 1]), ("all", [0, 5, 1]), ("average", [0, 4.5, 0.5])]
+)
+async def test_a_siblings_turns_have_no_share(distribution, credit):
+    item = sample(step_rewards=[None, 4.0, None])
+    for turn in (2, 3):
+        item.append_model([turn], [-1.0], turn=turn)
+    item.response = "Paris"
+    assert await combine(Weighted("exact_match"), steps=StepRewards(distribution))(ARGS, item) == 5.0
+    assert item.metadata["step_credit"] == credit
+
+
 async def test_step_rewards_alone_by_their_mean():
     item = sample(step_rewards=[1.0, 2.0, 6.0])
     assert await combine(steps=StepRewards(reduce="mean"))(ARGS, item) == 3.0
@@ -151,7 +171,7 @@ async def test_a_failed_gate_reaches_the_steps(otherwise, credit):
 
 
 @given(
-    st.lists(st.floats(-10, 10), max_size=6),
+    st.lists(st.none() | st.floats(-10, 10), max_size=6),
     st.floats(-10, 10),
     st.integers(0, 4),
     st.sampled_from(["last", "average"]),
@@ -159,7 +179,7 @@ async def test_a_failed_gate_reaches_the_steps(otherwise, credit):
 )
 def test_last_and_average_credit_sum_to_the_one_number(rewards, trajectory, more, distribution, weight):
     steps = StepRewards(distribution, weight)
-    credit = steps.credit(rewards, trajectory, max(1, len(rewards) + more))
+    credit = steps.credit(rewards, trajectory, set(range(1, max(1, len(rewards) + more) + 1)))
     assert math.fsum(credit) == pytest.approx(trajectory + steps.total(rewards), abs=1e-9)
 
 
@@ -171,8 +191,9 @@ async def test_scores_that_are_no_numbers(bad):
     with pytest.raises(GraderFailure, match="must be a finite number") as caught:
         await combine(Weighted(lambda item: bad, name="odd"))(ARGS, sample())
     assert caught.value.kind == "grader_bad_reward"
-    with pytest.raises(GraderFailure, match="step reward 2 must be a finite number"):
-        await combine(steps=StepRewards())(ARGS, sample(step_rewards=[1.0, bad]))
+    if bad is not None:
+        with pytest.raises(GraderFailure, match="step reward 2 must be a finite number"):
+            await combine(steps=StepRewards())(ARGS, sample(step_rewards=[1.0, bad]))
 
 
 async def test_a_check_must_say_true_or_false():

@@ -1,16 +1,21 @@
 """The default generate: who wrote what, when it ends, and that `close` is always called."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import anyio
 import pytest
 
 from agentrl import Environment, Sample, Status, Step, tool
 from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.chat import Chat
-from agentrl.errors import ContextOverflow, EnvFailure, ToolFailure
+from agentrl.errors import ContextOverflow, EngineFailure, EnvFailure, ToolFailure
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.sample import Origin
 from agentrl.tools import Tool
 from tests.rollout.scripted import ScriptedEngine, make_context
+from tests.support.assets import chat_templates
+from tests.support.tiny_models import make_tiny_model
 
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "double", "arguments": {"x": 21}}\n</tool_call>' + END
@@ -188,3 +193,76 @@ async def test_a_failing_tool_can_be_caught_by_its_type(chat: Chat) -> None:
 
     sample, _ = await play(chat, [CALL], Catching)
     assert sample.metadata["counters"] == {"tool_raised": 1}
+
+
+class TwoVersions(ScriptedEngine):
+    """Its weights are updated while it writes: all but the first three tokens are of the next version."""
+
+    spans: tuple[tuple[str, int, int], ...] | None = None
+
+    async def generate(self, input_ids, params, **options):
+        answer = await super().generate(input_ids, params, **options)
+        return replace(answer, weight_versions=self.spans or (("3", 0, 3), ("4", 3, len(answer.ids))))
+
+
+async def test_an_answer_of_two_versions_keeps_both_at_the_right_tokens(chat: Chat) -> None:
+    context = make_context(chat, TwoVersions(chat, [CALL, f"It is 42.{END}"]), DoubleEnv)
+    (sample,) = await run_environment(context, Sample(prompt="What is 21*2?", index=0), context.params())
+    sample.validate()
+    model = [s for s in sample.segments if s.origin is Origin.MODEL]
+    lengths = [len(chat.encode(text)) for text in (CALL, f"It is 42.{END}")]
+    assert [(s.turn, s.version, s.end - s.start) for s in model] == [
+        (turn, version, size) for turn, n in enumerate(lengths, 1) for version, size in (("3", 3), ("4", n - 3))
+    ]
+    assert all(s.version is None for s in sample.segments if s.origin is not Origin.MODEL)
+    assert sample.weight_versions == ["3", "4"]
+
+
+async def test_versions_that_do_not_cover_the_answer_are_the_engines_fault(chat: Chat) -> None:
+    engine = TwoVersions(chat, [CALL])
+    engine.spans = (("3", 0, 2),)
+    context = make_context(chat, engine, DoubleEnv)
+    with pytest.raises(EngineFailure, match=r"the engine's answer contradicts itself: .* versions for 2 of \d+ ids"):
+        await run_environment(context, Sample(prompt="What is 21*2?", index=0), context.params())
+
+
+class Paying(DoubleEnv):
+    """Pays for every other turn, asks on, and pays the trajectory 0.75."""
+
+    max_turns = 4
+
+    async def step(self, turn) -> Step:
+        return Step([{"role": "user", "content": "and?"}], reward=None if turn.index % 2 else turn.index / 10)
+
+    async def reward(self, sample: Sample) -> float:
+        return 0.75
+
+
+async def test_step_rewards_have_one_entry_a_turn(chat: Chat) -> None:
+    sample, _ = await play(chat, [f"fine{END}"], Paying)
+    assert sample.metadata["step_rewards"] == [None, 0.2, None, 0.4]
+    sample, _ = await play(chat, [CALL, f"fine{END}"])
+    assert sample.metadata["step_rewards"] == [None, None]
+
+
+async def test_a_turn_that_was_cut_has_an_entry_too(chat: Chat) -> None:
+    sample, _ = await play(chat, [f"hm{END}", f"a long answer without an end{END}"], Paying, rollout_max_response_len=4)
+    assert sample.metadata["step_rewards"] == [None, None]
+    assert sample.status is Status.TRUNCATED
+
+
+async def test_split_siblings_earn_the_trajectorys_reward_and_each_its_own_steps(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], history_policy="split")
+    context = make_context(chat, ScriptedEngine(chat, [f"<think>\nhm\n</think>\n\nfine{END}"]), Paying)
+    samples = await run_environment(context, Sample(prompt="go", index=7), context.params())
+    assert [sample.reward for sample in samples] == [0.75] * 4
+    assert [sample.rollout_id for sample in samples] == [7] * 4
+    assert [sample.metadata["step_rewards"] for sample in samples] == [
+        [None],
+        [None, 0.2],
+        [None, None, None],
+        [None, None, None, 0.4],
+    ]
+    for turn, sample in enumerate(samples, 1):
+        assert {s.turn for s in sample.validate().segments if s.origin is Origin.MODEL} == {turn}

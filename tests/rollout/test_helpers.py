@@ -1,10 +1,14 @@
 """The helpers for custom generate functions: every conversation its own seeds and its own sample."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import anyio
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agentrl import Environment, Sample, tool
 from agentrl.chat import Chat, ToolCall
@@ -15,6 +19,8 @@ from agentrl.rollout.group import RolloutStats
 from agentrl.rollout.helpers import Recorder, build_loss_mask, execute_tool, generate_single, recording
 from agentrl.tools import Injected
 from tests.rollout.scripted import ScriptedEngine, Store, build, make_context
+from tests.support.assets import chat_templates
+from tests.support.tiny_models import make_tiny_model
 
 END = "<|im_end|>"
 
@@ -78,6 +84,157 @@ async def test_side_by_side_conversations_are_told_apart_by_their_list(chat: Cha
         assert f"question {at}" in chat.decode(sample.tokens)
 
 
+class Asked:
+    """A client of `generate_single` that sends its conversation in one of several ways."""
+
+    def __init__(self, first: str) -> None:
+        self.messages = [{"role": "user", "content": first}]
+
+    async def send(self, way: str) -> str:
+        sent = self.messages
+        if way == "copied":
+            sent = list(self.messages)
+        elif way == "rebuilt":
+            sent = json.loads(json.dumps(self.messages))
+        elif way == "parts":
+            sent = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in self.messages]
+        answer = await generate_single(sent)
+        self.messages.append({"role": "assistant", "content": answer})
+        return answer
+
+    def say(self, content: str) -> None:
+        self.messages.append({"role": "user", "content": content})
+
+
+WAYS = st.sampled_from(["the list", "copied", "rebuilt", "parts"])
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ways=st.lists(WAYS, min_size=1, max_size=4))
+def test_the_way_a_conversation_is_sent_changes_no_token(chat: Chat, ways: list[str]) -> None:
+    async def play(ways: list[str]) -> Sample:
+        sample, engine = (
+            Sample(index=0),
+            ScriptedEngine(chat, [f"fine{END}", f"<think>hm</think> well {END}", f"ok{END}"]),
+        )
+        async with recording(recorder(chat, engine, 0)):
+            asked = Asked("hello")
+            for turn, way in enumerate(ways):
+                await asked.send(way)
+                asked.say(f"and {turn}?")
+            build_loss_mask(sample)
+        return sample.validate()
+
+    plain, other = anyio.run(play, ["the list"] * len(ways)), anyio.run(play, ways)
+    assert other.tokens == plain.tokens
+    assert other.segments == plain.segments
+    assert other.segments[-1].turn == len(ways)
+
+
+async def test_a_conversation_continued_from_an_earlier_point_is_a_new_one(chat: Chat) -> None:
+    used = recorder(chat, ScriptedEngine(chat, [f"fine{END}"]), 0)
+    async with recording(used):
+        asked = Asked("hello")
+        await asked.send("the list")
+        start = list(asked.messages)
+        asked.say("and?")
+        await asked.send("the list")
+        branch = [*start, {"role": "user", "content": "or?"}]
+        await generate_single(branch)
+        await generate_single([*branch, {"role": "assistant", "content": "fine"}, {"role": "user", "content": "why?"}])
+        del asked.messages[2:]
+        asked.say("on the same list")
+        await asked.send("the list")
+    turns = [record.talk.turns for record in used.records]
+    assert turns == [2, 2, 1]
+    prompts = [chat.decode(record.sample.tokens[: record.sample.prompt_length]) for record in used.records]
+    assert "fine" not in prompts[0]
+    assert all("fine" in prompt for prompt in prompts[1:])
+    assert [sum(record.sample.loss_mask or ()) for record in used.records] == [
+        n * len(chat.encode(f"fine{END}")) for n in turns
+    ]
+
+
+@pytest.mark.parametrize("way", ["the list", "copied"])
+async def test_conversations_with_the_same_words_are_told_apart(chat: Chat, way: str) -> None:
+    samples = [Sample(index=number) for number in range(4)]
+    async with recording(recorder(chat, ScriptedEngine(chat, [f"fine{END}"]), 0)):
+
+        async def one(sample: Sample) -> None:
+            asked = Asked("hello")
+            await asked.send(way)
+            build_loss_mask(sample)
+            for _ in range(4 - (sample.index or 0)):  # the last goes first
+                await anyio.lowlevel.checkpoint()
+            asked.say(f"I am {sample.index}")
+            await asked.send(way)
+            build_loss_mask(sample)
+
+        async with anyio.create_task_group() as tasks:
+            for sample in samples:
+                tasks.start_soon(one, sample)
+    for sample in samples:
+        assert f"I am {sample.index}" in chat.decode(sample.tokens)
+        assert sample.validate().segments[-1].turn == 2
+
+
+async def test_the_longest_beginning_wins(chat: Chat) -> None:
+    used = recorder(chat, ScriptedEngine(chat, [f"fine{END}"]), 0)
+    async with recording(used):
+        short, long = Asked("hello"), Asked("hello")
+        await short.send("the list")
+        await long.send("the list")
+        for asked in (long, short):
+            asked.say("and?")
+        await long.send("copied")  # both have the same tokens: either may go on
+        long.say("more?")
+        await long.send("copied")
+        await short.send("the list")
+    assert sorted(record.talk.turns for record in used.records) == [2, 3]
+
+
+class TwoWays(ScriptedEngine):
+    """Writes the same text with other tokens each time."""
+
+    async def generate(self, input_ids, params, **options):
+        answer = await super().generate(input_ids, params, **options)
+        if len(self.calls) % 2:
+            return answer
+        text = answer.text.removesuffix(END)
+        ids = [token for char in text for token in self.chat.encode(char)] + self.chat.encode(END)
+        return replace(answer, ids=ids, log_probs=[-0.25] * len(ids), weight_versions=(("3", 0, len(ids)),))
+
+
+async def test_the_same_words_in_other_tokens_are_ambiguous_unless_the_list_or_the_task_says_which(chat: Chat) -> None:
+    used = recorder(chat, TwoWays(chat, [f"The tool is called.{END}"]), 0)
+    async with recording(used):
+        first, second, third = Asked("hello"), Asked("hello"), Asked("other")
+        for asked in (first, second):
+            await asked.send("the list")
+            asked.say("and?")
+        assert used.records[0].sample.tokens != used.records[1].sample.tokens
+        await third.send("the list")
+        with pytest.raises(EnvFailure, match="2 conversations have the same messages and other tokens; pass the list"):
+            await first.send("copied")
+        await second.send("the list")
+        await first.send("copied")
+    assert [record.talk.turns for record in used.records] == [2, 2, 1]
+
+
+async def test_a_history_that_the_template_would_rewrite_is_refused_and_what_was_written_stays(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], history_policy="split")
+    used, sample = recorder(chat, ScriptedEngine(chat, [f"<think>\nhm\n</think>\n\nfine{END}"]), 0), Sample(index=0)
+    async with recording(used):
+        asked = Asked("hello")
+        await asked.send("the list")
+        asked.say("and?")
+        with pytest.raises(EnvFailure, match="cannot split it; use --history-policy keep"):
+            await asked.send("the list")
+        used.rescue(sample)
+    assert sum(sample.loss_mask or ()) > 0
+
+
 async def test_a_conversation_that_could_be_several_samples_is_refused(chat: Chat) -> None:
     engine = ScriptedEngine(chat, [f"fine{END}"])
     async with recording(recorder(chat, engine, 0)):
@@ -139,7 +296,7 @@ class AbortingEngine(ScriptedEngine):
 
     async def generate(self, input_ids, params, **options):
         answer = await super().generate(input_ids, params, **options)
-        cut = {"ids": answer.ids[:1], "log_probs": answer.log_probs[:1], "weight_versions": ()}
+        cut = {"ids": answer.ids[:1], "log_probs": answer.log_probs[:1], "weight_versions": (("3", 0, 1),)}
         return replace(answer, finish_reason=FinishReason("abort"), **cut)
 
 

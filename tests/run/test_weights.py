@@ -1,5 +1,6 @@
 """Weights on their way: both sides are told the same, in the right order, under the right version."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -150,5 +151,5 @@ def test_buckets_keep_the_order_and_their_limit(sizes: list[int], limit: int) ->
     assert [spec for bucket in found for spec in bucket] == specs
     for bucket in found:
         assert len(bucket) == 1 or sum(4 * spec[2][0] for spec in bucket) <= limit
-    for one, two in zip(found, found[1:], strict=False):
+    for one, two in itertools.pairwise(found):
         assert sum(4 * spec[2][0] for spec in [*one, two[0]]) > limit, "a bucket is as full as it can be"

@@ -160,7 +160,7 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _render(chat: "Chat", messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
     try:
-        return chat.session(messages, tools or None).prompt_ids
+        return chat.render_ids(messages, tools)
     except TemplateError as error:
         raise openai_error(str(error)) from error
 

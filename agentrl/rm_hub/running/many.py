@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 
-from agentrl.errors import GraderFailure
+from agentrl.errors import GraderFailure, first_error
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.running.runner import GraderRunner
 from agentrl.rm_hub.settings import RmHubSettings
@@ -48,9 +48,7 @@ def grade_many(
         try:
             results.append(anyio.run(_all, rm_type, items, own, progress))
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            errors.append(error)
+            errors.append(first_error(error))
 
     # A thread of its own, so that it works where an event loop is running already (a notebook).
     thread = threading.Thread(target=run, name="agentrl-grade-many", daemon=True)

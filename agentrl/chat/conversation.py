@@ -1,0 +1,175 @@
+"""`Conversation`: the one place where a trajectory grows, as ids, as a `Sample` and as messages.
+
+1. `sampled` appends what the engine returned and parses it; `show` appends what comes next, and says whether there is
+   room for another turn. Ids that the model sampled are never decoded and encoded again.
+2. Under history policy `split`, where the template would rewrite history, `show` closes the sample and goes on in a
+   sibling with the same `rollout_id`; `earlier` has the closed ones, whose counters and step rewards stay with them.
+3. A client that sends its whole conversation each time is recognised by content (`continued`), never by object alone.
+4. A conversation is used by one task at a time.
+"""
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from agentrl.chat.chat import Chat
+from agentrl.chat.messages import ParsedTurn, ToolSchema, normalise_messages, whole_text
+from agentrl.chat.session import ChatSession
+from agentrl.errors import ContextOverflow
+from agentrl.sample import Message, Origin, Sample, SpecInfo, Status, VersionSpan
+
+
+class Shown(Enum):
+    """What became of new messages."""
+
+    FITS = "fits"
+    """They were appended, and the model has room for a turn."""
+    SPLIT = "split"
+    """The sample was closed, and a sibling begins with the whole conversation as its prompt."""
+    FULL = "full"
+    """They leave no room for another turn; the sample is as it was, and the conversation over."""
+
+
+class Conversation:
+    """A trajectory in flight.
+
+    Attributes:
+        sample: the sample that grows.
+        earlier: the samples that it was split from, oldest first.
+        messages: the whole conversation as it was given and parsed.
+        turns: how many turns the model has had.
+        context_length: most tokens of prompt and response together.
+    """
+
+    def __init__(
+        self,
+        chat: Chat,
+        sample: Sample,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolSchema] | None = None,
+        *,
+        context_length: int = sys.maxsize,
+        prompt_limit: int | None = None,
+    ) -> None:
+        """Begin `sample` with the prompt that `messages` render to.
+
+        Args:
+            tools: schemas of what the model may call.
+            prompt_limit: most tokens of the prompt, if fewer than the context has room for.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room for an answer; the sample is as it was.
+            TemplateError: the template cannot render the messages.
+        """
+        self._chat, self._session = chat, ChatSession(chat, messages, tools)
+        self.sample, self.context_length = sample, context_length
+        self.earlier: list[Sample] = []
+        self.messages: list[Message] = []
+        self.turns = 0
+        self._told: dict[int, str] = {}
+        most = min(prompt_limit or context_length, context_length - 2)
+        if self.length > most:
+            raise ContextOverflow(
+                f"the prompt has {self.length} tokens, at most {most} fit; "
+                "shorten the data, or raise --rollout-max-prompt-len or --rollout-max-context-len",
+                kind="prompt_too_long",
+            )
+        sample.set_prompt_tokens(self._session.prompt_ids)
+        self.remember(messages)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the conversation, those included that `show` found not to fit."""
+        return self._session.length
+
+    @property
+    def room(self) -> int:
+        """Most tokens that the next turn may have."""
+        return self.context_length - self.length - 1
+
+    def sampled(
+        self, ids: Sequence[int], log_probs: Sequence[float], version: str | Sequence[VersionSpan] | None, *, text: str
+    ) -> ParsedTurn:
+        """Append a model turn, exactly as the engine returned it; the arguments are those of `Sample.append_model`.
+
+        Raises:
+            SampleError: ids, log-probs and versions disagree.
+            TemplateError: two turns without `show` between them.
+        """
+        self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1)
+        self.turns += 1
+        parsed = self._session.sampled(ids)
+        self.messages.append(parsed.to_message())
+        return parsed
+
+    def show(self, messages: Sequence[Mapping[str, Any]]) -> Shown:
+        """Answer the last model turn with new messages.
+
+        Raises:
+            TemplateError: see `ChatSession.extend`.
+        """
+        delta = self._session.extend(messages)
+        self.remember(messages)
+        if self.room < 1:
+            return Shown.FULL
+        if delta.restart is not None:
+            self._split(delta.restart)
+            return Shown.SPLIT
+        for ids, origin in ((delta.close, Origin.CLOSE), (delta.env, Origin.ENV)):
+            self.sample.append_observation(ids, text=self._chat.decode(ids), turn=self.turns, origin=origin)
+        return Shown.FITS
+
+    def remember(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Note messages that belong to the conversation but that the model is not shown any more."""
+        self.messages.extend(whole_text(message) for message in messages)
+
+    def _split(self, prompt: list[int]) -> None:
+        done = self.sample
+        done.status = Status.COMPLETED
+        done.rollout_id = done.index if done.rollout_id is None else done.rollout_id
+        self.earlier.append(done)
+        rest = {k: copy.deepcopy(v) for k, v in done.metadata.items() if k not in ("counters", "step_rewards")}
+        self.sample = replace(done, metadata=rest, status=Status.PENDING, spec_info=SpecInfo(), non_generation_time=0.0)
+        self.sample.set_prompt_tokens(prompt)
+
+    # ---- clients that send everything each time -------------------------------------------------------------
+
+    def told(self, text: str) -> None:
+        """Remember what the client was told that the last turn says; what comes back as that is the turn."""
+        self._told[len(self.messages) - 1] = text
+
+    def continued(self, messages: Sequence[Message], *, same_list: bool = False) -> list[Message] | None:
+        """What is new in `messages`, or None if they do not begin with this conversation.
+
+        Messages are compared in their normal form. A model's turn is recognised by the text that `told` was given, or
+        by its parsed form, and must be there.
+
+        Args:
+            same_list: `messages` is the list object that the conversation began with. It is the client's own record
+                then: it may hold the model's turns in any form or leave them out.
+        """
+        known, told = self.messages, self._told
+        if same_list:
+            messages, known = _without_assistant(messages), _without_assistant(known)
+            told = {}
+        elif len(known) - 1 not in told:
+            return None  # the model's turn is still to come
+        begin, new = normalise_messages(messages[: len(known)]), list(messages[len(known) :])
+        if len(begin) < len(known) or (not same_list and len(_without_assistant(new)) < len(new)):
+            return None
+        pairs = zip(begin, normalise_messages(known), strict=True)
+        same = all(given == own or _says(given, own, told.get(at)) for at, (given, own) in enumerate(pairs))
+        return new if same else None
+
+
+def _says(given: Message, turn: Message, told: str | None) -> bool:
+    """Whether an assistant message is a turn of the model that the client was told as text."""
+    calls = given.get("tool_calls")
+    return given["role"] == "assistant" and given["content"] == told and calls in (None, turn.get("tool_calls"))
+
+
+def _without_assistant(messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message.get("role") != "assistant"]
