@@ -22,6 +22,9 @@ from agentrl.errors import SampleError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+VersionSpan = tuple[str, int, int]
+"""(weight version, start, end): which of an answer's tokens a version sampled."""
+
 Message = dict[str, Any]
 """One chat message: `role`, `content`, and where they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`."""
 
@@ -59,12 +62,17 @@ class Origin(StrEnum):
 
 @dataclass(slots=True)
 class Segment:
-    """One contiguous run of response tokens with one author; `start` and `end` index into the response."""
+    """One contiguous run of response tokens with one author; `start` and `end` index into the response.
+
+    A turn that a weight update interrupted is several model segments of that turn, one a version.
+    """
 
     origin: Origin
     start: int
     end: int
     turn: int
+    version: str | None = None
+    """The weight version that sampled a model segment, where it is known."""
 
 
 @dataclass(slots=True)
@@ -157,7 +165,7 @@ class Sample:
         self,
         ids: Sequence[int],
         log_probs: Sequence[float],
-        version: str | None = None,
+        version: str | Sequence[VersionSpan] | None = None,
         *,
         text: str = "",
         turn: int = 0,
@@ -167,12 +175,13 @@ class Sample:
         Args:
             ids: the sampled token ids, exactly as the engine returned them.
             log_probs: natural-log probability of each of them under the sampling policy.
-            version: the weight version that sampled them.
+            version: the weight version that sampled them, or spans over `ids` where there were several.
             text: the decoded text, appended to `response`.
             turn: the model turn they belong to, from 1.
 
         Raises:
-            SampleError: `ids` and `log_probs` differ in length, or a log-prob is not a finite number.
+            SampleError: `ids` and `log_probs` differ in length, a log-prob is not a finite number, or the spans do not
+                cover `ids` one after the other.
         """
         if len(ids) != len(log_probs):
             raise SampleError(
@@ -181,10 +190,16 @@ class Sample:
         if not all(map(math.isfinite, log_probs)):
             bad = next(i for i, p in enumerate(log_probs) if not math.isfinite(p))
             raise SampleError(f"append_model got log-prob {log_probs[bad]} at position {bad}; log-probs must be finite")
-        self._append(ids, log_probs, 1, Origin.MODEL, turn)
+        spans: Sequence[tuple[str | None, int, int]]
+        if version is None or isinstance(version, str):
+            spans = [(version, 0, len(ids))]
+        else:
+            spans = _covering(version, len(ids))
+        for name, start, end in spans:
+            self._append(ids[start:end], log_probs[start:end], Origin.MODEL, turn, name)
+            if name is not None and name not in self.weight_versions:
+                self.weight_versions.append(name)
         self.response += text
-        if version is not None and version not in self.weight_versions:
-            self.weight_versions.append(version)
 
     def append_observation(
         self, ids: Sequence[int], *, text: str = "", turn: int = 0, origin: Origin = Origin.ENV
@@ -192,10 +207,12 @@ class Sample:
         """Append tokens that the model was shown (mask 0, log-prob 0)."""
         if origin is Origin.MODEL:
             raise SampleError("append_observation cannot append model tokens; use append_model")
-        self._append(ids, [0.0] * len(ids), 0, origin, turn)
+        self._append(ids, [0.0] * len(ids), origin, turn)
         self.response += text
 
-    def _append(self, ids: Sequence[int], log_probs: Iterable[float], mask: int, origin: Origin, turn: int) -> None:
+    def _append(
+        self, ids: Sequence[int], log_probs: Iterable[float], origin: Origin, turn: int, version: str | None = None
+    ) -> None:
         if self.loss_mask is None or self.rollout_log_probs is None:
             if self.response_length:
                 raise SampleError(
@@ -207,10 +224,10 @@ class Sample:
             return
         start = self.response_length
         self.tokens.extend(ids)
-        self.loss_mask.extend([mask] * len(ids))
+        self.loss_mask.extend([int(origin is Origin.MODEL)] * len(ids))
         self.rollout_log_probs.extend(log_probs)
         self.response_length += len(ids)
-        self.segments.append(Segment(origin, start, self.response_length, turn))
+        self.segments.append(Segment(origin, start, self.response_length, turn, version))
 
     # ---- checking -----------------------------------------------------------------------------------------
 
@@ -278,7 +295,7 @@ class Sample:
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         out["status"] = self.status.value
         out["spec_info"] = {f.name: getattr(self.spec_info, f.name) for f in fields(self.spec_info)}
-        out["segments"] = [[s.origin.value, s.start, s.end, s.turn] for s in self.segments]
+        out["segments"] = [[s.origin.value, s.start, s.end, s.turn, s.version] for s in self.segments]
         return out
 
     @classmethod
@@ -293,7 +310,8 @@ class Sample:
         if "spec_info" in kept:
             kept["spec_info"] = SpecInfo(**kept["spec_info"])
         if "segments" in kept:
-            kept["segments"] = [Segment(Origin(o), a, b, t) for o, a, b, t in kept["segments"]]
+            # Four entries without a version: samples that were written before segments had one.
+            kept["segments"] = [Segment(Origin(origin), *rest) for origin, *rest in kept["segments"]]
         return cls(**kept)
 
     def to_arrays(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -317,3 +335,17 @@ class Sample:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
         """The inverse of `to_arrays`."""
         return cls.from_dict({**rest, **{name: array.tolist() for name, array in arrays.items()}})
+
+
+def _covering(spans: Sequence[VersionSpan], length: int) -> Sequence[VersionSpan]:
+    """`spans`, checked to cover `length` tokens without a gap."""
+    at = 0
+    for version, start, end in spans:
+        if start != at or end <= at:
+            raise SampleError(
+                f"append_model got version {version!r} for tokens {start} to {end}, expected it from {at}"
+            )
+        at = end
+    if at != length:
+        raise SampleError(f"append_model got versions for {at} of {length} ids; give spans that cover all of them")
+    return spans

@@ -53,6 +53,42 @@ def test_round_trips_lose_nothing(prompt: list[int], parts, truncated: bool) -> 
     assert Sample.from_arrays(*sample.to_arrays()) == sample
 
 
+def test_a_turn_that_a_weight_update_interrupted_keeps_both_versions_at_their_tokens() -> None:
+    sample = grow([1], [(Origin.MODEL, [(2, -1.0)]), (Origin.ENV, [(3, 0.0)])])
+    sample.append_model([4, 5, 6, 7], [-0.1, -0.2, -0.3, -0.4], [("a", 0, 3), ("b", 3, 4)], text="answer", turn=2)
+    sample.validate()
+    assert sample.segments[2:] == [Segment(Origin.MODEL, 2, 5, 2, "a"), Segment(Origin.MODEL, 5, 6, 2, "b")]
+    assert [sample.tokens[1:][s.start : s.end] for s in sample.segments] == [[2], [3], [4, 5, 6], [7]]
+    assert sample.rollout_log_probs == [-1.0, 0.0, -0.1, -0.2, -0.3, -0.4]
+    assert sample.loss_mask == [1, 0, 1, 1, 1, 1]
+    assert sample.weight_versions == ["0", "a", "b"]
+    assert sample.response == "moanswer"
+    assert Sample.from_dict(sample.to_dict()) == sample
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([], "versions for 0 of 2 ids"),
+        ([("a", 0, 1)], "versions for 1 of 2 ids"),
+        ([("a", 0, 3)], "versions for 3 of 2 ids"),
+        ([("a", 1, 2)], "version 'a' for tokens 1 to 2, expected it from 0"),
+        ([("a", 0, 1), ("b", 0, 2)], "version 'b' for tokens 0 to 2, expected it from 1"),
+        ([("a", 0, 0), ("b", 0, 2)], "version 'a' for tokens 0 to 0, expected it from 0"),
+    ],
+)
+def test_versions_that_do_not_cover_the_answer_are_refused(spans: list[tuple[str, int, int]], message: str) -> None:
+    sample = Sample()
+    sample.set_prompt_tokens([1])
+    with pytest.raises(SampleError, match=message):
+        sample.append_model([2, 3], [-0.1, -0.1], spans)
+    assert sample.tokens == [1]
+
+
+def test_segments_of_samples_written_before_they_had_versions_are_read() -> None:
+    assert Sample.from_dict({"segments": [["model", 0, 2, 1]]}).segments == [Segment(Origin.MODEL, 0, 2, 1)]
+
+
 def test_lengths_that_disagree_are_an_error_at_once() -> None:
     sample = Sample()
     sample.set_prompt_tokens([1])
