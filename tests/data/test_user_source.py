@@ -152,7 +152,9 @@ def test_answers_that_do_not_fit(data: Path, monkeypatch: pytest.MonkeyPatch, an
 
 
 def test_a_source_that_raises_is_named_with_the_line(data: Path) -> None:
-    with pytest.raises(PluginError, match=r"Raising.get_samples raised KeyError: 'prompts' at .*test_user_source.py:\d+"):
+    with pytest.raises(
+        PluginError, match=r"Raising.get_samples raised KeyError: 'prompts' at .*test_user_source.py:\d+"
+    ):
         named(data, "Raising").get_samples(1)
     with pytest.raises(PluginError, match=r"RaisingInit\(\) raised ValueError: no index at .*test_user_source.py:\d+"):
         named(data, "RaisingInit")
