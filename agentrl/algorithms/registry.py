@@ -1,13 +1,29 @@
-"""The names of the advantage estimators, known without importing torch.
+"""From a run's settings to its algorithm: the one place where names are known.
 
-1. A built-in estimator is a module attribute named here; `advantages.get_estimator` resolves it.
-2. A name with a colon is a path to a user's function (`pkg.mod:function`), loaded when first used.
+1. `--loss-type` names an algorithm that has no advantages to estimate; with policy_loss `--advantage-estimator` does.
+2. A name with a colon is a path to a user's `Estimator` or `Algorithm`, loaded when first used.
 """
 
-import difflib
+from __future__ import annotations
 
-ESTIMATORS: dict[str, str] = {"grpo": "agentrl.algorithms.advantages:grpo"}
-"""Built-in estimators: flag value -> where the function lives."""
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from agentrl.algorithms.base import AdvantageInputs, Algorithm
+from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.policy import Estimated
+from agentrl.algorithms.sft import SFT
+from agentrl.errors import SettingsError
+from agentrl.plugins import load_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.algorithms.settings import AlgorithmSettings
+
+ESTIMATORS: Mapping[str, type[Algorithm]] = {GRPO.name: GRPO}
+LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
 
 
 def check_estimator_name(name: str) -> str:
@@ -23,3 +39,49 @@ def check_estimator_name(name: str) -> str:
     raise ValueError(
         f"unknown advantage_estimator {name!r}, expected one of {sorted(ESTIMATORS)} or pkg.mod:function{hint}"
     )
+
+
+def built_in(settings: AlgorithmSettings) -> Algorithm | None:
+    """The algorithm that the settings name, or None if they give a path."""
+    found = LOSS_TYPES.get(settings.loss_type) or ESTIMATORS.get(settings.advantage_estimator)
+    return found(settings) if found else None
+
+
+def algorithm_of(settings: AlgorithmSettings) -> Algorithm:
+    """The algorithm that the settings ask for.
+
+    Raises:
+        PluginError: a path cannot be loaded.
+        SettingsError: what the path names is no algorithm, or takes no such settings.
+    """
+    if algorithm := built_in(settings):
+        return algorithm
+    path = settings.advantage_estimator
+    found = load_object(path, what="--advantage-estimator")
+    if not callable(found):
+        raise SettingsError(f"--advantage-estimator {path}: expected a function or an Algorithm class, got {found!r}")
+    own = isinstance(found, type) and issubclass(found, Algorithm)
+    algorithm = found(settings) if own else Estimated(settings, found)
+    if problems := algorithm.unused_settings():
+        raise SettingsError(f"--advantage-estimator {path}: {'; '.join(problems)}")
+    return algorithm
+
+
+def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmSettings) -> Tensor:
+    """Advantages [N] float32 by the algorithm of the settings, whitened if `normalize_advantages`.
+
+    Raises:
+        SettingsError: the algorithm is unknown or returned something of another shape.
+    """
+    algorithm = algorithm_of(settings)
+    advantages = algorithm.advantages(inputs)
+    if advantages.shape != inputs.loss_mask.shape:
+        raise SettingsError(
+            f"advantage_estimator {settings.advantage_estimator!r} must return one value for each of the "
+            f"{inputs.loss_mask.numel()} response tokens, got shape {tuple(advantages.shape)}"
+        )
+    if settings.normalize_advantages:
+        from agentrl.algorithms.ops.normalization import whiten
+
+        advantages = whiten(advantages, inputs.loss_mask)
+    return advantages.float()

@@ -4,12 +4,12 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.algorithms.registry import check_estimator_name
+from agentrl.algorithms.registry import algorithm_of, built_in, check_estimator_name
 from agentrl.settings import Settings
 
 
 class AlgorithmSettings(Settings):
-    """What is optimised. Names are slime's flags; formulas are in `advantages.py`, `losses.py`, `kl.py`."""
+    """What is optimised. Names are slime's flags; formulas are in the algorithms' files and `ops/`."""
 
     loss_type: Literal["policy_loss", "sft_loss"] = Field(
         "policy_loss",
@@ -39,7 +39,9 @@ class AlgorithmSettings(Settings):
         False, description="Take the old log-probs from the engine and skip the trainer's own pass for them."
     )
     calculate_per_token_loss: bool = Field(
-        False, description="Weigh every trained token of a step alike; off weighs every trajectory alike."
+        False,
+        description="Weigh every trained token of a step alike; off weighs every trajectory alike, and those without a "
+        "trained token do not count in the mean.",
     )
 
     kl_coef: float = Field(
@@ -61,35 +63,17 @@ class AlgorithmSettings(Settings):
     def _consistent(self) -> Self:
         if self.kl_loss_coef and not self.use_kl_loss:
             raise ValueError(f"kl_loss_coef is {self.kl_loss_coef} but use_kl_loss is off; set use_kl_loss")
-        if problems := [*self._unused_by_grpo(), *self._unused_by_sft()]:
+        algorithm = built_in(self)
+        if algorithm and (problems := algorithm.unused_settings()):
             raise ValueError("; ".join(problems))
         return self
 
-    def _unused_by_grpo(self) -> list[str]:
-        if self.advantage_estimator != "grpo":
-            return []
-        problems = []
-        if self.kl_coef:
-            problems.append(
-                "kl_coef has no effect with advantage_estimator grpo, which has no token rewards; "
-                "use use_kl_loss with kl_loss_coef"
-            )
-        problems += [
-            f"{name} {value} has no effect with advantage_estimator grpo, which has one advantage a trajectory; leave it out"
-            for name, value in (("gamma", self.gamma), ("lambd", self.lambd))
-            if value != 1.0
-        ]
-        return problems
-
-    def _unused_by_sft(self) -> list[str]:
-        """Terms of the loss that the negative log-likelihood does not have."""
-        terms = (("use_kl_loss", self.use_kl_loss), ("kl_coef", self.kl_coef), ("entropy_coef", self.entropy_coef))
-        given = [name for name, value in terms if value]
-        if self.loss_type != "sft_loss" or not given:
-            return []
-        return [f"{', '.join(given)} would have no effect with loss_type sft_loss; leave it out"]
+    @property
+    def supervised(self) -> bool:
+        """Whether samples need neither rewards nor log-probs."""
+        return algorithm_of(self).supervised
 
     @property
     def needs_reference(self) -> bool:
         """Whether log-probs under the reference model are needed."""
-        return self.use_kl_loss or self.kl_coef > 0
+        return "ref_log_probs" in algorithm_of(self).reads

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.algorithms.registry import algorithm_of
+from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.config.model_info import ModelInfo
 
 Flat = Mapping[str, Any]
@@ -216,12 +218,13 @@ def untrainable(flat: Flat) -> list[str]:
             "--rollout-temperature 0: the policy that is trained is the one that samples, and greedy choice has no "
             "probabilities to train; use 1 (--eval-temperature 0 evaluates greedily)"
         )
-    normalised = flat["loss_type"] == "policy_loss" and flat["rewards_normalization"]
+    algorithm = algorithm_of(AlgorithmSettings(**{name: flat[name] for name in AlgorithmSettings.model_fields}))
     alone = flat["n_samples_per_prompt"] == 1 and flat["load_debug_rollout_data"] is None
-    if alone and normalised and flat["advantage_estimator"] == "grpo":
+    if alone and algorithm.compares_within_group:
+        otherwise = ", or --no-rewards-normalization" if "rewards_normalization" in algorithm.takes else ""
         problems.append(
-            "--n-samples-per-prompt 1: grpo compares a trajectory with the others of its prompt, so that one alone has "
-            "advantage 0 and nothing is learned; use at least 2, or --no-rewards-normalization"
+            f"--n-samples-per-prompt 1: {algorithm.name} compares a trajectory with the others of its prompt, so that "
+            f"one alone has advantage 0 and nothing is learned; use at least 2{otherwise}"
         )
     if flat["eval_interval"] is not None and not flat["eval_prompt_data"]:
         problems.append(

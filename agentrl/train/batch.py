@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,25 +18,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import DataError, SampleError, TrainError
-from agentrl.sample import Sample
+from agentrl.sample import Origin, Sample
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file format written by `save`."""
 
-_OPTIONAL = {"rollout_log_probs"}
+_OPTIONAL = {"rollout_log_probs", "step_rewards"}
+_PER_TOKEN = ("loss_mask", "rollout_log_probs", "turns", "token_versions", "step_rewards")
+_PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices")
 _DTYPES = {
     "tokens": np.int32,
     "offsets": np.int64,
     "loss_mask": np.uint8,
     "rollout_log_probs": np.float32,
+    "turns": np.int32,
+    "token_versions": np.int64,
+    "step_rewards": np.float32,
     "response_offsets": np.int64,
     "rewards": np.float64,
     "group_ids": np.int64,
     "rollout_ids": np.int64,
     "group_indices": np.int64,
     "sample_indices": np.int64,
-    "weight_versions": np.str_,
-    "version_offsets": np.int64,
 }
 
 
@@ -48,28 +52,31 @@ class TrainBatch:
         offsets: int64 [S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`.
         loss_mask: uint8 [R], 1 where the token trains.
         rollout_log_probs: float32 [R], natural logs as the engine reported them, 0 where masked; None if unknown.
+        turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
+        token_versions: int64 [R], the weight version that sampled the token; -1 where masked or unknown.
+        step_rewards: float32 [R], the reward of a turn's step on the turn's last model token, 0 elsewhere; None if no
+            step gave one.
         response_offsets: int64 [S + 1], the same for the response arrays.
         rewards: float64 [S]; NaN for a removed sample without a reward.
         group_ids: int64 [S], position of the sample's group in the batch.
         rollout_ids: int64 [S], number of the sample's trajectory in the batch; fan-out siblings share it.
         group_indices: int64 [S], `Sample.group_index`, -1 if it had none.
         sample_indices: int64 [S], `Sample.index`, -1 if it had none.
-        weight_versions: unicode [V], the versions that wrote each sample, in order of first use.
-        version_offsets: int64 [S + 1], which of them belong to which sample.
     """
 
     tokens: NDArray[np.int32]
     offsets: NDArray[np.int64]
     loss_mask: NDArray[np.uint8]
     rollout_log_probs: NDArray[np.float32] | None
+    turns: NDArray[np.int32]
+    token_versions: NDArray[np.int64]
+    step_rewards: NDArray[np.float32] | None
     response_offsets: NDArray[np.int64]
     rewards: NDArray[np.float64]
     group_ids: NDArray[np.int64]
     rollout_ids: NDArray[np.int64]
     group_indices: NDArray[np.int64]
     sample_indices: NDArray[np.int64]
-    weight_versions: NDArray[np.str_]
-    version_offsets: NDArray[np.int64]
 
     def __post_init__(self) -> None:
         for name, array in self.arrays().items():
@@ -82,11 +89,8 @@ class TrainBatch:
         self._check_lengths()
 
     def _check_lengths(self) -> None:
-        per_sample = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices")
-        want = {name: len(self) for name in per_sample}
-        want |= {name: len(self) + 1 for name in ("offsets", "response_offsets", "version_offsets")}
-        want |= {"tokens": int(self.offsets[-1]), "weight_versions": int(self.version_offsets[-1])}
-        want |= {"loss_mask": int(self.response_offsets[-1]), "rollout_log_probs": int(self.response_offsets[-1])}
+        want = dict.fromkeys(_PER_SAMPLE, len(self)) | dict.fromkeys(("offsets", "response_offsets"), len(self) + 1)
+        want |= {"tokens": int(self.offsets[-1])} | dict.fromkeys(_PER_TOKEN, int(self.response_offsets[-1]))
         for name, array in self.arrays().items():
             if len(array) != want[name]:
                 raise DataError(f"train batch: {name} has {len(array)} entries, expected {want[name]}")
@@ -122,23 +126,25 @@ class TrainBatch:
             raise TrainError("a train batch needs at least one sample; all groups were dropped or empty")
         for sample in samples:
             _check(sample, supervised)
-        log_probs = None
+        log_probs, step_rewards = None, None
         if all(sample.rollout_log_probs is not None or sample.remove_sample for sample in samples):
             log_probs = _flat([s.rollout_log_probs or [0.0] * s.response_length for s in samples], np.float32)
-        versions = [v for sample in samples for v in sample.weight_versions]
+        if any(reward is not None for sample in samples for reward in sample.metadata.get("step_rewards") or ()):
+            step_rewards = _flat([_step_rewards(sample) for sample in samples], np.float32)
         return cls(
             tokens=_flat([sample.tokens for sample in samples], np.int32),
             offsets=_offsets([len(sample.tokens) for sample in samples]),
             loss_mask=_flat([_mask(sample) for sample in samples], np.uint8),
             rollout_log_probs=log_probs,
+            turns=_flat([_turns(sample) for sample in samples], np.int32),
+            token_versions=_flat([_versions(sample) for sample in samples], np.int64),
+            step_rewards=step_rewards,
             response_offsets=_offsets([sample.response_length for sample in samples]),
             rewards=np.array([_reward(sample, reward_key, supervised) for sample in samples], np.float64),
             group_ids=np.repeat(np.arange(len(groups)), [len(group) for group in groups]).astype(np.int64),
             rollout_ids=_number_rollouts(groups),
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
             sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
-            weight_versions=np.array(versions, dtype=np.str_),
-            version_offsets=_offsets([len(sample.weight_versions) for sample in samples]),
         )
 
     # ---- reading ------------------------------------------------------------------------------------------
@@ -184,13 +190,19 @@ class TrainBatch:
         """The engine's log-probs over sample i's response, a view, or None."""
         return None if self.rollout_log_probs is None else self.rollout_log_probs[self.response_slice(i)]
 
-    def sample_versions(self, i: int) -> tuple[str, ...]:
-        """Weight versions that wrote sample i, in order of first use."""
-        return tuple(self.weight_versions[self.version_offsets[i] : self.version_offsets[i + 1]].tolist())
-
     def response_slice(self, i: int) -> slice:
         """Where sample i's response lies in flat response arrays [R]."""
         return slice(int(self.response_offsets[i]), int(self.response_offsets[i + 1]))
+
+    def response_positions(self, indices: ArrayLike) -> NDArray[np.int64]:
+        """Where the responses of the samples at `indices` [K] lie in flat response arrays, one after the other."""
+        return _ranges(self.response_offsets, np.asarray(indices, dtype=np.int64))
+
+    @property
+    def response_tokens(self) -> NDArray[np.int32]:
+        """The tokens of all responses, [R]."""
+        shift = self.offsets[1:] - self.response_offsets[1:]
+        return self.tokens[np.arange(len(self.loss_mask)) + np.repeat(shift, self.response_lengths)]
 
     # ---- splitting ----------------------------------------------------------------------------------------
 
@@ -199,22 +211,13 @@ class TrainBatch:
         chosen = np.asarray(indices, dtype=np.int64).reshape(-1)
         if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
             raise IndexError(f"sample indices must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
-        response = _ranges(self.response_offsets, chosen)
-        log_probs = self.rollout_log_probs
-        return type(self)(
-            tokens=self.tokens[_ranges(self.offsets, chosen)],
-            offsets=_offsets(self.lengths[chosen]),
-            loss_mask=self.loss_mask[response],
-            rollout_log_probs=None if log_probs is None else log_probs[response],
-            response_offsets=_offsets(self.response_lengths[chosen]),
-            rewards=self.rewards[chosen],
-            group_ids=self.group_ids[chosen],
-            rollout_ids=self.rollout_ids[chosen],
-            group_indices=self.group_indices[chosen],
-            sample_indices=self.sample_indices[chosen],
-            weight_versions=self.weight_versions[_ranges(self.version_offsets, chosen)],
-            version_offsets=_offsets(np.diff(self.version_offsets)[chosen]),
-        )
+        response, arrays = self.response_positions(chosen), self.arrays()
+        kept = {name: arrays[name][response] for name in _PER_TOKEN if name in arrays}
+        kept |= {name: arrays[name][chosen] for name in _PER_SAMPLE}
+        kept["tokens"] = self.tokens[_ranges(self.offsets, chosen)]
+        kept["offsets"] = _offsets(self.lengths[chosen])
+        kept["response_offsets"] = _offsets(self.response_lengths[chosen])
+        return type(self)(**{name: kept.get(name) for name in _DTYPES})  # type: ignore[arg-type]
 
     def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
         """Sample indices of each of `num_steps` optimizer steps: whole trajectories in order, as even as they come.
@@ -271,6 +274,36 @@ def _mask(sample: Sample) -> list[int]:
     if sample.remove_sample:
         return [0] * sample.response_length
     return [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
+
+
+def _turns(sample: Sample) -> list[int]:
+    """The turn of each response token."""
+    if not sample.segments:
+        return [0] * sample.response_length
+    return [segment.turn for segment in sample.segments for _ in range(segment.start, segment.end)]
+
+
+def _versions(sample: Sample) -> list[int]:
+    """The weight version of each response token; without segments, the sample's where it has only one."""
+    versions = [segment.version for segment in sample.segments for _ in range(segment.start, segment.end)]
+    if not sample.segments:
+        only = sample.weight_versions[0] if len(sample.weight_versions) == 1 else None
+        versions = [only] * sample.response_length
+    return [int(v) if m and v and v.isdecimal() else -1 for v, m in zip(versions, _mask(sample), strict=True)]
+
+
+def _step_rewards(sample: Sample) -> list[float]:
+    """The reward of each turn's step at the turn's last model token."""
+    last = {segment.turn: segment.end - 1 for segment in sample.segments if segment.origin is Origin.MODEL}
+    out = [0.0] * sample.response_length
+    for turn, reward in enumerate(sample.metadata.get("step_rewards") or (), 1):
+        if reward is not None and not math.isfinite(reward):
+            raise SampleError(
+                f"sample index={sample.index}: the reward of step {turn} is {reward}, expected a finite number"
+            )
+        if turn in last:
+            out[last[turn]] = reward or 0.0
+    return out
 
 
 def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:

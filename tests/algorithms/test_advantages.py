@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages, get_estimator
-from agentrl.algorithms.advantages import group_normalize, whiten
+from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of, compute_advantages
+from agentrl.algorithms.ops.normalization import group_normalize, whiten
 from agentrl.errors import PluginError, SettingsError
 
 rewards_st = st.lists(st.lists(st.sampled_from([0.0, 1.0, -0.5, 0.25]), min_size=1, max_size=6), min_size=1, max_size=4)
@@ -129,9 +130,11 @@ def test_an_estimator_can_be_given_by_path() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(SettingsError, match="one of"):
-        get_estimator("nope")
+    with pytest.raises(ValidationError, match="one of"):
+        AlgorithmSettings(advantage_estimator="nope")
     with pytest.raises(PluginError, match="nope"):
-        get_estimator("agentrl.algorithms.advantages:nope")
+        algorithm_of(AlgorithmSettings(advantage_estimator="agentrl.algorithms.base:nope"))
+    with pytest.raises(SettingsError, match="expected a function or an Algorithm class, got '/"):
+        algorithm_of(AlgorithmSettings(advantage_estimator=f"{__file__}:__file__"))
     with pytest.raises(SettingsError, match="one value for each of the 2 response tokens"):
         compute_advantages(inputs([[1.0]]), AlgorithmSettings(advantage_estimator=f"{__file__}:no_broadcast"))

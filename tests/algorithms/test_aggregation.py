@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms import AlgorithmSettings, TokenInputs, token_loss, token_weights
+from agentrl.algorithms import AlgorithmSettings, algorithm_of
+from agentrl.algorithms.ops.weights import token_weights
+from tests.algorithms.views import view
 
 
 class Batch(NamedTuple):
@@ -71,8 +73,8 @@ def test_any_split_gives_the_same_loss_and_gradient(batch: Batch, per_token: boo
     part_of_token = torch.tensor(parts)[: len(batch.lengths)].repeat_interleave(batch.lengths)
 
     def loss_over(chosen: torch.Tensor) -> torch.Tensor:
-        inputs = TokenInputs(parameter * base[chosen], old[chosen], advantages[chosen])
-        return (token_loss(AlgorithmSettings(), inputs).loss * weights[chosen]).sum()
+        seen = view(parameter * base[chosen], old_log_probs=old[chosen], advantages=advantages[chosen])
+        return (algorithm_of(AlgorithmSettings()).token_loss(seen).loss * weights[chosen]).sum()
 
     whole = loss_over(torch.ones(n, dtype=torch.bool))
     pieces = [loss_over(part_of_token == part) for part in range(4)]

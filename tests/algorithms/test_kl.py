@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms import approximate_kl
+from agentrl.algorithms.ops.kl import approximate_kl
 from agentrl.errors import SettingsError
 
 KINDS = ("k1", "k2", "k3", "low_var_kl")

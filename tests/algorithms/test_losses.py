@@ -1,23 +1,19 @@
 """Losses against plain Python written from the papers, and their gradients by finite differences."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms import (
-    AlgorithmSettings,
-    TokenInputs,
-    approximate_kl,
-    entropy_from_logits,
-    log_probs_from_logits,
-    policy_loss,
-    sft_loss,
-    token_loss,
-)
+from agentrl.algorithms import AlgorithmSettings, TokenLoss, algorithm_of
+from agentrl.algorithms.ops.clipping import policy_loss
+from agentrl.algorithms.ops.entropy import entropy_from_logits, log_probs_from_logits
+from agentrl.algorithms.ops.kl import approximate_kl
 from agentrl.errors import TrainError
+from tests.algorithms.views import view
 
 
 def reference_policy_loss(
@@ -74,7 +70,9 @@ def test_clip_statistics_mark_the_tokens_without_gradient() -> None:
     assert result.stats["pg_clipfrac_dual"].tolist() == [0, 0, 0, 0, 0, 1]
     result.loss.sum().backward()
     assert new.grad is not None
-    assert (new.grad == 0).tolist() == result.stats["pg_clipfrac"].bool().tolist()
+    stopped = result.stats["pg_clipfrac"] + result.stats["pg_clipfrac_dual"]
+    assert (new.grad == 0).tolist() == stopped.bool().tolist()
+    assert result.stats["pg_clipfrac"].tolist() == [0, 1, 0, 1, 0, 0]
     torch.testing.assert_close(result.stats["ratio"], ratios)
     torch.testing.assert_close(result.stats["ppo_kl"], -ratios.log())
 
@@ -100,7 +98,8 @@ def test_token_loss_adds_the_terms_it_is_asked_for() -> None:
     new = double(-0.5, -1.2).requires_grad_()
     old, advantages, ref, entropy = double(-0.5, -1.0), double(1.0, -1.0), double(-0.7, -1.0), double(0.3, 0.9)
     settings = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k3", entropy_coef=0.01)
-    got = token_loss(settings, TokenInputs(new, old, advantages, ref, entropy))
+    seen = view(new, old_log_probs=old, advantages=advantages, ref_log_probs=ref, entropy=entropy)
+    got = algorithm_of(settings).token_loss(seen)
     want = policy_loss(new, old, advantages).loss + 0.1 * approximate_kl(new, ref, "k3") - 0.01 * entropy
     torch.testing.assert_close(got.loss, want)
     assert {"pg_loss", "kl_loss", "entropy", "ratio", "ppo_kl"} <= set(got.stats)
@@ -112,19 +111,57 @@ def test_sft_is_the_negative_log_likelihood() -> None:
     targets = torch.tensor([1, 0, 10, 4, 4])
     log_probs = log_probs_from_logits(logits, targets)
     want = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-    torch.testing.assert_close(sft_loss(log_probs).loss, want)
-    torch.testing.assert_close(token_loss(AlgorithmSettings(loss_type="sft_loss"), TokenInputs(log_probs)).loss, want)
+    got = algorithm_of(AlgorithmSettings(loss_type="sft_loss")).token_loss(view(log_probs))
+    torch.testing.assert_close(got.loss, want)
+    torch.testing.assert_close(got.stats["nll"], want)
 
 
 @pytest.mark.parametrize(
-    ("settings", "missing"),
+    ("changes", "missing"),
     [({}, "advantages"), ({"use_kl_loss": True}, "ref_log_probs"), ({"entropy_coef": 0.1}, "entropy")],
 )
-def test_missing_inputs_are_named(settings: dict[str, object], missing: str) -> None:
+def test_missing_inputs_are_named(changes: dict[str, Any], missing: str) -> None:
     x = double(-0.1)
-    inputs = TokenInputs(x, x) if missing == "advantages" else TokenInputs(x, x, x)
+    given = {"old_log_probs": x} | ({} if missing == "advantages" else {"advantages": x})
     with pytest.raises(TrainError, match=missing):
-        token_loss(AlgorithmSettings(**settings), inputs)
+        algorithm_of(AlgorithmSettings(**changes)).token_loss(view(x, **given))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss_type": "sft_loss"},
+        *(
+            {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.1, "kl_loss_type": kind}
+            for kind in ("k1", "k2", "k3", "low_var_kl")
+        ),
+    ],
+)
+@pytest.mark.parametrize("poison", ["log_probs", "old_log_probs", "ref_log_probs", "entropy", "advantages", "all"])
+@pytest.mark.parametrize("value", [-math.inf, math.nan, -500.0])
+def test_nothing_in_a_masked_token_reaches_the_loss_or_its_gradient(
+    changes: dict[str, Any], poison: str, value: float
+) -> None:
+    arrays = {
+        name: double(-0.5, -1.0, -0.3)
+        for name in ("log_probs", "old_log_probs", "ref_log_probs", "entropy", "advantages")
+    }
+    mask, weights = torch.tensor([1, 0, 1]), double(0.5, 0.0, 0.5)
+
+    def total(arrays: dict[str, torch.Tensor]) -> tuple[TokenLoss, torch.Tensor, torch.Tensor]:
+        new = arrays["log_probs"].clone().requires_grad_()
+        out = algorithm_of(AlgorithmSettings(**changes)).token_loss(
+            view(new, loss_mask=mask, **{n: a for n, a in arrays.items() if n != "log_probs"})
+        )
+        loss = (out.loss * weights).sum()
+        (gradient,) = torch.autograd.grad(loss, new)
+        return out, loss, gradient
+
+    poisoned = {n: torch.where(mask == 1, a, value) if poison in (n, "all") else a for n, a in arrays.items()}
+    (_, want, want_gradient), (out, got, gradient) = total(arrays), total(poisoned)
+    assert got.item() == want.item()
+    assert gradient.tolist() == want_gradient.tolist()
+    assert all((stat * weights).sum().isfinite() for stat in out.stats.values())
 
 
 def test_entropy_is_the_distributions() -> None:

@@ -1,10 +1,18 @@
+"""What may be set for which algorithm, and how an algorithm is found."""
+
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
-from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, PolicyGradient, algorithm_of
+from agentrl.algorithms.registry import ESTIMATORS, LOSS_TYPES
+from agentrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def test_defaults_are_slimes() -> None:
@@ -24,26 +32,62 @@ def test_defaults_are_slimes() -> None:
         ({"kl_loss_coef": 0.1}, "set use_kl_loss"),
         ({"gamma": 0.99}, "gamma 0.99 has no effect"),
         ({"lambd": 0.95}, "lambd 0.95 has no effect"),
-        ({"loss_type": "sft_loss", "use_kl_loss": True}, "use_kl_loss would have no effect"),
-        ({"loss_type": "sft_loss", "entropy_coef": 0.1}, "entropy_coef would have no effect"),
+        ({"loss_type": "sft_loss", "use_kl_loss": True}, "use_kl_loss True has no effect with sft_loss"),
+        ({"loss_type": "sft_loss", "entropy_coef": 0.1}, "entropy_coef 0.1 has no effect with sft_loss"),
         ({"eps_clip": 1.5}, "less than 1"),
         ({"eps_clip_c": 0.5}, "greater than 1"),
         ({"kl_loss_type": "k4"}, "k1"),
         ({"no_such": 1}, "no_such"),
     ],
 )
-def test_mistakes_are_named(changes: dict[str, object], words: str) -> None:
+def test_mistakes_are_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         AlgorithmSettings(**changes)
 
 
+def no_advantage(inputs: AdvantageInputs, settings: AlgorithmSettings) -> "Tensor":
+    return 0 * inputs.loss_mask
+
+
 def test_reference_is_needed_for_kl() -> None:
     assert AlgorithmSettings(use_kl_loss=True).needs_reference
-    assert AlgorithmSettings(advantage_estimator="my.mod:fn", kl_coef=0.1).needs_reference
+    assert AlgorithmSettings(advantage_estimator=f"{__file__}:no_advantage", kl_coef=0.1).needs_reference
 
 
 def test_an_estimator_of_ones_own_may_discount() -> None:
     assert AlgorithmSettings(advantage_estimator="my.mod:fn", gamma=0.99, lambd=0.95).gamma == 0.99
+
+
+class Own(PolicyGradient):
+    name = "own"
+    takes = PolicyGradient.takes | {"gamma"}
+
+    def advantages(self, inputs: AdvantageInputs) -> "Tensor":
+        return self.settings.gamma * inputs.loss_mask
+
+
+def test_an_algorithm_of_ones_own_says_which_settings_it_takes() -> None:
+    path = f"{__file__}:Own"
+    assert algorithm_of(AlgorithmSettings(advantage_estimator=path, gamma=0.5)).name == "own"
+    with pytest.raises(SettingsError, match="Own: lambd 0.5 has no effect with own; leave it out"):
+        algorithm_of(AlgorithmSettings(advantage_estimator=path, lambd=0.5))
+
+
+def test_supervised_training_takes_no_setting_of_reinforcement_learning() -> None:
+    assert AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True).supervised
+    assert AlgorithmSettings(loss_type="sft_loss", advantage_estimator="my.mod:fn").supervised
+    assert not AlgorithmSettings().supervised
+    with pytest.raises(ValidationError, match=r"normalize_advantages True .* sft_loss; .*eps_clip 0.3 has no effect"):
+        AlgorithmSettings(loss_type="sft_loss", eps_clip=0.3, normalize_advantages=True)
+
+
+def test_the_built_in_algorithms_are_spelled_as_they_are_registered() -> None:
+    fields = AlgorithmSettings.model_fields
+    assert {"policy_loss", *LOSS_TYPES} == set(get_args(fields["loss_type"].annotation))
+    for name, algorithm in {**ESTIMATORS, **LOSS_TYPES}.items():
+        assert algorithm.name == name
+        assert algorithm.takes <= fields.keys()
+        assert algorithm.hints.keys() <= fields.keys() - algorithm.takes
 
 
 def test_every_field_has_a_help_text() -> None:

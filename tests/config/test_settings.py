@@ -207,8 +207,10 @@ def test_what_cannot_train_is_refused_for_training_only(model: Path, tmp_path: P
 def test_one_sample_a_prompt_trains_where_rewards_are_not_compared(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text("{}\n")
+    (tmp_path / "own.py").write_text("def advantages(inputs, settings): ...\n")
+    own = f"--advantage-estimator {tmp_path}/own.py:advantages"
     base = f"--hf-checkpoint {model} --prompt-data {data} --n-samples-per-prompt 1"
-    for line in ("--no-rewards-normalization", "--loss-type sft_loss", "--advantage-estimator my.mod:fn"):
+    for line in ("--no-rewards-normalization", "--loss-type sft_loss", own):
         assert build(f"{base} {line}").check_complete("train")
 
 

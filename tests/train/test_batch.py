@@ -19,9 +19,10 @@ def make_sample(
 ) -> Sample:
     sample = Sample(index=index, group_index=100, reward=reward)
     sample.set_prompt_tokens([1, 2, 3])
-    sample.append_model(list(range(10, 10 + model)), [-0.5 * (i + 1) for i in range(model)], "v1", turn=1)
+    sample.append_model(list(range(10, 10 + model)), [-0.5 * (i + 1) for i in range(model)], "7", turn=1)
     sample.append_observation([7] * observed, turn=1)
-    sample.append_model([20], [-0.25], "v2", turn=2)
+    sample.append_model([20], [-0.25], "12", turn=2)
+    sample.metadata["step_rewards"] = [0.5, None]
     for name, value in changes.items():
         setattr(sample, name, value)
     return sample
@@ -50,7 +51,13 @@ def assert_same_samples(batch: TrainBatch, samples: list[Sample]) -> None:
         assert log_probs is not None
         np.testing.assert_array_equal(log_probs, np.float32(sample.rollout_log_probs))
         assert batch.rewards[i] == sample.reward
-        assert batch.sample_versions(i) == tuple(sample.weight_versions)
+        response = batch.response_slice(i)
+        assert batch.response_tokens[response].tolist() == sample.tokens[sample.prompt_length :]
+        assert batch.turns[response].tolist() == [1] * (sample.response_length - 1) + [2]
+        versions = [7 if token < 20 else 12 for token in sample.tokens[sample.prompt_length :]]
+        assert batch.token_versions[response].tolist() == [
+            v if m else -1 for v, m in zip(versions, sample.loss_mask or [], strict=True)
+        ]
         assert batch.sample_indices[i] == sample.index
         assert (batch.lengths[i], batch.response_lengths[i]) == (len(sample.tokens), sample.response_length)
 
@@ -160,6 +167,48 @@ def test_what_no_trainer_can_use_is_refused() -> None:
         TrainBatch.from_samples([[make_sample(multimodal_train_inputs={"pixel_values": 1})]])
 
 
+def test_a_steps_reward_lies_on_its_turns_last_model_token() -> None:
+    sample = make_sample(0, model=3, observed=2)
+    sample.append_observation([7], turn=2)
+    sample.append_model([21, 22], [-0.1, -0.1], [("12", 0, 1), ("13", 1, 2)], turn=3)
+    sample.metadata["step_rewards"] = [0.5, None, -1.0]
+    plain = Sample(tokens=[1, 2, 3], response_length=2, reward=0.0, rollout_log_probs=[-1.0, -2.0])
+    batch = TrainBatch.from_samples([[sample, plain]])
+    assert batch.step_rewards is not None
+    assert batch.step_rewards.tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0, -1.0, 0, 0]
+    assert batch.turns.tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3, 0, 0]
+    assert batch.token_versions.tolist() == [7, 7, 7, -1, -1, 12, -1, 12, 13, -1, -1]
+    again = batch.select([1, 0])
+    assert again.step_rewards is not None
+    assert again.step_rewards.tolist() == [0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, -1.0]
+
+
+def test_without_step_rewards_there_is_no_array() -> None:
+    silent = make_sample()
+    silent.metadata["step_rewards"] = [None, None]
+    assert TrainBatch.from_samples([[silent, make_sample(metadata={})]]).step_rewards is None
+    broken = make_sample(index=41, metadata={"step_rewards": [0.5, math.inf]})
+    with pytest.raises(SampleError, match="index=41: the reward of step 2 is inf"):
+        TrainBatch.from_samples([[broken]])
+
+
+def test_versions_that_are_not_known_or_no_numbers() -> None:
+    named = (
+        make_sample(remove_sample=True),
+        Sample(
+            tokens=[1, 2, 3],
+            response_length=2,
+            reward=0.0,
+            loss_mask=[0, 1],
+            rollout_log_probs=[0.0, -2.0],
+            weight_versions=["4"],
+        ),
+    )
+    other = Sample(tokens=[1, 2], response_length=1, reward=0.0, rollout_log_probs=[0.0], weight_versions=["default"])
+    batch = TrainBatch.from_samples([[*named, other]])
+    assert batch.token_versions.tolist() == [-1, -1, -1, -1, -1, 4, -1]
+
+
 def test_arrays_are_read_only() -> None:
     batch = TrainBatch.from_samples([[make_sample()]])
     with pytest.raises(ValueError, match="read-only"):
@@ -190,9 +239,9 @@ def test_file_round_trip(tmp_path: Path, supervised: bool) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", tokens=np.zeros(3))
-    with pytest.raises(DataError, match="format 1, got None"):
+    with pytest.raises(DataError, match="format 2, got None"):
         TrainBatch.load(tmp_path / "a.npz")
-    np.savez(tmp_path / "b.npz", format=np.array(1), tokens=np.zeros(3))
+    np.savez(tmp_path / "b.npz", format=np.array(2), tokens=np.zeros(3))
     with pytest.raises(DataError, match="expected the arrays"):
         TrainBatch.load(tmp_path / "b.npz")
 

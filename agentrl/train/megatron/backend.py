@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.algorithms.registry import algorithm_of
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.errors import TrainError
 from agentrl.train.batch import TrainBatch
@@ -191,36 +192,38 @@ class MegatronBackend:
 
     def _per_token(self, batch: TrainBatch, num_steps: int) -> dict[str, Tensor]:
         """Flat float32 [R] arrays over the whole batch, fixed before the first step."""
-        from agentrl.train.megatron.objective import advantages
+        from agentrl.train.objective import advantages
 
+        algorithm = algorithm_of(self.algorithm)
+        reads = algorithm.reads
         found: dict[str, NDArray[np.float32]] = {}
-        algorithm = self.algorithm
         if batch.rollout_log_probs is not None:
             found["rollout_log_probs"] = batch.rollout_log_probs
-        policy = algorithm.loss_type == "policy_loss"
-        if policy and algorithm.use_rollout_logprobs:
+        if self.algorithm.use_rollout_logprobs:
             if batch.rollout_log_probs is None:
                 raise TrainError("use_rollout_logprobs is set, but samples of the batch have no rollout_log_probs")
             found["old_log_probs"] = batch.rollout_log_probs
-        elif policy and (num_steps > 1 or algorithm.kl_coef):
+        elif "old_log_probs" in reads or (num_steps > 1 and not algorithm.supervised):
             found["old_log_probs"] = self._log_probs(batch, "actor", "trained")
-        if policy and algorithm.needs_reference:
+        if "ref_log_probs" in reads:
             found["ref_log_probs"] = self._log_probs(batch, "ref", "trained")
+        if missing := sorted(reads - found.keys()):
+            raise TrainError(f"{algorithm.name} reads {', '.join(missing)}, for which this backend has no model")
         arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
-        if policy:
-            arrays["advantages"] = advantages(batch, arrays, algorithm)
+        arrays["advantages"] = advantages(batch, arrays, algorithm)
         return {name: array.to(self.device) for name, array in arrays.items()}
 
     def _one_step(
         self, batch: TrainBatch, indices: NDArray[np.int64], arrays: Mapping[str, Tensor], number: int
     ) -> dict[str, float]:
-        from agentrl.train.megatron.objective import step_inputs
+        from agentrl.train.objective import step_inputs
 
-        part, inputs = step_inputs(batch, indices, arrays, self.algorithm)
+        algorithm = algorithm_of(self.algorithm)
+        part, inputs = step_inputs(batch, indices, arrays, algorithm)
         work = plan(part.lengths.tolist(), self.settings, self.layout.dp)
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        metrics = self.passes.gradients(part, work, inputs, self.algorithm)
+        metrics = self.passes.gradients(part, work, inputs, algorithm)
         if not math.isfinite(metrics["loss"]):
             raise TrainError(
                 f"optimizer step {number}: the loss is {metrics['loss']}; the weights were left as they are. "

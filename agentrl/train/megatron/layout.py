@@ -36,6 +36,7 @@ class Layout:
     dp_rank: int
     tp_group: dist.ProcessGroup
     pp_group: dist.ProcessGroup
+    cp_group: dist.ProcessGroup
     dp_cp_group: dist.ProcessGroup
     owns_default_group: bool
     """Whether `join` started torch.distributed."""
@@ -82,6 +83,7 @@ class Layout:
             dp_rank=mpu.get_data_parallel_rank(),
             tp_group=mpu.get_tensor_model_parallel_group(),
             pp_group=pp_group,
+            cp_group=mpu.get_context_parallel_group(),
             owns_default_group=started,
             dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
             pp_ranks=tuple(dist.get_process_group_ranks(pp_group)),

@@ -19,6 +19,8 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 25
 """Elements of float32 work space of one chunk of rows."""
+FAR = -1e4
+"""How far a logit counts as below the mean at most: p is 0 long before, and 0 times -inf would be NaN."""
 
 
 def token_log_probs(
@@ -70,7 +72,8 @@ class _TokenLogProbs(torch.autograd.Function):
         for rows in _chunks(logits.size(0), logits.size(-1)):
             z = logits[rows, : ctx.width].float() / ctx.temperature
             p = torch.exp(z - log_z[rows, None])
-            g = -p * (grad_log_prob[rows, None] + grad_entropy[rows, None] * (z - mean[rows, None]))
+            above = (z - mean[rows, None]).clamp(min=FAR)
+            g = -p * (grad_log_prob[rows, None] + grad_entropy[rows, None] * above)
             local, mine = _local(targets[rows] - ctx.start, ctx.width)
             picked = torch.where(mine, grad_log_prob[rows], torch.zeros_like(grad_log_prob[rows]))
             if ctx.width:
@@ -87,7 +90,9 @@ def _stats(z: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
     weights = torch.exp(z - top[:, None])
     local, mine = _local(targets, z.size(-1))
     chosen = z.gather(1, local[:, None])[:, 0] if z.size(-1) else torch.zeros_like(top)
-    sums = torch.stack([weights.sum(-1), (weights * z).sum(-1), torch.where(mine, chosen, torch.zeros_like(chosen))])
+    finite = z.clamp(min=torch.finfo(z.dtype).min)  # a banned token's -inf times its weight 0 would be NaN
+    chosen = torch.where(mine, chosen, torch.zeros_like(chosen))
+    sums = torch.stack([weights.sum(-1), (weights * finite).sum(-1), chosen])
     if group.size() > 1:
         dist.all_reduce(sums, group=group)
     total, weighted, chosen = sums

@@ -23,28 +23,14 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.losses import TokenInputs, token_loss
-from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.algorithms.base import Algorithm
 from agentrl.train.batch import TrainBatch
 from agentrl.train.megatron.data import MicrobatchTensors, Rows, microbatches
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.logprobs import token_log_probs
 from agentrl.train.megatron.model import output_rows
+from agentrl.train.objective import StepInputs
 from agentrl.train.packing import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """Per-token arrays of one optimizer step, float32 [R] on the device, over the step's response tokens.
-
-    `old_log_probs` None means the policy itself: the ratio is 1 and its gradient that of the log-prob.
-    """
-
-    weights: Tensor
-    advantages: Tensor | None
-    old_log_probs: Tensor | None
-    ref_log_probs: Tensor | None
-    rollout_log_probs: Tensor | None
 
 
 @dataclass(slots=True)
@@ -73,11 +59,9 @@ class Passes:
             dist.broadcast(out, src=self.layout.pp_ranks[-1], group=self.layout.pp_group)
         return out.cpu().numpy()
 
-    def gradients(
-        self, batch: TrainBatch, plan: Plan, inputs: StepInputs, settings: AlgorithmSettings
-    ) -> dict[str, float]:
+    def gradients(self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
         """Add one step's gradients into the model's buffers; returns the loss and its weighted statistics."""
-        loss = functools.partial(self._loss, inputs=inputs, settings=settings)
+        loss = functools.partial(self._loss, inputs=inputs, algorithm=algorithm)
         found = self._run(batch, plan, "trained", loss, forward_only=False)
         return self._reduce(found)
 
@@ -120,28 +104,22 @@ class Passes:
         return mb.flat, self._score(logits, mb)[0]
 
     def _loss(
-        self, logits: Tensor, *, mb: MicrobatchTensors, inputs: StepInputs, settings: AlgorithmSettings
+        self, logits: Tensor, *, mb: MicrobatchTensors, inputs: StepInputs, algorithm: Algorithm
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         log_probs, entropy = self._score(logits, mb)
-        if not settings.entropy_coef:
-            entropy = entropy.detach()
-
-        def pick(array: Tensor | None) -> Tensor | None:
-            return None if array is None else array[mb.flat]
-
-        old = log_probs.detach() if inputs.old_log_probs is None else pick(inputs.old_log_probs)
-        out = token_loss(
-            settings, TokenInputs(log_probs, old, pick(inputs.advantages), pick(inputs.ref_log_probs), entropy)
-        )
-        weights = inputs.weights.to(self.device)[mb.flat]
+        view = inputs.view(mb.flat, log_probs, entropy, self._join)
+        out = algorithm.token_loss(view)
+        weights = inputs.weights[mb.flat]
         loss = (out.loss * weights).sum()
         sums = {name: (value.double() * weights).sum() for name, value in out.stats.items()}
         sums["loss"] = loss.detach().double()
         sums["tokens"] = torch.tensor(float(len(mb.flat)), dtype=torch.float64, device=loss.device)
-        rollout = pick(inputs.rollout_log_probs)
-        if rollout is not None:
-            sums["train_rollout_logprob_abs_diff"] = (log_probs.detach() - rollout).abs().double().sum()
+        if view.rollout_log_probs is not None:
+            sums["train_rollout_logprob_abs_diff"] = (log_probs.detach() - view.rollout_log_probs).abs().double().sum()
         return loss, torch.ones((), dtype=torch.int, device=loss.device), sums
+
+    def _join(self, sums: Tensor) -> Tensor:
+        return sums if self.layout.cp == 1 else _Joined.apply(sums, self.layout.cp_group)
 
     def _reduce(self, found: list[dict[str, Tensor]]) -> dict[str, float]:
         totals: dict[str, float] = {}
@@ -155,6 +133,25 @@ class Passes:
             dist.all_reduce(vector, group=self.layout.dp_cp_group)
             totals = dict(zip(names, vector.tolist(), strict=True))
         return _along_pipeline(totals, self.layout)
+
+
+class _Joined(torch.autograd.Function):
+    """Sums over the ranks that hold parts of the same samples; every rank's loss reads them, so gradients add up too."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _summed(sums, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _summed(grads[0], ctx.group), None
+
+
+def _summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = values.clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def _along_pipeline(totals: Mapping[str, float], layout: Layout) -> dict[str, float]:

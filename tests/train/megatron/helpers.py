@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.algorithms import AlgorithmSettings, compute_advantages, token_weights
-from agentrl.algorithms.advantages import AdvantageInputs
+from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
+from agentrl.algorithms.ops.weights import token_weights
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
@@ -87,8 +87,8 @@ class Reference:
             parts.append(log_p.gather(-1, ids[1:, None])[-int(batch.response_lengths[i]) :, 0])
         return torch.cat(parts)
 
-    def step(self, batch: TrainBatch) -> dict[str, float]:
-        """One GRPO step with the policy itself as the old policy."""
+    def step(self, batch: TrainBatch, old: torch.Tensor | None = None) -> dict[str, float]:
+        """One GRPO step with the policy itself as the old policy, or against the log-probs `old` [R]."""
         mask, lengths, rollouts = map(
             torch.from_numpy, (batch.loss_mask.copy(), batch.response_lengths, batch.rollout_ids.copy())
         )
@@ -96,9 +96,17 @@ class Reference:
         inputs = AdvantageInputs(rewards, groups, rollouts, lengths, mask.float())
         advantages = compute_advantages(inputs, self.algorithm)
         log_probs = self.log_probs(batch)
-        loss = -((log_probs - log_probs.detach()).exp() * advantages * token_weights(mask, lengths, rollouts)).sum()
+        ratio = (log_probs - (log_probs.detach() if old is None else old)).exp()
+        weights, bounds = (
+            token_weights(mask, lengths, rollouts),
+            (1 - self.algorithm.eps_clip, 1 + self.algorithm.eps_clip),
+        )
+        kept = torch.minimum(ratio * advantages, ratio.clamp(*bounds) * advantages)
+        loss = -(kept * weights).sum()
         self.optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train_settings.clip_grad or float("inf"))
         self.optimizer.step()
-        return {"loss": loss.item(), "grad_norm": norm.item()}
+        stats = {"ppo_kl": -ratio.log(), "pg_clipfrac": kept < ratio * advantages}
+        means = {name: (stat * weights).sum().item() for name, stat in stats.items()}
+        return {"loss": loss.item(), "grad_norm": norm.item(), **means}

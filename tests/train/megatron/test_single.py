@@ -66,6 +66,22 @@ def test_several_steps_a_rollout_use_old_log_probs(folder: Path) -> None:
     assert abs(metrics["ppo_kl"]) > 1e-6
 
 
+def test_the_second_of_two_steps_is_taken_against_the_policy_before_the_first(folder: Path) -> None:
+    batch, algorithm = make_batch(groups=2), AlgorithmSettings(eps_clip=0.02)
+    train = settings(folder, num_steps_per_rollout=2, clip_grad=0.0)
+    with backend(train, algorithm) as made:
+        metrics = made.train(batch, 0)
+    first, second = (batch.select(part) for part in batch.split(2))
+    assert set(first.group_ids) == {0}
+    reference = Reference(folder, train, algorithm)
+    old = reference.log_probs(second).detach()
+    want = [reference.step(first), reference.step(second, old)]
+    for key in ("loss", "grad_norm", "ppo_kl", "pg_clipfrac"):
+        assert metrics[key] == pytest.approx(np.mean([step[key] for step in want]), rel=1e-4), key
+    assert abs(want[1]["ppo_kl"]) > 1e-3
+    assert want[1]["pg_clipfrac"] > 0.1
+
+
 def test_packing_does_not_change_the_step(folder: Path) -> None:
     batch, results = make_batch(), []
     for changes in ({"max_tokens_per_gpu": 1000}, {"use_dynamic_batch_size": False, "max_tokens_per_gpu": None}):

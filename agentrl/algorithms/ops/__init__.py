@@ -1,0 +1,1 @@
+"""Tensor code of the algorithms: imports torch, so an algorithm's file imports it where it calls it."""

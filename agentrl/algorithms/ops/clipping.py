@@ -1,0 +1,60 @@
+"""The clipped policy-gradient loss."""
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.base import TokenLoss
+
+MAX_LOG_RATIO = 20.0
+"""|log ratio| is bounded by this before exp: e^20 is far outside every clip range and still finite in fp32."""
+
+
+def policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    eps_clip: float = 0.2,
+    eps_clip_high: float | None = None,
+    eps_clip_c: float | None = None,
+) -> TokenLoss:
+    """The clipped policy-gradient loss per token.
+
+    With ratio = exp(log_probs - old_log_probs) and A the advantage,
+    loss = max(-ratio * A, -clip(ratio, 1 - eps_clip, 1 + eps_clip_high) * A) (PPO, arXiv:1707.06347; a wider upper
+    bound is DAPO's clip-higher, arXiv:2503.14476). With `eps_clip_c` the loss of a token with A < 0 is at most
+    -eps_clip_c * A (dual clip, arXiv:1912.09729).
+
+    Args:
+        log_probs: [N], with gradient.
+        old_log_probs: [N].
+        advantages: [N].
+
+    Returns:
+        loss [N], and the statistics `ratio`, `ppo_kl` (the k1 estimate of KL(old || new)), `pg_clipfrac_low`,
+        `pg_clipfrac_high`, `pg_clipfrac` (either of them, as in slime) and apart from these `pg_clipfrac_dual` (1 where
+        that bound is in force); each marks tokens without a gradient.
+    """
+    high = eps_clip if eps_clip_high is None else eps_clip_high
+    log_ratio = (log_probs - old_log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = log_ratio.exp()
+    unclipped = -ratio * advantages
+    clipped = -ratio.clamp(1 - eps_clip, 1 + high) * advantages
+    loss = torch.maximum(unclipped, clipped)
+    dual = torch.zeros_like(loss)
+    if eps_clip_c is not None:
+        bound = -eps_clip_c * advantages
+        dual = ((advantages < 0) & (loss > bound)).to(loss.dtype)
+        loss = torch.where(advantages < 0, torch.minimum(loss, bound), loss)
+    fixed = ratio.detach()
+    low_hit = ((advantages < 0) & (fixed < 1 - eps_clip)).to(loss.dtype)
+    high_hit = ((advantages > 0) & (fixed > 1 + high)).to(loss.dtype)
+    stats = {
+        "ratio": fixed,
+        "ppo_kl": -log_ratio.detach(),
+        "pg_clipfrac_low": low_hit,
+        "pg_clipfrac_high": high_hit,
+        "pg_clipfrac_dual": dual.detach(),
+        "pg_clipfrac": low_hit + high_hit,
+    }
+    return TokenLoss(loss, stats)

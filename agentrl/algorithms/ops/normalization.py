@@ -1,0 +1,55 @@
+"""Rewards relative to their group, and values relative to the whole batch."""
+
+import torch
+from torch import Tensor
+
+STD_EPSILON = 1e-6
+"""Added to the group's standard deviation, as in slime."""
+
+
+def group_normalize(rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor, *, divide_by_std: bool = True) -> Tensor:
+    """Rewards [S] relative to their group.
+
+    The members of a group are its trajectories. Samples that share a rollout id are one member, whose reward is
+    their mean, so a trajectory that fanned out does not outvote its siblings; each sample's own reward is then
+    compared with the members' mean and (n - 1) standard deviation. A group whose members all have the same reward,
+    or that has only one, gives zeros. Samples with a NaN reward are left out of the statistics and get zero.
+
+    Returns:
+        [S] float64.
+    """
+    rewards = rewards.double()
+    known = ~rewards.isnan()
+    filled = torch.where(known, rewards, torch.zeros_like(rewards))
+    groups, group_of_sample = torch.unique(group_ids, return_inverse=True)
+    members, member_of_sample = torch.unique(rollout_ids, return_inverse=True)
+    group_of_member = torch.zeros(len(members), dtype=torch.long, device=rewards.device)
+    group_of_member[member_of_sample] = group_of_sample
+
+    counts = _sum_by(known.double(), member_of_sample, len(members))
+    member_rewards = _sum_by(filled, member_of_sample, len(members)) / counts.clamp(min=1)
+    counted = (counts > 0).double()
+    size = _sum_by(counted, group_of_member, len(groups))
+    mean = _sum_by(member_rewards * counted, group_of_member, len(groups)) / size.clamp(min=1)
+    deviation = (member_rewards - mean[group_of_member]) * counted
+    std = (_sum_by(deviation.square(), group_of_member, len(groups)) / (size - 1).clamp(min=1)).sqrt()
+
+    relative = filled - mean[group_of_sample]
+    if divide_by_std:
+        relative = relative / (std[group_of_sample] + STD_EPSILON)
+    # Rounding in the mean must not turn equal rewards into a signal.
+    flat = std <= 1e-12 * (1 + mean.abs())
+    return torch.where(known & ~flat[group_of_sample], relative, torch.zeros_like(relative))
+
+
+def whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """Shift and scale `values` [N] to mean 0 and (biased) variance 1 over the tokens where `mask` [N] is 1."""
+    weights = mask.to(values.dtype)
+    total = weights.sum().clamp(min=1)
+    mean = (values * weights).sum() / total
+    variance = ((values - mean).square() * weights).sum() / total
+    return (values - mean) * (variance + 1e-8).rsqrt()
+
+
+def _sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:
+    return torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, index, values)

@@ -1,0 +1,76 @@
+"""`PolicyGradient`: the clipped policy gradient with KL and entropy terms, which most algorithms share.
+
+A subclass gives `advantages`, and its own `surrogate` where the policy term is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl.algorithms.base import AdvantageInputs, Algorithm, Computed, TokenLoss, TokenView, need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.algorithms.settings import AlgorithmSettings
+
+
+class PolicyGradient(Algorithm):
+    """surrogate + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token."""
+
+    takes = frozenset(
+        {"normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c", "use_rollout_logprobs"}
+        | {"calculate_per_token_loss", "use_kl_loss", "kl_loss_coef", "kl_loss_type", "entropy_coef"}
+    )
+
+    @property
+    def reads(self) -> frozenset[Computed]:
+        if self.settings.kl_coef:
+            return frozenset({"old_log_probs", "ref_log_probs"})
+        return frozenset({"ref_log_probs"} if self.settings.use_kl_loss else ())
+
+    def surrogate(self, view: TokenView) -> TokenLoss:
+        """The policy term; by default PPO's, see `ops.clipping.policy_loss`."""
+        from agentrl.algorithms.ops.clipping import policy_loss
+
+        old = need(view.old_log_probs, "old_log_probs", "policy_loss")
+        advantages, settings = need(view.advantages, "advantages", "policy_loss"), self.settings
+        clips = {"eps_clip_high": settings.eps_clip_high, "eps_clip_c": settings.eps_clip_c}
+        return policy_loss(view.log_probs, old, advantages, eps_clip=settings.eps_clip, **clips)
+
+    def token_loss(self, view: TokenView) -> TokenLoss:
+        """The statistics are those of `surrogate`, `pg_loss`, and where they apply `kl_loss` and `entropy`."""
+        from agentrl.algorithms.ops.kl import approximate_kl
+
+        settings, policy = self.settings, self.surrogate(view)
+        loss, stats = policy.loss, {**policy.stats, "pg_loss": policy.loss.detach()}
+        if settings.use_kl_loss:
+            reference = need(view.ref_log_probs, "ref_log_probs", "use_kl_loss")
+            kl = approximate_kl(view.log_probs, reference, settings.kl_loss_type)
+            loss = loss + settings.kl_loss_coef * kl
+            stats["kl_loss"] = kl.detach()
+        if settings.entropy_coef:
+            loss = loss - settings.entropy_coef * need(view.entropy, "entropy", "entropy_coef")
+        if view.entropy is not None:
+            stats["entropy"] = view.entropy.detach()
+        return TokenLoss(loss, stats)
+
+
+Estimator = Callable[[AdvantageInputs, "AlgorithmSettings"], "Tensor"]
+"""A function of one's own: advantages [N] of the whole rollout's response tokens."""
+
+
+@dataclass(frozen=True)
+class Estimated(PolicyGradient):
+    """The policy gradient with advantages from a user's function, which may read any setting."""
+
+    estimator: Estimator
+    name = "an estimator of your own"
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        return self.estimator(inputs, self.settings)
+
+    def unused_settings(self) -> list[str]:
+        return []

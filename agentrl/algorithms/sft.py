@@ -1,0 +1,26 @@
+"""Supervised fine-tuning: the negative log-likelihood of the response."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.algorithms.base import AdvantageInputs, Algorithm, TokenLoss, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SFT(Algorithm):
+    """-log p a token; the statistic `nll` is the same number, detached."""
+
+    name = "sft_loss"
+    takes = frozenset({"calculate_per_token_loss"})
+    supervised = True
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        """1 a token, with which the policy gradient would be this one."""
+        return inputs.loss_mask.new_ones(inputs.loss_mask.shape)
+
+    def token_loss(self, view: TokenView) -> TokenLoss:
+        loss = -view.log_probs
+        return TokenLoss(loss, {"nll": loss.detach()})

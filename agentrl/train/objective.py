@@ -1,0 +1,101 @@
+"""From a batch and log-probs to what one optimizer step needs: advantages, weights per token, the loss's view of them.
+
+1. Advantages are computed over the whole rollout before its first step, so a step may hold part of a group.
+2. Weights are computed over one step's samples, so that a step's loss is their weighted sum in every layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.algorithms.base import AdvantageInputs, Algorithm, TokenView
+from agentrl.algorithms.ops.kl import approximate_kl
+from agentrl.algorithms.ops.weights import token_weights
+from agentrl.algorithms.registry import compute_advantages
+from agentrl.train.batch import TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the loss of one optimizer step reads, over the step's R response tokens and on the trainer's device.
+
+    Attributes:
+        weights: float32 [R], what each token counts.
+        per_token: [R] each, by the field names of `TokenView`.
+        num_samples: samples of the step.
+    """
+
+    weights: Tensor
+    per_token: Mapping[str, Tensor]
+    num_samples: int
+
+    def view(self, flat: Tensor, log_probs: Tensor, entropy: Tensor, join: Callable[[Tensor], Tensor]) -> TokenView:
+        """The tokens at `flat` int64 [N], with the model's log-probs and entropies [N] of them.
+
+        `join` is that of `TokenView`. Without old log-probs the policy itself is the old one: the ratio is 1 and its
+        gradient that of the log-prob.
+        """
+        found = {"old_log_probs": log_probs.detach()} | {name: array[flat] for name, array in self.per_token.items()}
+        return TokenView(log_probs=log_probs, entropy=entropy, num_samples=self.num_samples, join=join, **found)
+
+
+def advantages(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorithm) -> Tensor:
+    """Advantages, float32 [R], of a whole rollout's response tokens.
+
+    `arrays` holds what models computed, flat [R]; the algorithm gets those that it reads.
+    """
+    computed: dict[str, Tensor] = {name: arrays[name] for name in algorithm.reads}
+    if algorithm.settings.kl_coef:
+        kind = algorithm.settings.kl_loss_type
+        computed["kl"] = approximate_kl(arrays["old_log_probs"], arrays["ref_log_probs"], kind)
+    inputs = AdvantageInputs(
+        rewards=_tensor(batch.rewards),
+        group_ids=_tensor(batch.group_ids),
+        rollout_ids=_tensor(batch.rollout_ids),
+        lengths=_tensor(batch.response_lengths),
+        loss_mask=_tensor(batch.loss_mask).float(),
+        tokens=_tensor(batch.response_tokens),
+        turns=_tensor(batch.turns),
+        step_rewards=None if batch.step_rewards is None else _tensor(batch.step_rewards),
+        **computed,
+    )
+    return compute_advantages(inputs, algorithm.settings)
+
+
+def step_inputs(
+    batch: TrainBatch, indices: NDArray[np.int64], arrays: Mapping[str, Tensor], algorithm: Algorithm
+) -> tuple[TrainBatch, StepInputs]:
+    """The samples of one step and what their loss reads, on the device of `arrays`.
+
+    Args:
+        batch: the whole rollout.
+        indices: the step's samples.
+        arrays: flat [R] arrays over the whole rollout, by the field names of `TokenView`; `advantages` among them.
+    """
+    part, device = batch.select(indices), arrays["advantages"].device
+    mask, lengths = _tensor(part.loss_mask), _tensor(part.response_lengths)
+    rollouts = _tensor(part.rollout_ids)
+    per_token_loss = algorithm.settings.calculate_per_token_loss
+    weights = token_weights(mask, lengths, rollouts, per_token=per_token_loss).float()
+    tokens = torch.from_numpy(batch.response_positions(indices)).to(device)
+    known = {
+        "loss_mask": mask,
+        "sample_ids": torch.arange(len(part)).repeat_interleave(lengths),
+        "turn_ids": _tensor(part.turns).long(),
+        "trajectory_ids": rollouts.repeat_interleave(lengths),
+        "versions": _tensor(part.token_versions),
+    }
+    chosen = {name: array[tokens] for name, array in arrays.items()}
+    chosen |= {name: array.to(device) for name, array in known.items()}
+    return part, StepInputs(weights.to(device), chosen, len(part))
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array.copy())
