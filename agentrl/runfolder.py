@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentrl.config import Purpose, RunSettings
 from agentrl.errors import SettingsError
-from agentrl.train.megatron.checkpoint import MANIFEST
+from agentrl.train.checkpoints import MANIFEST
 
 _BELOW: dict[Purpose, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
 

@@ -32,7 +32,7 @@ class TrainActor:
     def start(self, address: tuple[str, int]) -> None:
         """Join the other ranks, build the model and load its first weights."""
         from agentrl.train.contracts import RankInfo
-        from agentrl.train.megatron import MegatronBackend
+        from agentrl.train.megatron.backend import MegatronBackend
 
         s = self._settings
         local = self._rank % s.cluster.actor_num_gpus_per_node

@@ -19,7 +19,7 @@ from agentrl.run.devices import resolve_device
 from agentrl.run.preflight import preflight
 from agentrl.runfolder import RunFolder
 from agentrl.train.batch import TrainBatch
-from agentrl.train.megatron.checkpoint import latest
+from agentrl.train.checkpoints import latest
 
 if TYPE_CHECKING:
     from agentrl.cluster.placement import Cast
