@@ -49,13 +49,13 @@ class TrainActor:
         self._backend.save_hf(path)
 
     def weight_specs(self) -> list[TensorSpec]:
-        return self._backend.weight_specs()
+        return [(name, dtype, shape) for name, dtype, shape in self._backend.weight_specs()]
 
     def init_weight_group(self, group: WeightGroup) -> None:
         self._backend.init_weight_group(group.address, group.port, group.world_size, group.name, group.backend)
 
     def broadcast_weights(self, names: Sequence[str]) -> None:
-        self._backend.broadcast_weights(names)
+        self._backend.broadcast_weights([names])
 
     def close_weight_group(self) -> None:
         self._backend.close_weight_group()

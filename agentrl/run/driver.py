@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 
 import anyio
-from agentrl.train.checkpoints import latest
 
 from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
@@ -19,6 +18,7 @@ from agentrl.run.preflight import preflight
 from agentrl.run.schedule import Action, Cadence, Evaluate, Export, NextBatch, Save, Schedule, SendWeights, Train
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import RunFolder
+from agentrl.train.checkpoints import latest
 
 
 def train(settings: RunSettings, start: Start) -> int:

@@ -67,7 +67,7 @@ async def _engines(
         return
     began = time.monotonic()
     progress.begin("loading the model into an engine in this process")
-    async with in_process(settings.engine, model_of(settings)) as (url, transport):
+    async with in_process(settings.engine, model_of(settings)) as (transport, url):
         progress.ready("engine ready", began)
         yield [url], transport
 

@@ -131,7 +131,7 @@ def _checkpoint(settings: RunSettings) -> None:
     load, save = settings.train.load, settings.train.save
     if load is None or (save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()):
         return
-    from agentrl.train.megatron.checkpoint import latest
+    from agentrl.train.checkpoints import latest
 
     if latest(Path(load).expanduser()) is None:
         raise CheckpointError(

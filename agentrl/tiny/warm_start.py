@@ -28,7 +28,7 @@ from agentrl.settings import Settings
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
-    from agentrl.train.megatron.backend import MegatronBackend
+    from agentrl.train.contracts import TrainBackend
 
 Say = Callable[[str], None]
 
@@ -228,10 +228,10 @@ class _Course:
 
 
 @contextmanager
-def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings) -> "Iterator[MegatronBackend]":
+def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings) -> "Iterator[TrainBackend]":
     from agentrl.algorithms.settings import AlgorithmSettings
+    from agentrl.train.backends import backend_class
     from agentrl.train.contracts import RankInfo
-    from agentrl.train.megatron.backend import MegatronBackend
     from agentrl.train.settings import TrainSettings
 
     train = TrainSettings(
@@ -246,7 +246,8 @@ def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings
         train_threads=settings.train_threads,
         **schedule,
     )
-    backend = MegatronBackend(train, AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True))
+    algorithm = AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True)
+    backend = backend_class(train.train_backend)(train, algorithm)
     backend.init(RankInfo())
     try:
         yield backend
@@ -254,7 +255,7 @@ def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings
         backend.close()
 
 
-async def _train(backend: "MegatronBackend", stream: AsyncIterator[Sample], steps: int, size: int, say: Say) -> float:
+async def _train(backend: "TrainBackend", stream: AsyncIterator[Sample], steps: int, size: int, say: Say) -> float:
     """Take `steps` optimizer steps of `size` samples; returns the running mean of the loss per trained token."""
     from agentrl.train.batch import TrainBatch
 
@@ -268,7 +269,7 @@ async def _train(backend: "MegatronBackend", stream: AsyncIterator[Sample], step
     return running
 
 
-def _reproduced(backend: "MegatronBackend", samples: list[Sample]) -> float:
+def _reproduced(backend: "TrainBackend", samples: list[Sample]) -> float:
     """Share of samples of which every trained token has a probability above one half.
 
     Greedy decoding writes exactly these demonstrations, so this is a lower bound of its success.
@@ -278,5 +279,5 @@ def _reproduced(backend: "MegatronBackend", samples: list[Sample]) -> float:
     from agentrl.train.batch import TrainBatch
 
     batch = TrainBatch.from_samples([[sample] for sample in samples], supervised=True)
-    sure = (np.exp(backend.compute_log_probs(batch)) > _SURE) | (batch.loss_mask == 0)
+    sure = (np.exp(backend.log_probs(batch)) > _SURE) | (batch.loss_mask == 0)
     return float(np.mean([sure[batch.response_slice(index)].all() for index in range(len(samples))]))

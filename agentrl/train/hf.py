@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import CheckpointError
+from agentrl.train.checkpoints import replace_folder
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +112,7 @@ def write(
             if key in config and stored:
                 config[key] = stored
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        _swap(partial, target)
+        replace_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -160,12 +161,3 @@ def _write_weights(
         weight_map.update(dict.fromkeys(names, file))
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
     return stored
-
-
-def _swap(partial: Path, target: Path) -> None:
-    """Put `partial` in `target`'s place; the old folder is moved aside first, since a rename cannot replace one."""
-    old = target.with_name(f".{target.name}.old-{os.getpid()}")
-    if target.exists():
-        target.rename(old)
-    partial.rename(target)
-    shutil.rmtree(old, ignore_errors=True)

@@ -6,6 +6,8 @@
    backend runs a dummy sequence with weight 0 for them.
 3. Samples in a microbatch lie one after the other, each padded to a multiple of `alignment` (what context and
    sequence parallelism need), and token counts here include that padding.
+4. Memory bounds a microbatch, by its tokens; time evens out the ranks, by the work of their samples, in which attention
+   grows with the square of the length.
 """
 
 from collections.abc import Sequence
@@ -52,7 +54,9 @@ class Plan:
         return [sum(map(self.padded_length, (i for mb in rank for i in mb))) for rank in self.ranks]
 
 
-def plan(lengths: Sequence[int], settings: TrainSettings, data_parallel_size: int) -> Plan:
+def plan(
+    lengths: Sequence[int], settings: TrainSettings, data_parallel_size: int, attention_crossover: int | None = None
+) -> Plan:
     """The plan that the settings ask for; `lengths` [S] are tokens per sample (`TrainBatch.lengths`)."""
     budget = None
     if settings.use_dynamic_batch_size and settings.max_tokens_per_gpu is not None:
@@ -64,6 +68,7 @@ def plan(lengths: Sequence[int], settings: TrainSettings, data_parallel_size: in
         micro_batch_size=settings.micro_batch_size,
         alignment=required_alignment(settings),
         balance=settings.balance_data,
+        attention_crossover=attention_crossover,
     )
 
 
@@ -85,6 +90,7 @@ def make_plan(
     micro_batch_size: int = 1,
     alignment: int = 1,
     balance: bool = True,
+    attention_crossover: int | None = None,
 ) -> Plan:
     """Spread samples over ranks and pack each rank's samples into microbatches.
 
@@ -95,7 +101,9 @@ def make_plan(
             longer sample has a microbatch of its own. None: exactly `micro_batch_size` samples, fewer in the last.
         micro_batch_size: samples per microbatch when `max_tokens` is None.
         alignment: see `Plan`.
-        balance: even out tokens over the ranks; off deals the samples out in turn.
+        balance: even out work over the ranks; off deals the samples out in turn.
+        attention_crossover: the length at which a sample's attention costs as much as everything else; None takes
+            attention for free, so that work is tokens.
 
     Raises:
         TrainError: no samples, or a sample without tokens.
@@ -103,8 +111,9 @@ def make_plan(
     if not lengths or min(lengths) < 1:
         raise TrainError(f"packing needs samples with at least one token each, got lengths {list(lengths)[:8]}")
     sizes = [padded(n, alignment) for n in lengths]
+    work = [size * (attention_crossover + size) for size in sizes] if attention_crossover is not None else sizes
     if balance:
-        shares = balanced_partition(sizes, data_parallel_size, equal_size=max_tokens is None)
+        shares = balanced_partition(work, data_parallel_size, equal_size=max_tokens is None)
     else:
         shares = [list(range(rank, len(sizes), data_parallel_size)) for rank in range(data_parallel_size)]
     if max_tokens is None:
@@ -112,7 +121,7 @@ def make_plan(
     else:
         bins = [first_fit_decreasing(share, sizes, max_tokens) for share in shares]
     most = max(map(len, bins))
-    ranks = tuple(tuple(tuple(mb) for mb in _split_up(own, sizes, most)) for own in bins)
+    ranks = tuple(tuple(tuple(mb) for mb in _split_up(own, work, most)) for own in bins)
     return Plan(ranks, tuple(int(n) for n in lengths), alignment)
 
 
@@ -176,15 +185,15 @@ def _chunks(items: Sequence[int], size: int) -> list[list[int]]:
     return [list(items[at : at + size]) for at in range(0, len(items), size)]
 
 
-def _split_up(bins: list[list[int]], sizes: Sequence[int], wanted: int) -> list[list[int]]:
+def _split_up(bins: list[list[int]], work: Sequence[int], wanted: int) -> list[list[int]]:
     """Reach `wanted` bins by halving the heaviest one that can be; then by empty ones. Never overfills a bin."""
     bins = [list(b) for b in bins]
     while len(bins) < wanted:
         divisible = [b for b in range(len(bins)) if len(bins[b]) > 1]
         if not divisible:
             return bins + [[] for _ in range(wanted - len(bins))]
-        heaviest = max(divisible, key=lambda b: sum(sizes[i] for i in bins[b]))
+        heaviest = max(divisible, key=lambda b: sum(work[i] for i in bins[b]))
         whole = bins[heaviest]
-        halves = balanced_partition([sizes[i] for i in whole], 2)
+        halves = balanced_partition([work[i] for i in whole], 2)
         bins[heaviest : heaviest + 1] = [[whole[j] for j in half] for half in halves]
     return bins

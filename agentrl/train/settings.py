@@ -42,7 +42,7 @@ class TrainSettings(Settings):
     max_tokens_per_gpu: int | None = Field(
         None, ge=1, description="Most tokens of a packed microbatch on one device; longer samples go alone."
     )
-    balance_data: bool = Field(True, description="Spread samples over data-parallel ranks by number of tokens.")
+    balance_data: bool = Field(True, description="Spread samples over data-parallel ranks by estimated work.")
 
     optimizer: Literal["adam", "muon"] = Field(
         "adam", description="AdamW, or Muon for the matrices with AdamW for the rest."

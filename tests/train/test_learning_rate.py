@@ -34,7 +34,7 @@ def test_same_as_megatron(style: dict[str, Any], warmup: dict[str, Any]) -> None
     settings = TrainSettings(**BASE, **style, **warmup)
     optimizer = one_group_optimizer(settings.lr)
     theirs = OptimizerParamScheduler(
-        optimizer,  # type: ignore[arg-type]
+        optimizer,
         init_lr=settings.lr_warmup_init,
         max_lr=settings.lr,
         min_lr=settings.min_lr,

@@ -49,6 +49,35 @@ def test_fixed_microbatches_deal_out_equal_numbers(lengths: list[int], ranks: in
     assert made.num_microbatches == -(-len(lengths) // ranks)
 
 
+def work(length: int, crossover: int) -> int:
+    """What a sample costs: its tokens, each as much as everything but attention, and its attention."""
+    return length * crossover + length * length
+
+
+@given(lengths_st, st.integers(2, 5), st.integers(1, 300))
+def test_work_is_as_even_as_its_largest_item(lengths: list[int], ranks: int, crossover: int) -> None:
+    made = make_plan(lengths, ranks, max_tokens=256, attention_crossover=crossover)
+    loads = [sum(work(lengths[i], crossover) for mb in rank for i in mb) for rank in made.ranks]
+    assert max(loads) - min(loads) <= max(work(n, crossover) for n in lengths)
+
+
+def test_a_long_sample_counts_for_more_than_its_tokens() -> None:
+    lengths = [400, 100, 100, 100, 100]
+    by_tokens = make_plan(lengths, 2, max_tokens=400)
+    assert sorted(by_tokens.rank_tokens()) == [400, 400]
+    by_work = make_plan([*lengths, 100], 2, max_tokens=400, attention_crossover=1)
+    assert sorted(by_work.rank_tokens()) == [400, 500]
+    settings = TrainSettings(use_dynamic_batch_size=True, max_tokens_per_gpu=400)
+    assert plan([*lengths, 100], settings, 2, 1) == by_work
+
+
+@given(lengths_st, st.integers(1, 300))
+def test_one_rank_packs_the_same_whatever_attention_costs(lengths: list[int], crossover: int) -> None:
+    for tokens in (None, 200):
+        want = make_plan(lengths, 1, max_tokens=tokens)
+        assert make_plan(lengths, 1, max_tokens=tokens, attention_crossover=crossover) == want
+
+
 @given(lengths_st, st.integers(1, 4))
 def test_empty_microbatches_only_where_samples_run_out(lengths: list[int], ranks: int) -> None:
     made = make_plan(lengths, ranks, max_tokens=256)

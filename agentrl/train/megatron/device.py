@@ -1,12 +1,13 @@
 """Where the trainer runs, and what lets megatron.core run without CUDA.
 
-1. `prepare()` must be called before process groups or models are built. Where CUDA is available it returns at once and
-   changes nothing.
-2. Without CUDA it replaces only behaviour that would raise there: literal `device="cuda"` arguments and pinned memory
-   in a few megatron modules, `torch.cuda.current_device` and the stream calls, `.cuda()`, checks of dtypes by
-   type string, and the random-state tracker. Everything else is stock megatron.core.
-3. It also mends three faults of the distributed optimizer's checkpoints with torch's own Adam (the case without
-   Transformer Engine): no state before the first step, no `step` in loaded state, one `step` tensor shared by all.
+1. `prepare()` must be called before process groups or models are built; it makes the two changes below where they are
+   needed. Everything else is stock megatron.core.
+2. Without CUDA, `run_without_cuda` replaces only behaviour that would raise there: literal `device="cuda"` arguments
+   and pinned memory in a few megatron modules, `torch.cuda.current_device` and the stream calls, `.cuda()`, checks of
+   dtypes by type string, and the random-state tracker.
+3. Without Transformer Engine and Apex, on any device, `mend_distributed_optimizer` mends three faults of the
+   distributed optimizer's checkpoints with torch's own Adam: no state before the first step, no `step` in loaded
+   state, one `step` tensor shared by all.
 """
 
 from __future__ import annotations
@@ -60,9 +61,17 @@ def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
 
 @functools.cache
 def prepare() -> None:
-    """Make megatron.core usable on this machine; idempotent, and a no-op where CUDA is available."""
-    if torch.cuda.is_available():
-        return
+    """Make megatron.core usable on this machine; idempotent."""
+    from megatron.core.optimizer import distrib_optimizer
+
+    if not distrib_optimizer.HAVE_APEX_OR_TE:
+        mend_distributed_optimizer(distrib_optimizer.DistributedOptimizer)
+    if not torch.cuda.is_available():
+        run_without_cuda()
+
+
+def run_without_cuda() -> None:
+    """Let megatron.core run on the CPU; see point 2 of the module."""
     _patch_torch()
     on_cpu = _TorchOnCpu("torch")
     for name in _MODULES:
@@ -72,7 +81,6 @@ def prepare() -> None:
     for cls in (optimizer.Float16OptimizerWithFloat16Params, distrib_optimizer.DistributedOptimizer):
         cls.__init__ = _with_cuda_type_names(cls.__init__)
     _patch_rng()
-    _patch_distributed_optimizer(distrib_optimizer.DistributedOptimizer)
 
 
 class _TorchOnCpu(types.ModuleType):
@@ -170,7 +178,7 @@ def _patch_rng() -> None:
     megatron_random._set_cuda_rng_state = set_state
 
 
-def _patch_distributed_optimizer(cls: Any) -> None:
+def mend_distributed_optimizer(cls: Any) -> None:
     """Checkpoints of the distributed optimizer over torch's Adam; see point 3 of the module."""
     original_state, original_load = cls.state_dict, cls.load_state_dict
     original_set = cls._set_main_param_and_optimizer_states

@@ -25,13 +25,20 @@ from agentrl.train.settings import TrainSettings
 
 
 def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) -> torch.nn.Module:
-    """Wrap the model with megatron's gradient buffers and data-parallel reductions (in float32)."""
+    """Wrap the model with megatron's gradient buffers and data-parallel reductions (in float32).
+
+    With the distributed optimizer, gradients are reduced during the last microbatch's backward pass. Weights are not
+    gathered during a forward pass (`overlap_param_gather`): they leave for the engines right after the step, and with
+    the usual one step a rollout there is no forward pass in between.
+    """
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False,
+        overlap_grad_reduce=settings.use_distributed_optimizer,
         use_distributed_optimizer=settings.use_distributed_optimizer,
     )
-    return DistributedDataParallel(config, ddp, model)
+    wrapped = DistributedDataParallel(config, ddp, model)
+    config.no_sync_func = wrapped.no_sync if ddp.overlap_grad_reduce else None
+    return wrapped
 
 
 class Optimizer:
@@ -96,10 +103,6 @@ class Optimizer:
             group["lr"] = (muon_rate if group.get("muon") else rate) * group.get("lr_mult", 1.0)
             group["weight_decay"] = self.settings.weight_decay * group.get("wd_mult", 1.0)
         return rate
-
-    def reload(self) -> None:
-        """Take over weights that were changed outside (loaded or swapped) into the master copies."""
-        self.inner.reload_model_params()
 
 
 def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConfig, layout: Layout) -> Any:

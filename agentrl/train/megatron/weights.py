@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,19 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.errors import CheckpointError
+from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import Family, ModelShape, Rule
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.model import unwrap
-
-
-@dataclass(frozen=True, slots=True)
-class WeightInfo:
-    """Name, dtype (`bfloat16`, ...) and full shape of one exported tensor."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +89,11 @@ class WeightMap:
         """HF names in export order."""
         return [name for entry in self.entries for name in entry.names]
 
-    def infos(self, dtype: torch.dtype) -> list[WeightInfo]:
-        """Name, dtype and shape of everything `export` yields, in its order, without touching a tensor."""
+    def specs(self, dtype: torch.dtype) -> list[WeightSpec]:
+        """What `export` yields with `dtype`, in its order, without touching a tensor."""
         kind = str(dtype).removeprefix("torch.")
         shapes = _shapes(self.shape)
-        return [WeightInfo(name, kind, shapes[_kind(name)]) for name in self.names()]
+        return [WeightSpec(name, kind, list(shapes[_kind(name)])) for name in self.names()]
 
     @torch.no_grad()
     def export(
@@ -113,20 +104,21 @@ class WeightMap:
         Args:
             parameters: this rank's tensors by megatron name (the weights, or anything of their shapes).
             dtype: of the tensors.
-            only: HF names to export (any member of a rule exports the rule); the same on every rank.
+            only: HF names to export; the same on every rank.
         """
-        infos = {info.name: info for info in self.infos(dtype)}
+        specs = {spec.name: spec for spec in self.specs(dtype)}
+        wanted = set(specs) if only is None else set(only)
         me, first_replica = self.layout, self.layout.dp_rank == 0 and self.layout.cp_rank == 0
         for entry in self.entries:
-            if only is not None and not any(name in only for name in entry.names):
+            if wanted.isdisjoint(entry.names):
                 continue
             tensors: list[Tensor] = []
             if first_replica and entry.stage == me.pp_rank:
                 tensors = self._gather(parameters[entry.parameter].detach(), entry.rule)
             if entry.stage != 0 and first_replica and me.tp_rank == 0:
-                tensors = self._to_rank_zero(tensors, entry, [infos[name] for name in entry.names], dtype)
+                tensors = self._to_rank_zero(tensors, entry, [specs[name] for name in entry.names], dtype)
             if me.rank == 0:
-                yield from zip(entry.names, tensors, strict=True)
+                yield from (pair for pair in zip(entry.names, tensors, strict=True) if pair[0] in wanted)
 
     def _gather(self, local: Tensor, rule: Rule) -> list[Tensor]:
         parts = [local]
@@ -136,40 +128,17 @@ class WeightMap:
         return rule.layout.merge(parts, self.shape)
 
     def _to_rank_zero(
-        self, tensors: list[Tensor], entry: _Entry, infos: list[WeightInfo], dtype: torch.dtype
+        self, tensors: list[Tensor], entry: _Entry, specs: list[WeightSpec], dtype: torch.dtype
     ) -> list[Tensor]:
         if entry.stage == self.layout.pp_rank:
             for tensor in tensors:
                 dist.send(tensor.contiguous(), dst=0)
         elif self.layout.rank == 0:
             device = "cpu" if dist.get_backend() == "gloo" else torch.cuda.current_device()
-            tensors = [torch.empty(info.shape, dtype=dtype, device=device) for info in infos]
+            tensors = [torch.empty(spec.shape, dtype=dtype, device=device) for spec in specs]
             for tensor in tensors:
                 dist.recv(tensor, src=self.layout.pp_ranks[entry.stage])
         return tensors
-
-
-@torch.no_grad()
-def copy_to_cpu(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the tensors on the CPU."""
-    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in parameters.items()}
-
-
-@contextlib.contextmanager
-def swapped_in(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Other values in the parameters inside the block; afterwards their own, to the bit."""
-    kept = copy_to_cpu(parameters)
-    try:
-        _copy(parameters, values)
-        yield
-    finally:
-        _copy(parameters, kept)
-
-
-@torch.no_grad()
-def _copy(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, parameter in parameters.items():
-        parameter.copy_(values[name])
 
 
 def _kind(name: str) -> str:
@@ -200,6 +169,3 @@ def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:
         "q_norm": (s.head_dim,),
         "k_norm": (s.head_dim,),
     }
-
-
-__all__ = ["WeightInfo", "WeightMap", "copy_to_cpu", "swapped_in"]

@@ -16,7 +16,7 @@ from agentrl.algorithms.ops.weights import token_weights
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
-from agentrl.train.megatron import MegatronBackend
+from agentrl.train.megatron.backend import MegatronBackend
 from agentrl.train.settings import TrainSettings
 
 TEMPERATURE = 0.8
@@ -27,9 +27,10 @@ def make_batch(groups: int = 3, per_group: int = 4, seed: int = 0, vocab: int = 
     rng = np.random.default_rng(seed)
 
     def ids(low: int, high: int) -> list[int]:
-        return rng.integers(4, vocab, int(rng.integers(low, high))).tolist()
+        found: list[int] = rng.integers(4, vocab, int(rng.integers(low, high))).tolist()
+        return found
 
-    out = []
+    out: list[list[Sample]] = []
     for g in range(groups):
         out.append([])
         for i in range(per_group):
@@ -59,15 +60,25 @@ def settings(folder: Path, **changes: Any) -> TrainSettings:
 
 @contextlib.contextmanager
 def backend(
-    train: TrainSettings, algorithm: AlgorithmSettings | None = None, where: RankInfo | None = None
+    train: TrainSettings,
+    algorithm: AlgorithmSettings | None = None,
+    where: RankInfo | None = None,
+    total_steps: int | None = None,
 ) -> Iterator[MegatronBackend]:
     """A started backend, and its process groups gone afterwards."""
-    made = MegatronBackend(train, algorithm or AlgorithmSettings(), rollout_temperature=TEMPERATURE)
+    algorithm = algorithm or AlgorithmSettings()
+    made = MegatronBackend(train, algorithm, rollout_temperature=TEMPERATURE, total_steps=total_steps)
     try:
         made.init(where or RankInfo())
         yield made
     finally:
         made.close()
+
+
+def gradients(made: MegatronBackend) -> Iterator[tuple[str, torch.Tensor]]:
+    """The last step's gradients (float32, after clipping) under Hugging Face names."""
+    found = {name: parameter.main_grad for name, parameter in made.actor.parameters().items()}
+    return made.actor.weights.export(found, torch.float32)
 
 
 class Reference:
@@ -76,7 +87,9 @@ class Reference:
     def __init__(self, folder: Path, train: TrainSettings, algorithm: AlgorithmSettings) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.train_settings, self.algorithm = train, algorithm
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=train.lr, eps=train.adam_eps, weight_decay=0.0)
+        matrices, vectors = ([p for p in self.model.parameters() if (p.dim() > 1) is wide] for wide in (True, False))
+        decayed = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(decayed, lr=train.lr, eps=train.adam_eps)
 
     def log_probs(self, batch: TrainBatch) -> torch.Tensor:
         """Log-probs of all response tokens [R], with gradient."""
@@ -104,7 +117,7 @@ class Reference:
         kept = torch.minimum(ratio * advantages, ratio.clamp(*bounds) * advantages)
         loss = -(kept * weights).sum()
         self.optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train_settings.clip_grad or float("inf"))
         self.optimizer.step()
         stats = {"ppo_kl": -ratio.log(), "pg_clipfrac": kept < ratio * advantages}

@@ -50,7 +50,7 @@ def train_steps(made: Any, first: int, steps: int = STEPS) -> list[dict[str, flo
 
 def everything(made: Any) -> dict[str, Any]:
     """Log-probs before, metrics of the steps (the last on one sample alone), weights after (on rank 0)."""
-    log_probs = made.compute_log_probs(make_batch())
+    log_probs = made.log_probs(make_batch())
     return {
         "log_probs": log_probs,
         "metrics": [*train_steps(made, 0), dict(made.train(make_batch().select([0]), STEPS))],

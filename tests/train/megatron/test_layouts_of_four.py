@@ -25,6 +25,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_cp2": {"tensor_model_parallel_size": 2, "context_parallel_size": 2, "sequence_parallel": True},
     "tp2_dp2": {"tensor_model_parallel_size": 2},
     "pp2_dp2": {"pipeline_model_parallel_size": 2},
+    "pp2_dp2_sharded": {"pipeline_model_parallel_size": 2, "use_distributed_optimizer": True},
     "pp2_cp2": {"pipeline_model_parallel_size": 2, "context_parallel_size": 2},
     "cp2_dp2_sharded": {"context_parallel_size": 2, "use_distributed_optimizer": True},
     "pp4": {"pipeline_model_parallel_size": 4},

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import importlib
+import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch._C._distributed_c10d import HashStore
 
 from agentrl.errors import TrainError
+from agentrl.train.contracts import WeightSpec
 from agentrl.train.megatron import logprobs
 from agentrl.train.megatron.data import microbatches
-from agentrl.train.megatron.families import FAMILIES, Layout, ModelShape, family_of
+from agentrl.train.megatron.families import FAMILIES, Family, Layout, ModelShape, family_of
 from agentrl.train.megatron.model import rope_frequencies
 from agentrl.train.megatron.weight_group import WeightGroup
 from agentrl.train.packing import make_plan
@@ -34,7 +39,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def one_rank() -> Iterator[dist.ProcessGroup]:
     """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None
     yield group
@@ -52,11 +57,11 @@ def test_log_probs_and_entropy_match_torch(
     targets = torch.randint(0, 11, (7,), generator=generator)
     got = logprobs.token_log_probs(logits, targets, group=one_rank, vocab=11, temperature=0.7)
     weights = torch.randn(2, 7, generator=generator)
-    (got[0] * weights[0] + got[1] * weights[1]).sum().backward()
+    torch.autograd.backward((got[0] * weights[0] + got[1] * weights[1]).sum())
     gradient, logits.grad = logits.grad, None
     log_p = (logits[:, :11] / 0.7).log_softmax(-1)
     want = log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
-    (want[0] * weights[0] + want[1] * weights[1]).sum().backward()
+    torch.autograd.backward((want[0] * weights[0] + want[1] * weights[1]).sum())
     torch.testing.assert_close(got[0], want[0])
     torch.testing.assert_close(got[1], want[1])
     torch.testing.assert_close(gradient, logits.grad, rtol=1e-5, atol=1e-6)
@@ -127,7 +132,7 @@ def test_rope_with_scaling_matches_transformers(tmp_path: Path, rope: dict[str, 
     ids = torch.from_numpy(batch.sample_tokens(0).astype(np.int64))
     want = (model(ids[None]).logits[0, :-1] / 0.8).log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach()
     with backend(settings(folder)) as made:
-        got = made.compute_log_probs(batch)[batch.response_slice(0)]
+        got = made.log_probs(batch)[batch.response_slice(0)]
     np.testing.assert_allclose(got, want[-len(got) :].numpy(), rtol=0, atol=1e-5)
 
 
@@ -147,6 +152,77 @@ def test_what_cannot_be_trained_is_refused_by_name() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "gelu"}, "llama models with hidden_act='gelu' cannot be trained"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=.*sliding_attention"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ],
+)
+def test_a_config_that_computes_something_else_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    folder = make_tiny_model(tmp_path / "m", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(TrainError, match=words), backend(settings(folder)):
+        pass
+    for family in FAMILIES:
+        same = {"layer_types": ["full_attention"] * 2, "hidden_act": "silu", "partial_rotary_factor": 1.0}
+        assert family_of({**config, **same, "model_type": family.model_type}) is family
+
+
+READ = set(
+    [
+        "hidden_size",
+        "num_hidden_layers",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "rms_norm_eps",
+        "rope_parameters",
+        "max_position_embeddings",
+        "hidden_act",
+        "layer_types",
+        "attention_bias",
+        "mlp_bias",
+    ]
+)
+"""Keys that the tables express, or that are refused where they say otherwise."""
+WITHOUT_EFFECT = {
+    "_attn_implementation": "how, not what",
+    "attention_dropout": "off in rollouts, and so in training",
+    "pad_token_id": "an embedding's row without gradient, of a token that no sample holds",
+    "sliding_window": "of layers that layer_types names",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_every_key_that_transformers_reads_is_known(family: Family) -> None:
+    module = importlib.import_module(f"transformers.models.{family.model_type}.modeling_{family.model_type}")
+    found = set(re.findall(r"(?<!pre_trained_)config(?:\.|, \")(\w+)", inspect.getsource(module)))
+    assert "hidden_act" in found
+    assert found - READ <= set(WITHOUT_EFFECT)
+
+
+def test_the_crossover_is_where_attention_costs_as_much_as_the_matrices() -> None:
+    config = {"num_hidden_layers": 4, "hidden_size": 8, "intermediate_size": 24, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
+    shape = ModelShape.from_config(config)
+    weights = 4 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 24) + 8 * 100
+    n = shape.attention_crossover
+    assert attention_operations(n) <= 2 * n * weights
+    assert attention_operations(n + 1) > 2 * (n + 1) * weights
+
+
+def attention_operations(tokens: int) -> int:
+    """Of 4 layers with 8 channels: two products of 2 n^2 operations a channel, halved because attention is causal."""
+    return 4 * 8 * 2 * tokens**2
+
+
 def send_or_receive(rank: int, folder: str, port: int) -> dict[str, NDArray[np.float32]]:
     """Rank 0 is a trainer of one process; rank 1 stands where an engine would, and returns what it received."""
     if rank == 0:
@@ -158,13 +234,13 @@ def send_or_receive(rank: int, folder: str, port: int) -> dict[str, NDArray[np.f
             with pytest.raises(TrainError, match="order"):
                 made.broadcast_weights([[specs[1][0], specs[0][0]]])
             return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
-    specs = [(name, shape) for name, _, shape in json.loads((Path(folder) / "specs.json").read_text())]
+    told = [WeightSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
     timeout = datetime.timedelta(seconds=60)
     group = WeightGroup.join("gloo", "127.0.0.1", port, 2, 1, "agentrl_weights", timeout)
     received = {}
-    for name, shape in [*specs, specs[1]]:
-        received[name] = torch.empty(shape)
-        group.broadcast(received[name])
+    for spec in [*told, told[1]]:
+        received[spec.name] = torch.empty(spec.shape)
+        group.broadcast(received[spec.name])
     group.close()
     return {name: tensor.numpy() for name, tensor in received.items()}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ import torch
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import TrainError
-from tests.support.tiny_models import make_tiny_model
-from tests.train.megatron.helpers import Reference, backend, make_batch, settings
+from agentrl.train.learning_rate import learning_rate
+from agentrl.train.megatron.backend import MegatronBackend
+from tests.support.tiny_models import Arch, make_tiny_model
+from tests.train.megatron.helpers import Reference, backend, gradients, make_batch, settings
 
 
 @pytest.fixture(scope="module")
@@ -20,28 +24,51 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
 
 
-def exported(made) -> dict[str, torch.Tensor]:
+def exported(made: MegatronBackend) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in made.export_weights()}
 
 
-@pytest.mark.parametrize(("arch", "tied"), [("qwen3", True), ("qwen2", False), ("llama", False)])
-def test_log_probs_gradients_and_steps_match_plain_torch(tmp_path: Path, arch: str, tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("arch", "tied", "changes"),
+    [
+        ("qwen3", True, {"clip_grad": 0.0}),
+        ("qwen2", False, {"clip_grad": 0.0}),
+        ("llama", False, {"clip_grad": 0.0}),
+        ("qwen3", True, {"clip_grad": 0.05, "weight_decay": 1.0}),
+        ("qwen3", True, {"clip_grad": 0.05, "weight_decay": 1.0, "use_distributed_optimizer": True}),
+    ],
+)
+def test_log_probs_gradients_and_steps_match_plain_torch(
+    tmp_path: Path, arch: Arch, tied: bool, changes: dict[str, Any]
+) -> None:
     folder = make_tiny_model(tmp_path / arch, arch, tie_word_embeddings=tied)
     batch, algorithm = make_batch(), AlgorithmSettings()
-    train = settings(folder, clip_grad=0.0)
+    train = settings(folder, **changes)
     reference = Reference(folder, train, algorithm)
+    theirs = dict(reference.model.named_parameters())
     with backend(train, algorithm) as made:
-        got = made.compute_log_probs(batch)
+        got = made.log_probs(batch)
         np.testing.assert_allclose(got, reference.log_probs(batch).detach().numpy(), rtol=0, atol=1e-5)
         for number in range(2):
             want, metrics = reference.step(batch), made.train(batch, number)
+            assert metrics["grad_norm"] > train.clip_grad
             assert metrics["loss"] == pytest.approx(want["loss"], rel=1e-5, abs=1e-6)
             assert metrics["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-5)
-            theirs = dict(reference.model.named_parameters())
-            for name, gradient in made.export_gradients():
+            for name, gradient in gradients(made) if not train.use_distributed_optimizer else ():
                 torch.testing.assert_close(
-                    gradient, theirs[name].grad, rtol=1e-4, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+                    gradient, theirs[name].grad, rtol=1e-4, atol=2e-6, msg=functools.partial("{}: {}".format, name)
                 )
+        for name, weights in made.export_weights():
+            torch.testing.assert_close(weights, theirs[name].data, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_learning_rate_is_counted_in_optimizer_steps(folder: Path, steps: int) -> None:
+    train = settings(folder, num_steps_per_rollout=steps, lr_decay_style="linear", lr_warmup_iters=3)
+    with backend(train, total_steps=12) as made:
+        for step in range(0, 12, steps):
+            want = [learning_rate(number, train, 12) for number in range(step, step + steps)]
+            assert made.train(make_batch(groups=1), step)["lr"] == pytest.approx(np.mean(want), rel=1e-12)
 
 
 def test_metrics_say_how_far_trainer_and_engine_are_apart(folder: Path) -> None:
@@ -49,7 +76,7 @@ def test_metrics_say_how_far_trainer_and_engine_are_apart(folder: Path) -> None:
     assert batch.rollout_log_probs is not None
     with backend(settings(folder)) as made:
         trained = batch.loss_mask == 1
-        gap = np.abs(made.compute_log_probs(batch) - batch.rollout_log_probs)[trained].mean()
+        gap = np.abs(made.log_probs(batch) - batch.rollout_log_probs)[trained].mean()
         metrics = made.train(batch, 0)
     assert metrics["train_rollout_logprob_abs_diff"] == pytest.approx(gap, rel=1e-4)
     assert metrics["tokens"] == trained.sum()
@@ -94,39 +121,45 @@ def test_packing_does_not_change_the_step(folder: Path) -> None:
 def test_reference_model_is_the_start_and_stays(folder: Path) -> None:
     batch = make_batch()
     with backend(settings(folder), AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1)) as made:
-        before = made.compute_log_probs(batch, "ref")
+        before = made.log_probs(batch, "ref")
         assert made.train(batch, 0)["kl_loss"] == pytest.approx(0.0, abs=1e-6)
         weights = exported(made)
-        np.testing.assert_array_equal(made.compute_log_probs(batch, "ref"), before)
-        assert np.abs(made.compute_log_probs(batch) - before).max() > 1e-3
+        np.testing.assert_array_equal(made.log_probs(batch, "ref"), before)
+        assert np.abs(made.log_probs(batch) - before).max() > 1e-3
         assert all(torch.equal(tensor, weights[name]) for name, tensor in made.export_weights())
+
+
+def test_another_reference_model_is_itself(folder: Path, tmp_path: Path) -> None:
+    batch, other = make_batch(), make_tiny_model(tmp_path / "other", "qwen3", seed=7)
+    algorithm = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1)
+    with backend(settings(other)) as made:
+        want = made.log_probs(batch)
+    with backend(settings(folder, ref_load=str(other)), algorithm) as made:
+        start = exported(made)
+        np.testing.assert_array_equal(made.log_probs(batch, "ref"), want)
+        assert all(torch.equal(tensor, start[name]) for name, tensor in made.export_weights())
+        assert abs(made.train(batch, 0)["kl_loss"]) > 0.01
+        np.testing.assert_array_equal(made.log_probs(batch, "ref"), want)
+    wide = make_tiny_model(tmp_path / "wide", "qwen3", layers=3)
+    with (
+        pytest.raises(TrainError, match="ref_load .*wide has other sizes"),
+        backend(settings(folder, ref_load=str(wide)), algorithm),
+    ):
+        pass
 
 
 def test_supervised_training_lowers_the_negative_log_likelihood(folder: Path) -> None:
     batch = dataclasses.replace(make_batch(), rollout_log_probs=None)
     with backend(settings(folder), AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True)) as made:
-        want = -made.compute_log_probs(batch)[batch.loss_mask == 1].mean()
+        want = -made.log_probs(batch)[batch.loss_mask == 1].mean()
         losses = [made.train(batch, number)["loss"] for number in range(5)]
     assert losses[0] == pytest.approx(want, rel=1e-5)
     assert losses[-1] < losses[0]
 
 
-def test_offloading_and_back_changes_nothing(folder: Path) -> None:
-    batch = make_batch()
-    results = []
-    for away in (False, True):
-        with backend(settings(folder)) as made:
-            made.train(batch, 0)
-            if away:
-                made.offload()
-                made.onload()
-            results.append(made.train(batch, 1)["grad_norm"])
-    assert results[0] == results[1]
-
-
 def test_no_reference_model_without_a_kl_term(folder: Path) -> None:
     with backend(settings(folder)) as made, pytest.raises(TrainError, match="reference"):
-        made.compute_log_probs(make_batch(), "ref")
+        made.log_probs(make_batch(), "ref")
 
 
 def test_engine_log_probs_as_old_log_probs(folder: Path) -> None:
@@ -184,15 +217,15 @@ def test_impossible_layouts_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"bf16": True}, {"bf16": True, "use_distributed_optimizer": True}])
-def test_bf16_stays_close_to_fp32(folder: Path, changes: dict) -> None:
+def test_bf16_stays_close_to_fp32(folder: Path, changes: dict[str, Any]) -> None:
     batch = make_batch()
     with backend(settings(folder)) as made:
         want = [made.train(batch, number)["grad_norm"] for number in range(2)]
-        exact = made.compute_log_probs(batch)
+        exact = made.log_probs(batch)
     with backend(settings(folder, **changes)) as made:
         got = [made.train(batch, number)["grad_norm"] for number in range(2)]
         assert {tensor.dtype for _, tensor in made.export_weights()} == {torch.bfloat16}
-        assert np.abs(made.compute_log_probs(batch) - exact).mean() < 0.05
+        assert np.abs(made.log_probs(batch) - exact).mean() < 0.05
     assert got == pytest.approx(want, rel=0.1)
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.errors import TrainError
@@ -27,9 +27,28 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     for family in FAMILIES:
         if family.model_type == model_type:
-            refused = [f"{key}={config[key]!r}" for key in family.refuse if config.get(key)]
-            if refused:
+            if refused := [f"{key}={value!r}" for key, value in _unexpressed(family, config)]:
                 raise TrainError(f"{model_type} models with {', '.join(refused)} cannot be trained with megatron yet")
             return family
     known = ", ".join(f.model_type for f in FAMILIES)
     raise TrainError(f"expected a model_type among {known}; config.json says {model_type!r}")
+
+
+def _unexpressed(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Entries of `config.json` that change what the model computes or stores, and have no place in the tables."""
+    found = {**config, **(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    for key in (*family.refuse, "quantization_config"):
+        if found.get(key):
+            yield key, found[key]
+    for key, expressed in _EXPRESSED.items():
+        value = found.get(key)
+        if value is not None and not set(value if isinstance(value, list) else [value]) <= expressed:
+            yield key, value
+
+
+_EXPRESSED: Mapping[str, set[Any]] = {
+    "hidden_act": {"silu", "swish"},
+    "partial_rotary_factor": {1},
+    "layer_types": {"full_attention"},
+}
+"""Keys of `config.json` that choose among kinds, and the kinds that the tables are for; absent means one of these."""

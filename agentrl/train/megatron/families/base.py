@@ -50,6 +50,20 @@ class ModelShape:
             rope_scaling=rope,
         )
 
+    @property
+    def attention_crossover(self) -> int:
+        """The length, in tokens, at which a sequence's causal attention costs as much as the matrices.
+
+        A token costs 2 operations for each of a layer's P matrix weights; attention over n tokens, halved by causality,
+        2 n^2 per layer and channel of the heads.
+        """
+        channels = self.heads * self.head_dim
+        kv = self.groups * self.head_dim
+        matrices = (
+            2 * self.hidden * (channels + kv) + 3 * self.hidden * self.ffn + self.hidden * self.vocab // self.layers
+        )
+        return matrices // channels
+
 
 Split = Callable[[Sequence[Tensor], int, int, ModelShape], Tensor]
 """(HF tensors, rank, ranks, shape) -> this rank's megatron tensor."""

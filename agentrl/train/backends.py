@@ -1,0 +1,17 @@
+"""The train backends by name: the one place where `train_backend` is read."""
+
+from agentrl.errors import SettingsError
+from agentrl.train.contracts import TrainBackend
+
+
+def backend_class(name: str) -> type[TrainBackend]:
+    """The backend that the setting `train_backend` names; torch and the framework are loaded here.
+
+    Raises:
+        SettingsError: there is none of that name.
+    """
+    if name == "megatron":
+        from agentrl.train.megatron.backend import MegatronBackend
+
+        return MegatronBackend
+    raise SettingsError(f"train_backend {name!r}: there is no such backend; expected megatron")

@@ -1,0 +1,121 @@
+"""Checkpoint folders of any train backend: how they are found, written whole or not at all, and told apart.
+
+1. A checkpoint is written into a hidden folder beside its place and renamed when complete; `manifest.json` is the
+   last file in it. A folder without one is not a checkpoint, so an interrupted save is never found.
+2. The manifest names the model's sizes and the kind of optimizer state; loading into another model, or under another
+   kind of optimizer state, says which of them differ.
+3. Nothing heavy is imported: a run looks for its checkpoints before it starts anything.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import CheckpointError
+from agentrl.runfolder import MANIFEST
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A complete checkpoint on disk and the step it was saved at."""
+
+    path: Path
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a checkpoint must have in common with the run that loads it: plain values by name."""
+
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+
+    def entries(self) -> dict[str, Any]:
+        """For the manifest: the model's sizes and their hash, and the kind of optimizer state."""
+        digest = hashlib.sha256(json.dumps(self.model, sort_keys=True).encode()).hexdigest()
+        return {"model": self.model, "model_hash": digest, "optimizer": self.optimizer}
+
+    def check(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Compare with the manifest of the checkpoint at `path`.
+
+        Raises:
+            CheckpointError: they differ; says in what.
+        """
+        if differ := _differences(manifest["model"], self.model):
+            raise CheckpointError(f"{path}: a checkpoint of another model: {differ}")
+        if differ := _differences(manifest["optimizer"], self.optimizer):
+            raise CheckpointError(
+                f"{path}: its optimizer state is of another kind: {differ}; use its settings to load it"
+            )
+
+
+def latest(root: str | Path) -> Found | None:
+    """The complete checkpoint with the highest step in `root` (or `root` itself), or None."""
+    root = Path(root)
+    folders = [root] if (root / MANIFEST).is_file() else [m.parent for m in root.glob(f"[!.]*/{MANIFEST}")]
+    found = [Found(folder, read_manifest(folder)["step"]) for folder in folders]
+    return max(found, key=lambda f: f.step, default=None)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A checkpoint's manifest: `step`, `stepped` (whether there is optimizer state), `layout`, `model` (its sizes), ...
+
+    Raises:
+        CheckpointError: the folder is not a complete checkpoint, or of another format.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: not a complete checkpoint ({error})") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: expected checkpoint format {FORMAT}, got {manifest.get('format')!r}")
+    return manifest
+
+
+@contextmanager
+def writing(path: Path, manifest: Mapping[str, Any], *, leader: bool, barrier: Callable[[], Any]) -> Iterator[Path]:
+    """The hidden folder to write into; it becomes `path` when the block ends without an error. Collective.
+
+    Args:
+        path: the checkpoint's place; one of that name is replaced.
+        manifest: what `read_manifest` gives back, beside `format`.
+        leader: whether this process makes and renames the folder; true on one rank.
+        barrier: waits for all ranks.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    if leader:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    barrier()
+    yield partial
+    barrier()
+    if leader:
+        with (partial / MANIFEST).open("w") as file:
+            json.dump({"format": FORMAT, **manifest}, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        replace_folder(partial, path)
+    barrier()
+
+
+def replace_folder(made: Path, target: Path) -> None:
+    """Rename `made` to `target`; an old folder is moved aside first, since a rename cannot replace one."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    made.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    keys = sorted(key for key in set(theirs) | set(ours) if theirs.get(key) != ours.get(key))
+    return "; ".join(f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here" for key in keys)

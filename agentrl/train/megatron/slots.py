@@ -1,0 +1,151 @@
+"""Models in one trainer process: a slot is one model with everything that belongs to it.
+
+1. `ModelSlot` computes log-probabilities: a model, its weight map and its passes. It stays as it was loaded, on the
+   device: the reference model.
+2. `TrainedSlot` also learns: gradient buffers, an optimizer, and its part of a checkpoint: the actor.
+3. Slots share the `Place` and nothing else, so another model is another slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.errors import CheckpointError
+from agentrl.train.batch import TrainBatch
+from agentrl.train.checkpoints import Identity
+from agentrl.train.contracts import WeightSpec
+from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.data import Rows
+from agentrl.train.megatron.families import ModelShape, family_of
+from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.model import build_model, transformer_config, unwrap
+from agentrl.train.megatron.optimizer import Optimizer, data_parallel
+from agentrl.train.megatron.step import Passes
+from agentrl.train.megatron.weights import WeightMap
+from agentrl.train.packing import Plan, plan
+from agentrl.train.settings import TrainSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the slots of a process have in common."""
+
+    settings: TrainSettings
+    layout: Layout
+    device: torch.device
+    temperature: float
+
+
+class ModelSlot:
+    """A model as it lies in `folder`, on the device, without gradients."""
+
+    def __init__(self, folder: HFFolder, place: Place) -> None:
+        self.place, self.shape = place, ModelShape.from_config(folder.config)
+        family, layout, device = family_of(folder.config), place.layout, place.device
+        self.config = transformer_config(self.shape, family, place.settings, device)
+        self.weights = WeightMap(family, self.shape, layout)
+        model = build_model(self.config, self.shape, layout, device)
+        self.weights.load(model, folder)
+        self.model: Any = self._wrapped(model)
+        self.passes = Passes(self.model, self.config, layout, self.shape.vocab, place.temperature, device)
+
+    def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model.requires_grad_(False)
+
+    def plan(self, batch: TrainBatch) -> Plan:
+        """Who computes what of `batch`, the same on every rank."""
+        chosen, dp = self.place.settings, self.place.layout.dp
+        return plan(batch.lengths.tolist(), chosen, dp, self.shape.attention_crossover)
+
+    def log_probs(self, batch: TrainBatch, rows: Rows) -> NDArray[np.float32]:
+        """Natural-log probabilities [R] in the batch's flat response layout, 0 where `rows` leaves out, on every rank."""
+        return self.passes.log_probs(batch, self.plan(batch), rows)
+
+    def parameters(self) -> dict[str, Any]:
+        """This rank's parameters by megatron's names."""
+        return dict(unwrap(self.model).named_parameters())
+
+    def weight_specs(self) -> list[WeightSpec]:
+        """What `export` yields, in its order."""
+        return self.weights.specs(self.config.params_dtype)
+
+    def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under HF names on rank 0, an empty stream elsewhere. Collective."""
+        return self.weights.export(self.parameters(), self.config.params_dtype, only)
+
+
+class TrainedSlot(ModelSlot):
+    """A model that learns; `total_steps` as the backend's."""
+
+    def __init__(self, folder: HFFolder, place: Place, total_steps: int | None) -> None:
+        super().__init__(folder, place)
+        self.optimizer = Optimizer(self.model, place.settings, place.layout, total_steps)
+
+    def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
+        return data_parallel(model, self.config, self.place.settings)
+
+    def zero_grad(self) -> None:
+        """Forget the last step's gradients."""
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    # ---- its part of a checkpoint -------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """What a checkpoint must be of for this slot to take it."""
+        chosen = self.place.settings
+        kind = {
+            "optimizer": chosen.optimizer,
+            "distributed_optimizer": chosen.use_distributed_optimizer,
+            "bf16": chosen.bf16,
+        }
+        return Identity(dataclasses.asdict(self.shape), kind)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimizer has state, which it gets with its first step."""
+        return any(len(part.optimizer.state) > 0 for part in self.optimizer.inner.chained_optimizers)
+
+    def state(self, *, stepped: bool, is_loading: bool) -> dict[str, Any]:
+        """Megatron's sharded state of the model and, if `stepped`, of the optimizer. Collective.
+
+        Raises:
+            CheckpointError: megatron cannot lay out the optimizer's state.
+        """
+        metadata = {
+            "distrib_optim_sharding_type": "fully_reshardable",
+            "chained_optim_avoid_prefix": True,
+            "singleton_local_shards": False,
+            "dp_cp_group": self.place.layout.dp_cp_group,
+        }
+        state: dict[str, Any] = {"model": unwrap(self.model).sharded_state_dict(metadata=metadata)}
+        if stepped:
+            inner = self.optimizer.inner
+            try:
+                state["optimizer"] = inner.sharded_state_dict(state["model"], is_loading=is_loading, metadata=metadata)
+            except AssertionError as error:
+                raise CheckpointError(
+                    f"the optimizer's state has no form that a checkpoint can hold ({error or 'its parts disagree'}); "
+                    "earlier checkpoints are whole"
+                ) from error
+        return state
+
+    def restore(self, loaded: dict[str, Any], *, stepped: bool) -> None:
+        """Take over a loaded `state`; without optimizer state, as before the first step."""
+        unwrap(self.model).load_state_dict(loaded["model"], strict=True)
+        inner = self.optimizer.inner
+        if stepped:
+            inner.load_state_dict(loaded["optimizer"])
+            return
+        for part in inner.chained_optimizers:
+            part.optimizer.state.clear()
+        inner.reload_model_params()  # the master copies are the loaded weights

@@ -1,0 +1,82 @@
+"""Checkpoint folders without tensors: found when whole, replaced at once, told apart by their manifest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import CheckpointError
+from agentrl.train.checkpoints import MANIFEST, Identity, latest, read_manifest, replace_folder, writing
+
+IDENTITY = Identity({"layers": 2, "hidden": 64}, {"optimizer": "adam"})
+
+
+def write(path: Path, step: int, content: str = "weights", interrupted: bool = False) -> None:
+    with writing(path, {"step": step, **IDENTITY.entries()}, leader=True, barrier=lambda: None) as folder:
+        (folder / "tensors").write_text(content)
+        if interrupted:
+            raise KeyboardInterrupt
+
+
+def test_a_checkpoint_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    write(tmp_path / "one", 1)
+    write(tmp_path / "two", 2)
+    write(tmp_path / "one", 1, "again")
+    found = latest(tmp_path)
+    assert found is not None
+    assert (found.path.name, found.step) == ("two", 2)
+    assert (tmp_path / "one" / "tensors").read_text() == "again"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_an_interrupted_one_is_not_found_and_leaves_the_old_one(tmp_path: Path) -> None:
+    write(tmp_path / "one", 1)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "one", 2, "half", interrupted=True)
+    assert (tmp_path / "one" / "tensors").read_text() == "weights"
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    write(tmp_path / "one", 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one"]
+
+
+def test_other_ranks_write_between_the_barriers_and_rename_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".one.partial").mkdir()
+    passed: list[bool] = []
+    barrier = lambda: passed.append((tmp_path / ".one.partial").exists())  # noqa: E731
+    with writing(tmp_path / "one", {"step": 1}, leader=False, barrier=barrier) as folder:
+        assert folder == tmp_path / ".one.partial"
+        assert len(passed) == 1
+    assert passed == [True] * 3
+    assert not (tmp_path / "one").exists()
+
+
+def test_what_differs_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "one", 1)
+    manifest = read_manifest(tmp_path / "one")
+    IDENTITY.check(tmp_path, manifest)
+    with pytest.raises(CheckpointError, match="another model: hidden is 64 there and 32 here; layers is 2 there and 3"):
+        Identity({"layers": 3, "hidden": 32}, IDENTITY.optimizer).check(tmp_path, manifest)
+    with pytest.raises(CheckpointError, match="another kind: optimizer is 'adam' there and 'muon' here"):
+        Identity(IDENTITY.model, {"optimizer": "muon"}).check(tmp_path, manifest)
+    (tmp_path / "one" / MANIFEST).write_text('{"format": 9}')
+    with pytest.raises(CheckpointError, match="expected checkpoint format 1, got 9"):
+        latest(tmp_path)
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
+    for name in ("new", "place"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    replace_folder(tmp_path / "new", tmp_path / "place")
+    assert [p.name for p in tmp_path.iterdir()] == ["place"]
+    assert (tmp_path / "place" / "file").read_text() == "new"
+
+
+def test_finding_a_checkpoint_needs_no_torch() -> None:
+    code = "import sys; from agentrl.train.checkpoints import latest; latest('.'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

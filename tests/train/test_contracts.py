@@ -1,0 +1,56 @@
+"""The contract of train backends: what implements it is held to it by the type checker, and found in one place."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import agentrl
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.errors import CheckpointError, SettingsError, TrainError
+from agentrl.train.backends import backend_class
+from agentrl.train.contracts import Durable, TrainBackend, Training, Weights
+from agentrl.train.megatron.backend import MegatronBackend
+from agentrl.train.settings import TrainSettings
+
+
+def as_contract(backend: MegatronBackend) -> TrainBackend:
+    """For the type checker, which reads the tests too."""
+    return backend
+
+
+def test_every_name_that_the_settings_allow_is_a_whole_backend() -> None:
+    names = TrainSettings.model_fields["train_backend"].annotation
+    for name in names.__args__:  # type: ignore[union-attr]
+        assert not inspect.isabstract(backend_class(name))
+    assert backend_class("megatron") is MegatronBackend
+    with pytest.raises(SettingsError, match="fsdp9"):
+        backend_class("fsdp9")
+
+
+@pytest.mark.parametrize("contract", [Training, Weights, Durable])
+def test_methods_take_what_the_contract_says(contract: type) -> None:
+    for name in contract.__abstractmethods__:  # type: ignore[attr-defined]
+        want, have = (inspect.signature(getattr(cls, name)).parameters for cls in (contract, MegatronBackend))
+        assert [(p.name, p.kind, p.default) for p in have.values()] == [
+            (p.name, p.kind, p.default) for p in want.values()
+        ], name
+
+
+def test_backends_are_made_alike() -> None:
+    assert MegatronBackend.__init__ is TrainBackend.__init__
+    with pytest.raises(TrainError, match="hf_checkpoint"):
+        MegatronBackend(TrainSettings(), AlgorithmSettings())
+    with pytest.raises(CheckpointError, match="nowhere"):
+        MegatronBackend(TrainSettings(hf_checkpoint="nowhere"), AlgorithmSettings())
+
+
+def test_megatron_is_imported_in_its_room_and_in_one_other_place() -> None:
+    root = Path(agentrl.__file__).parent
+    imports = re.compile(r"^ *(from|import) agentrl\.train\.megatron", re.MULTILINE)
+    found = {str(file.relative_to(root)) for file in root.rglob("*.py") if imports.search(file.read_text())}
+    outside = {file for file in found if not file.startswith("train/megatron/")}
+    assert outside - {"cluster/trainers.py"} == {"train/backends.py"}
