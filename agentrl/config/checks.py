@@ -169,7 +169,30 @@ def sharing_devices(flat: Flat, _: ModelInfo | None) -> list[str]:
     ]
 
 
+def one_process(flat: Flat, _: ModelInfo | None) -> list[str]:
+    """What `--backend local` cannot be: more than one trainer, more than one built-in engine, joined to Ray."""
+    if flat["backend"] != "local":
+        return []
+    problems, trainers = [], flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"]
+    if trainers > 1:
+        problems.append(f"--backend local has one trainer process, and {trainers} were asked for; use --backend ray")
+    if flat["engine"] == "embedded" and flat["rollout_num_gpus"] > 1:
+        problems.append(
+            f"--backend local has one built-in engine, and --rollout-num-gpus is {flat['rollout_num_gpus']}; use --backend ray"
+        )
+    if flat["ray_address"] is not None:
+        problems.append("--ray-address has no effect with --backend local; leave one of them out")
+    threads = {flat["train_threads"], flat["embedded_threads"]} - {None}
+    if len(threads) > 1:
+        problems.append(
+            f"--train-threads {flat['train_threads']} and --embedded-threads {flat['embedded_threads']}: with "
+            "--backend local trainer and engine share one number of threads; set one of them"
+        )
+    return problems
+
+
 CHECKS: tuple[Check, ...] = (
+    one_process,
     sharing_devices,
     batch_arithmetic,
     layout,

@@ -25,6 +25,7 @@ from agentrl.config.placement import ClusterSettings
 from agentrl.config.problems import did_you_mean, nearest, one_error, sentences
 from agentrl.data.settings import DataSettings
 from agentrl.engine.settings import EngineSettings
+from agentrl.errors import SettingsError
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.settings import RolloutSettings
@@ -58,10 +59,21 @@ class RunSettings(Settings):
             raise one_error(problems)
         batch, steps = checks.steps_and_batch(said)
         self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
+        if flat["backend"] == "local":
+            self._follow_one_process()
         details = self.observability.dump_details
         if details is not None and self.observability.save_debug_rollout_data is None:
             self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.jsonl")
         return self
+
+    def _follow_one_process(self) -> None:
+        """A process cannot broadcast to itself, and its threads are everybody's."""
+        if "update_weight_mode" in self.cluster.model_fields_set and self.cluster.update_weight_mode != "disk":
+            raise SettingsError("--backend local sends weights by disk; leave --update-weight-mode out")
+        threads = self.train.train_threads or self.engine.embedded_threads
+        self._fill("cluster", update_weight_mode="disk")
+        self._fill("train", train_threads=threads)
+        self._fill("engine", embedded_threads=threads)
 
     def _fill(self, section: str, **values: object) -> None:
         """Set what follows from other settings, without making it look given."""

@@ -9,6 +9,7 @@
 import asyncio
 import os
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -86,6 +87,8 @@ class LocalTrainer(Trainer):
         """Build the model, load the checkpoint, and close at the end, after the call that is under way."""
         began = time.monotonic()
         progress.begin("starting the trainer in this process")
+        # Megatron says at import what it does without; nobody who trains on a CPU can do anything about it.
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
         with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
             where = RankInfo(master_port=free_port())
             with within(settings.cluster.start_timeout, "starting the trainer"):

@@ -23,7 +23,8 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.errors import CheckpointError
-from agentrl.train.checkpoints import MANIFEST, latest, read_manifest, writing
+from agentrl.runfolder import MANIFEST
+from agentrl.train.checkpoints import latest, read_manifest, writing
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.slots import TrainedSlot
 
