@@ -144,7 +144,8 @@ class Conversation:
         """What is new in `messages`, or None if they do not begin with this conversation.
 
         Messages are compared in their normal form. A model's turn is recognised by the text that `told` was given, or
-        by its parsed form, and must be there.
+        by its parsed form, and must be there. What is new holds no other turns, so of several conversations only those
+        with the longest history can be continued.
 
         Args:
             same_list: `messages` is the list object that the conversation began with. It is the client's own record

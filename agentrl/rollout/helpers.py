@@ -82,11 +82,10 @@ class Recorder:
         """The conversation that `messages` go on with, shown what is new in them; None if they begin another."""
         found = {r: r.talk.continued(messages, same_list=r.given is messages) for r in self.records}
         fits = {record: new for record, new in found.items() if new is not None}
-        fits = {record: new for record, new in fits.items() if record.given is messages} or fits
         if not fits:
             return None
-        fewest = min(map(len, fits.values()))
-        record = _only([record for record, new in fits.items() if len(new) == fewest])
+        own = [record for record in fits if record.given is messages]
+        record = own[-1] if own else _only(list(fits))
         self._show(record.talk, fits[record])
         return record
 
