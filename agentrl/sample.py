@@ -190,11 +190,17 @@ class Sample:
         if not all(map(math.isfinite, log_probs)):
             bad = next(i for i, p in enumerate(log_probs) if not math.isfinite(p))
             raise SampleError(f"append_model got log-prob {log_probs[bad]} at position {bad}; log-probs must be finite")
-        spans: Sequence[tuple[str | None, int, int]]
-        if version is None or isinstance(version, str):
+        spans: Sequence[tuple[str | None, int, int]] = [(None, 0, len(ids))]
+        if isinstance(version, str):
             spans = [(version, 0, len(ids))]
-        else:
-            spans = _covering(version, len(ids))
+        elif version is not None:
+            spans = version
+            cuts = [0, *(end for _, _, end in spans)]
+            starts = [start for _, start, _ in spans]
+            if starts != cuts[:-1] or cuts[-1] != len(ids) or (ids and sorted(set(cuts)) != cuts):
+                raise SampleError(
+                    f"append_model got versions {spans} that do not cover {len(ids)} ids one after the other"
+                )
         for name, start, end in spans:
             self._append(ids[start:end], log_probs[start:end], Origin.MODEL, turn, name)
             if name is not None and name not in self.weight_versions:
@@ -335,17 +341,3 @@ class Sample:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
         """The inverse of `to_arrays`."""
         return cls.from_dict({**rest, **{name: array.tolist() for name, array in arrays.items()}})
-
-
-def _covering(spans: Sequence[VersionSpan], length: int) -> Sequence[VersionSpan]:
-    """`spans`, checked to cover `length` tokens without a gap."""
-    at = 0
-    for version, start, end in spans:
-        if start != at or end <= at:
-            raise SampleError(
-                f"append_model got version {version!r} for tokens {start} to {end}, expected it from {at}"
-            )
-        at = end
-    if at != length:
-        raise SampleError(f"append_model got versions for {at} of {length} ids; give spans that cover all of them")
-    return spans

@@ -43,9 +43,10 @@ def turn(chat: Chat) -> list[int]:
 def grown(chat: Chat, tokens: int) -> Any:
     session = ChatSession(chat, [{"role": "user", "content": "Find the rows."}], TOOLS)
     ids, result = turn(chat), [{"role": "tool", "content": RESULT}]
-    while len(session.ids) < tokens:
+    length = len(session.prompt_ids)
+    while length < tokens:
         session.sampled(ids)
-        session.extend(result)
+        length += len(ids) + len(session.extend(result).env)
     return session
 
 
@@ -61,7 +62,7 @@ def measure(name: str, history: int) -> tuple[int, float, float, float]:
 
     delta = one_turn()
     text = chat.decode(delta.env)
-    messages = session.messages
+    messages = list(session.messages)
     own = median_us(one_turn, 15)
     full = median_us(lambda: chat.render_ids(messages, TOOLS), 5)
     return len(delta.env), own, full, median_us(lambda: chat.encode(text), 30)

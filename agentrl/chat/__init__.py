@@ -11,51 +11,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl.chat.chat import Chat, HistoryPolicy
+    from agentrl.chat.chat import Chat
     from agentrl.chat.conversation import Conversation, Shown
-    from agentrl.chat.messages import ParsedTurn, ToolCall, ToolSchema, normalise_messages, normalise_tools
-    from agentrl.chat.parsers import FAMILIES, REASONING, TurnParser, make_parser
-    from agentrl.chat.report import Boundary, TemplateReport, Thought, Verdict
-    from agentrl.chat.session import ChatSession, Delta
+    from agentrl.chat.messages import ParsedTurn, ToolCall, normalise_messages, normalise_tools
+    from agentrl.chat.parsers import make_parser
+    from agentrl.chat.report import Thought, Verdict
+    from agentrl.chat.session import ChatSession
 
 _HOMES = {
-    "Chat": "agentrl.chat.chat",
-    "HistoryPolicy": "agentrl.chat.chat",
-    "Conversation": "agentrl.chat.conversation",
-    "Shown": "agentrl.chat.conversation",
-    "ParsedTurn": "agentrl.chat.messages",
-    "ToolCall": "agentrl.chat.messages",
-    "ToolSchema": "agentrl.chat.messages",
-    "normalise_messages": "agentrl.chat.messages",
-    "normalise_tools": "agentrl.chat.messages",
-    "FAMILIES": "agentrl.chat.parsers",
-    "REASONING": "agentrl.chat.parsers",
-    "TurnParser": "agentrl.chat.parsers",
-    "make_parser": "agentrl.chat.parsers",
-    "Boundary": "agentrl.chat.report",
-    "TemplateReport": "agentrl.chat.report",
-    "Thought": "agentrl.chat.report",
-    "Verdict": "agentrl.chat.report",
-    "ChatSession": "agentrl.chat.session",
-    "Delta": "agentrl.chat.session",
+    "Chat": "chat",
+    "ChatSession": "session",
+    "Conversation": "conversation",
+    "ParsedTurn": "messages",
+    "Shown": "conversation",
+    "Thought": "report",
+    "ToolCall": "messages",
+    "Verdict": "report",
+    "make_parser": "parsers",
+    "normalise_messages": "messages",
+    "normalise_tools": "messages",
 }
 
 __all__ = [
-    "FAMILIES",
-    "REASONING",
-    "Boundary",
     "Chat",
     "ChatSession",
     "Conversation",
-    "Delta",
-    "HistoryPolicy",
     "ParsedTurn",
     "Shown",
-    "TemplateReport",
     "Thought",
     "ToolCall",
-    "ToolSchema",
-    "TurnParser",
     "Verdict",
     "make_parser",
     "normalise_messages",
@@ -65,5 +49,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(f"agentrl.chat.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'agentrl.chat' has no attribute {name!r}")

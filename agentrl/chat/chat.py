@@ -132,10 +132,6 @@ class Chat:
         """The tokenizer's ids of trusted text: control strings become control tokens."""
         return self._codec.encode(text)
 
-    def encode_untrusted(self, text: str) -> list[int]:
-        """The ids of text from users, tools or data: no control token, whatever it says."""
-        return self._encoder.encode_untrusted(text)
-
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of ids."""
         return self._codec.decode(ids, skip_special_tokens)

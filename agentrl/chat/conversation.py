@@ -41,6 +41,7 @@ class Conversation:
         earlier: the samples that it was split from, oldest first.
         messages: the whole conversation as it was given and parsed.
         turns: how many turns the model has had.
+        length: tokens of the conversation, those included that `show` found not to fit.
         context_length: most tokens of prompt and response together.
     """
 
@@ -68,7 +69,7 @@ class Conversation:
         self.sample, self.context_length = sample, context_length
         self.earlier: list[Sample] = []
         self.messages: list[Message] = []
-        self.turns = 0
+        self.turns, self.length = 0, len(self._session.prompt_ids)
         self._told: dict[int, str] = {}
         most = min(prompt_limit or context_length, context_length - 2)
         if self.length > most:
@@ -79,11 +80,6 @@ class Conversation:
             )
         sample.set_prompt_tokens(self._session.prompt_ids)
         self.remember(messages)
-
-    @property
-    def length(self) -> int:
-        """Tokens of the conversation, those included that `show` found not to fit."""
-        return self._session.length
 
     @property
     def room(self) -> int:
@@ -101,6 +97,7 @@ class Conversation:
         """
         self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1)
         self.turns += 1
+        self.length += len(ids)
         parsed = self._session.sampled(ids)
         self.messages.append(parsed.to_message())
         return parsed
@@ -113,10 +110,12 @@ class Conversation:
         """
         delta = self._session.extend(messages)
         self.remember(messages)
+        restart = delta.restart
+        self.length = self.length + len(delta.close) + len(delta.env) if restart is None else len(restart)
         if self.room < 1:
             return Shown.FULL
-        if delta.restart is not None:
-            self._split(delta.restart)
+        if restart is not None:
+            self._split(restart)
             return Shown.SPLIT
         for ids, origin in ((delta.close, Origin.CLOSE), (delta.env, Origin.ENV)):
             self.sample.append_observation(ids, text=self._chat.decode(ids), turn=self.turns, origin=origin)
@@ -145,7 +144,8 @@ class Conversation:
         """What is new in `messages`, or None if they do not begin with this conversation.
 
         Messages are compared in their normal form. A model's turn is recognised by the text that `told` was given, or
-        by its parsed form, and must be there.
+        by its parsed form, and must be there. What is new holds no other turns, so of several conversations only those
+        with the longest history can be continued.
 
         Args:
             same_list: `messages` is the list object that the conversation began with. It is the client's own record

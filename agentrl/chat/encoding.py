@@ -77,10 +77,6 @@ class SafeEncoder:
         self._marked = re.compile(f"{OPEN}(?:({_alternatives(self.controls)}){CLOSE}?)?|{CLOSE}")
         self._as_text = cache(self._split_control)
 
-    def encode_untrusted(self, text: str) -> list[int]:
-        """The ids of untrusted text: no control token, whatever it says."""
-        return self.encode_rendered(self.mark(text))
-
     def mark(self, value: Any) -> Any:
         """`value` with every control string in it (also in keys, lists and dicts) bracketed."""
         return self._mark(value, self._all)

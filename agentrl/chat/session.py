@@ -1,4 +1,4 @@
-"""One trajectory's conversation, token in and token out.
+"""What follows what in a conversation, as ids: token in and token out.
 
 1. `prompt_ids` is rendered once. `sampled` is told what the model wrote and parses it; `extend` answers with the ids
    that come next: `close` (a turn's end that the model left out), then `env` (new messages, generation prompt).
@@ -8,7 +8,6 @@
 4. A session is used by one task at a time.
 """
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +46,12 @@ class _Turn:
 
 
 class ChatSession:
-    """A growing conversation as ids."""
+    """A growing conversation; it knows the template's side, and its caller keeps the ids.
+
+    Attributes:
+        prompt_ids: the first prompt: int token ids, generation prompt included.
+        messages: the conversation so far, in normal form.
+    """
 
     def __init__(
         self, chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
@@ -58,36 +62,15 @@ class ChatSession:
             TemplateError: the template cannot render the messages.
         """
         self._chat = chat
-        self._messages = normalise_messages(messages)
+        self.messages = normalise_messages(messages)
         self._tools = normalise_tools(tools)
         self._thoughts: set[Thought] = set()
         self._calls_made = 0
         self._turn: _Turn | None = None
-        self.prompt_ids: list[int] = chat.render_ids(self._messages, self._tools)
-        """The first prompt, or after a restart the new sample's: int token ids, generation prompt included."""
-        self._ids = array("q", self.prompt_ids)
+        self.prompt_ids: list[int] = chat.render_ids(self.messages, self._tools)
 
-    @property
-    def length(self) -> int:
-        """Number of `ids`."""
-        return len(self._ids)
-
-    @property
-    def ids(self) -> list[int]:
-        """The whole context so far: prompt, sampled, close and env ids (a copy)."""
-        return self._ids.tolist()
-
-    @property
-    def messages(self) -> list[Message]:
-        """The conversation so far as messages (a copy of the list)."""
-        return list(self._messages)
-
-    def sampled(self, ids: Sequence[int], *, text: str | None = None) -> ParsedTurn:
-        """Take the ids that the model sampled, and parse them.
-
-        Args:
-            ids: exactly as the engine returned them, with or without an end token.
-            text: the turn's text without its end token; decoded from `ids` if not given.
+    def sampled(self, ids: Sequence[int]) -> ParsedTurn:
+        """Parse the ids that the model sampled, exactly as the engine returned them, with or without an end token.
 
         Raises:
             TemplateError: two model turns without `extend` between them.
@@ -97,13 +80,11 @@ class ChatSession:
         ids = list(ids)
         stops = self._chat.stop_ids
         stop_at = next((at for at, token in enumerate(ids) if token in stops), None)
-        if text is None:
-            text = self._chat.decode(ids if stop_at is None else ids[:stop_at])
+        text = self._chat.decode(ids[:stop_at])
         parsed = self._chat.turn_parser.parse(text, self._tools, first_call=self._calls_made + 1)
         self._calls_made += len(parsed.tool_calls)
         self._thoughts |= self._chat.thoughts(parsed, text)
-        self._ids.extend(ids)
-        self._messages.append(_as_message(parsed, text))
+        self.messages.append(_as_message(parsed, text))
         self._turn = _Turn(ids, stop_at, parsed)
         return parsed
 
@@ -130,16 +111,13 @@ class ChatSession:
             delta = self._restart(new, verdict)
         else:
             delta = self._append(turn, new, verdict)
-        self._messages += new
+        self.messages += new
         self._turn = None
         return delta
 
     def _restart(self, new: list[Message], verdict: Verdict) -> Delta:
-        ids = self._chat.render_ids([*self._messages, *new], self._tools)
-        self.prompt_ids = ids
-        self._ids = array("q", ids)
         self._thoughts.clear()
-        return Delta(verdict=verdict, restart=list(ids))
+        return Delta(verdict=verdict, restart=self._chat.render_ids([*self.messages, *new], self._tools))
 
     def _append(self, turn: _Turn, new: list[Message], verdict: Verdict) -> Delta:
         env = self._chat.delta_ids(_calls_for(turn.parsed.tool_calls, new), new)
@@ -150,8 +128,6 @@ class ChatSession:
             after = turn.ids[turn.stop_at + 1 :]  # ids after the end token are kept as sampled
             if not close and env[: len(after)] == after:
                 env = env[len(after) :]
-        self._ids.extend(close)
-        self._ids.extend(env)
         return Delta(close, env, verdict)
 
     def _close_cut_turn(self, turn: _Turn, env: list[int]) -> tuple[list[int], list[int]]:

@@ -80,17 +80,13 @@ class Recorder:
 
     def _continued(self, messages: list[Message]) -> _Record | None:
         """The conversation that `messages` go on with, shown what is new in them; None if they begin another."""
-        found = []
-        for record in self.records:
-            new = record.talk.continued(messages, same_list=record.given is messages)
-            if new is not None:
-                found.append((record, new))
-        found = [(record, new) for record, new in found if record.given is messages] or found
-        if not found:
+        found = {r: r.talk.continued(messages, same_list=r.given is messages) for r in self.records}
+        fits = {record: new for record, new in found.items() if new is not None}
+        if not fits:
             return None
-        fewest = min(len(new) for _, new in found)
-        record = _only([record for record, new in found if len(new) == fewest])
-        self._show(record.talk, next(new for one, new in found if one is record))
+        own = [record for record in fits if record.given is messages]
+        record = own[-1] if own else _only(list(fits))
+        self._show(record.talk, fits[record])
         return record
 
     def _show(self, talk: Conversation, new: list[Message]) -> None:

@@ -72,7 +72,7 @@ def test_an_answer_of_two_versions_keeps_both_at_their_tokens() -> None:
     assert written[:2] == [("a", 1, 2), ("b", 1, len(ids) - 2)]
     assert written[2][:2] == ("v1", 2)
     assert talk.sample.weight_versions == ["a", "b", "v1"]
-    with pytest.raises(SampleError, match="versions for 1 of 2 ids"):
+    with pytest.raises(SampleError, match="do not cover 2 ids"):
         begin().sampled(ids[:2], [-0.5] * 2, [("a", 0, 1)], text="one two")
 
 
@@ -208,6 +208,12 @@ def test_a_call_in_another_form_is_no_other_call() -> None:
     other = copy.deepcopy(parsed(SENT))
     other[1]["tool_calls"][0]["function"]["arguments"] = '{"query": "select 2"}'
     assert told().continued([*other, *NEW]) is None
+    talk = begin()
+    write(talk, THINK + CALL + END)
+    talk.told("")  # a client that is told content and calls apart, and keeps no reasoning
+    for messages, new in ((parsed(SENT), [RESULT]), (other, None)):
+        turn = {key: value for key, value in messages[1].items() if key != "reasoning"}
+        assert talk.continued([USER, turn, RESULT]) == new
 
 
 def test_a_turn_that_was_not_told_yet_is_waited_for() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.chat import Chat, ChatSession, Thought, Verdict
+from agentrl.chat import Chat, ChatSession, Conversation, Thought, Verdict
 from agentrl.errors import SettingsError, TemplateError
+from agentrl.sample import Sample
 from tests.support.assets import chat_templates, qwen3_tokenizer_folder
 from tests.support.chats import make_chat
 from tests.support.conversations import TOOLS
@@ -23,11 +24,9 @@ AFTER = "\n<|im_start|>user\n<tool_response>\nR\n</tool_response><|im_end|>\n<|i
 def answer(chat: Chat, completion: str | list[int], messages: Any = None) -> tuple[str, str]:
     """(close text, env text) of one model turn that is answered by a tool."""
     session = ChatSession(chat, [USER], TOOLS)
-    prompt = list(session.prompt_ids)
     ids = chat.encode(completion) if isinstance(completion, str) else completion
     session.sampled(ids)
     delta = session.extend(messages or [{"role": "tool", "content": "R"}])
-    assert session.ids == prompt + ids + delta.close + delta.env
     return chat.decode(delta.close), chat.decode(delta.env)
 
 
@@ -103,14 +102,14 @@ def test_policy_keep_keeps_what_was_sampled() -> None:
     delta = session.extend(new)
     assert delta.verdict is Verdict.REASONING_DROPPED
     assert delta.restart is None
-    assert "hmm" in chat.decode(session.ids)
+    assert chat.decode(delta.env) == "\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_policy_split_restarts_with_the_templates_own_history() -> None:
     chat, session, new = qwen3_with_reasoning("split")
     delta = session.extend(new)
     assert (delta.close, delta.env) == ([], [])
-    assert delta.restart == session.prompt_ids == session.ids
+    assert delta.restart is not None
     history = [USER, {"role": "assistant", "content": "Hello.", "reasoning_content": "hmm"}, *new]
     assert delta.restart == chat.render_ids(history)
     assert "hmm" not in chat.decode(delta.restart)
@@ -172,11 +171,11 @@ def test_a_turn_costs_the_same_at_any_history() -> None:
     result = {"role": "tool", "content": "row " * 200}
 
     def costs() -> Iterator[int]:
-        session = ChatSession(chat, [USER], TOOLS)
-        while len(session.ids) < 33_000:
+        talk = Conversation(chat, Sample(), [USER], TOOLS)
+        while talk.length < 33_000:
             before = tokenizer.characters
-            session.sampled(turn)
-            session.extend([result])
+            talk.sampled(turn, [-0.5] * len(turn), "1", text="")
+            talk.show([result])
             yield tokenizer.characters - before
 
     seen = list(costs())

@@ -155,6 +155,18 @@ async def test_a_conversation_continued_from_an_earlier_point_is_a_new_one(chat:
     ]
 
 
+async def test_a_list_that_was_cut_back_goes_on_with_what_came_after_the_cut(chat: Chat) -> None:
+    used = recorder(chat, ScriptedEngine(chat, [f"fine{END}"]), 0)
+    async with recording(used):
+        asked = Asked("hello")
+        for _ in range(2):  # the same words again, from the first message on
+            del asked.messages[1:]
+            await asked.send("the list")
+            asked.say("and?")
+            await asked.send("the list")
+    assert [record.talk.turns for record in used.records] == [2, 2]
+
+
 @pytest.mark.parametrize("way", ["the list", "copied"])
 async def test_conversations_with_the_same_words_are_told_apart(chat: Chat, way: str) -> None:
     samples = [Sample(index=number) for number in range(4)]
