@@ -17,8 +17,8 @@ def credit(inputs: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor
 
 
 def batch() -> TrainBatch:
-    pair = [make_sample(0, rollout_id=3), make_sample(1, model=1, observed=2, rollout_id=3)]
-    return TrainBatch.from_samples([pair, [make_sample(2)]])
+    fanned_out = [make_sample(0, rollout_id=3), make_sample(1, model=1, observed=2, rollout_id=3)]
+    return TrainBatch.from_samples([[*fanned_out, make_sample(2)]])
 
 
 def test_estimators_see_tokens_turns_step_rewards_and_kl() -> None:
