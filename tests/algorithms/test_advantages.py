@@ -31,9 +31,9 @@ def inputs(groups: list[list[float]], rollouts: list[int] | None = None, length:
 def naive_grpo(groups: list[list[float]], std: bool) -> list[float]:
     out = []
     for group in groups:
-        spread = np.std(group, ddof=1) if len(group) > 1 else 0.0
+        spread = float(np.std(group, ddof=1)) if len(group) > 1 else 0.0
         for reward in group:
-            centred = reward - np.mean(group)
+            centred = reward - float(np.mean(group))
             out.append(0.0 if spread < 1e-9 else centred / (spread + 1e-6) if std else centred)
     return out
 

@@ -3,6 +3,7 @@
 import math
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def assert_same_samples(batch: TrainBatch, samples: list[Sample]) -> None:
         assert batch.sample_loss_mask(i).tolist() == sample.loss_mask
         log_probs = batch.sample_log_probs(i)
         assert log_probs is not None
-        np.testing.assert_array_equal(log_probs, np.float32(sample.rollout_log_probs))
+        np.testing.assert_array_equal(log_probs, np.asarray(sample.rollout_log_probs, np.float32))
         assert batch.rewards[i] == sample.reward
         response = batch.response_slice(i)
         assert batch.response_tokens[response].tolist() == sample.tokens[sample.prompt_length :]
@@ -154,7 +155,7 @@ def test_supervised_batches_need_neither_reward_nor_log_probs() -> None:
         ({"rollout_log_probs": None}, "append_model"),
     ],
 )
-def test_bad_samples_are_refused_by_index(changes: dict[str, object], words: str) -> None:
+def test_bad_samples_are_refused_by_index(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(SampleError, match=words) as caught:
         TrainBatch.from_samples([[make_sample(0), make_sample(41, **changes)]])
     assert "index=41" in str(caught.value)
@@ -223,12 +224,12 @@ def test_pickle_is_out_of_band(groups: list[list[Sample]]) -> None:
     again = pickle.loads(data, buffers=buffers)
     for name, array in batch.arrays().items():
         np.testing.assert_array_equal(getattr(again, name), array)
-    assert any(np.shares_memory(again.tokens, np.frombuffer(b, np.uint8)) for b in buffers if b.raw().nbytes)
+    assert any(np.shares_memory(again.tokens, np.frombuffer(b.raw(), np.uint8)) for b in buffers if b.raw().nbytes)
 
 
 @pytest.mark.parametrize("supervised", [False, True])
 def test_file_round_trip(tmp_path: Path, supervised: bool) -> None:
-    changes = {"rollout_log_probs": None} if supervised else {}
+    changes: dict[str, Any] = {"rollout_log_probs": None} if supervised else {}
     batch = TrainBatch.from_samples([[make_sample(**changes)], [make_sample(3, 4, 0)]], supervised=supervised)
     batch.save(tmp_path / "batch.npz")
     again = TrainBatch.load(tmp_path / "batch.npz")
@@ -249,9 +250,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_arrays_that_disagree_are_refused() -> None:
     arrays = TrainBatch.from_samples([[make_sample()]]).arrays()
     with pytest.raises(DataError, match="rollout_ids has 2 entries, expected 1"):
-        TrainBatch(**{**arrays, "rollout_ids": np.zeros(2, np.int64)})  # type: ignore[arg-type]
+        TrainBatch(**{**arrays, "rollout_ids": np.zeros(2, np.int64)})
     with pytest.raises(DataError, match="tokens must be one-dimensional int32"):
-        TrainBatch(**{**arrays, "tokens": arrays["tokens"].astype(np.int64)})  # type: ignore[arg-type]
+        TrainBatch(**{**arrays, "tokens": arrays["tokens"].astype(np.int64)})
 
 
 def test_selecting_beyond_the_end() -> None:

@@ -14,7 +14,7 @@ def log_probs_from_logits(logits: Tensor, targets: Tensor) -> Tensor:
 def entropy_from_logits(logits: Tensor) -> Tensor:
     """Shannon entropy in nats of softmax(logits): [..., V] -> [...]; logits of -inf (banned tokens) count 0."""
     log_p = _at_least_float32(logits).log_softmax(-1)
-    return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+    return -(log_p.exp() * log_p.clamp(min=-1e4)).sum(-1)  # p is 0 long before, and 0 times infinity would be NaN
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

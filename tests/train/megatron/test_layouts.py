@@ -14,12 +14,15 @@ import torch
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.train.contracts import RankInfo
+from agentrl.train.settings import TrainSettings
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
 STEPS = 3
 ALGORITHM = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.05, kl_loss_type="k3", entropy_coef=0.01)
+SEQUENCES = AlgorithmSettings(advantage_estimator="tests.algorithms.sequence_ratio:SequenceRatio")
+"""Its loss sees whole samples, which context parallelism cuts apart."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},
     "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
@@ -58,6 +61,11 @@ def everything(made: Any) -> dict[str, Any]:
     }
 
 
+def whole_samples(root: str | Path, **changes: Any) -> TrainSettings:
+    """Two steps a rollout, so that ratios differ from 1 and are taken against log-probs of a pass of their own."""
+    return settings(Path(root) / "untied", num_steps_per_rollout=2, **changes)
+
+
 def in_two_processes(rank: int, root: str) -> dict[str, Any]:
     """Every layout and tie; and checkpoints: written by one process and read here, written here."""
     torch.set_num_threads(1)
@@ -74,6 +82,8 @@ def in_two_processes(rank: int, root: str) -> dict[str, Any]:
                     out[f"next/{name}"] = train_steps(made, STEPS, 1)
                     assert made.load(f"{root}/{saved_by_one(name)}") == STEPS
                     out[f"resumed/{name}"] = train_steps(made, STEPS, 1)
+    with backend(whole_samples(root, **LAYOUTS["cp2"]), SEQUENCES, RankInfo(rank, 2, rank)) as made:
+        out["sequences"] = everything(made)
     return out
 
 
@@ -94,6 +104,8 @@ def single(root: Path) -> dict[str, Any]:
             if tie == "untied":
                 made.save(root / saved_by_one("any"), STEPS)
                 out["next"] = train_steps(made, STEPS, 1)
+    with backend(whole_samples(root), SEQUENCES) as made:
+        out["sequences"] = everything(made)
     with backend(settings(root / "untied", **LAYOUTS["dp2_sharded"]), ALGORITHM) as made:
         everything(made)
         made.save(root / saved_by_one("dp2_sharded"), STEPS)
@@ -120,6 +132,18 @@ def test_same_weights_as_one_process(single: dict[str, Any], double: list[dict[s
     assert list(got) == list(want)
     for tensor, value in got.items():
         np.testing.assert_allclose(value, want[tensor], rtol=0, atol=2e-5, err_msg=tensor)
+
+
+def test_a_loss_over_whole_samples_is_the_same_where_they_are_cut_apart(
+    single: dict[str, Any], double: list[dict[str, Any]]
+) -> None:
+    want, got = single["sequences"], double[0]["sequences"]
+    assert any(abs(step["ppo_kl"]) > 1e-4 for step in want["metrics"])
+    for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
+        for key in ("loss", "grad_norm", "ppo_kl", "pg_clipfrac"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), key
+    for tensor, value in got["weights"].items():
+        np.testing.assert_allclose(value, want["weights"][tensor], rtol=0, atol=2e-5, err_msg=tensor)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

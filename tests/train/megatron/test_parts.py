@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch._C._distributed_c10d import HashStore
 
+from agentrl.algorithms.ops.entropy import entropy_from_logits, log_probs_from_logits
 from agentrl.errors import TrainError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.megatron import logprobs
@@ -64,6 +65,20 @@ def test_log_probs_and_entropy_match_torch(
     torch.autograd.backward((want[0] * weights[0] + want[1] * weights[1]).sum())
     torch.testing.assert_close(got[0], want[0])
     torch.testing.assert_close(got[1], want[1])
+    torch.testing.assert_close(gradient, logits.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_banned_tokens_count_nothing(one_rank: dist.ProcessGroup) -> None:
+    logits = torch.tensor([[0.5, -torch.inf, 2.0, -torch.inf], [1.0, 0.0, 3.0, -2.0]], requires_grad=True)
+    targets, weights = torch.tensor([2, 0]), torch.tensor([[1.5, -2.0], [30.0, -4.0]])
+    got = logprobs.token_log_probs(logits, targets, group=one_rank, vocab=4, temperature=0.7)
+    (got[0] * weights[0] + got[1] * weights[1]).sum().backward()
+    gradient, logits.grad = logits.grad, None
+    want = log_probs_from_logits(logits / 0.7, targets), entropy_from_logits(logits / 0.7)
+    (want[0] * weights[0] + want[1] * weights[1]).sum().backward()
+    torch.testing.assert_close(got, want)
+    assert gradient is not None
+    assert gradient.isfinite().all()
     torch.testing.assert_close(gradient, logits.grad, rtol=1e-5, atol=1e-6)
 
 

@@ -1,0 +1,49 @@
+"""What algorithms get to see: whole rollouts for advantages, one step's tokens with their ids for the loss."""
+
+import numpy as np
+import torch
+
+from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of
+from agentrl.algorithms.base import need
+from agentrl.train.batch import TrainBatch
+from agentrl.train.objective import advantages, step_inputs
+from tests.train.test_batch import make_sample
+
+
+def credit(inputs: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+    """Everything that an estimator may read, in one number a token."""
+    read = {name: need(getattr(inputs, name), name, "credit") for name in ("tokens", "turns", "step_rewards", "kl")}
+    return read["tokens"] + 100 * read["turns"] + read["step_rewards"] + 1000 * read["kl"]
+
+
+def batch() -> TrainBatch:
+    fanned_out = [make_sample(0, rollout_id=3), make_sample(1, model=1, observed=2, rollout_id=3)]
+    return TrainBatch.from_samples([[*fanned_out, make_sample(2)]])
+
+
+def test_estimators_see_tokens_turns_step_rewards_and_kl() -> None:
+    settings = AlgorithmSettings(advantage_estimator=f"{__file__}:credit", kl_coef=0.5, kl_loss_type="k2")
+    old, ref = torch.zeros(12), torch.full((12,), 2.0)
+    got = advantages(batch(), {"old_log_probs": old, "ref_log_probs": ref}, algorithm_of(settings))
+    one = [110.0, 111.5, 107.0, 220.0]
+    assert (got - 2000).tolist() == [*one, 110.5, 107.0, 107.0, 220.0, *one]
+
+
+def test_a_view_tells_samples_turns_trajectories_and_versions_apart() -> None:
+    whole = batch()
+    arrays = {"advantages": torch.arange(12.0), "rollout_log_probs": -torch.arange(12.0)}
+    part, inputs = step_inputs(whole, np.array([2, 1]), arrays, algorithm_of(AlgorithmSettings()))
+    flat, log_probs = torch.tensor([3, 0, 4, 7, 1]), torch.full((5,), -0.5, requires_grad=True)
+    seen = inputs.view(flat, log_probs, torch.ones(5), lambda sums: sums)
+    assert part.sample_indices.tolist() == [2, 1]
+    assert (seen.num_samples, seen.sample_ids.tolist()) == (2, [0, 0, 1, 1, 0])
+    assert seen.trajectory_ids.tolist() == [1, 1, 0, 0, 1]
+    assert seen.turn_ids.tolist() == [2, 1, 1, 2, 1]
+    assert seen.versions.tolist() == [12, 7, 7, 12, 7]
+    assert seen.advantages is not None
+    assert seen.advantages.tolist() == [11, 8, 4, 7, 9]
+    assert seen.rollout_log_probs is not None
+    assert seen.rollout_log_probs.tolist() == [-11, -8, -4, -7, -9]
+    assert seen.old_log_probs is not None
+    assert seen.old_log_probs.tolist() == log_probs.tolist()
+    assert not seen.old_log_probs.requires_grad
