@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agentrl.buffer.audit import audit_ledger
+from tests.support.audit import audit_ledger
 from tests.support.runs import RunKit, still_running
 
 STEPS = 12

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl.config import RunSettings
-    from agentrl.run.announce import Announcer
-    from agentrl.run.parts import Parts, Resume, Start
+    from agentrl.run.parts import Announcer, Found, Parts, Start
     from agentrl.runfolder import RunFolder
 
 
@@ -29,7 +28,7 @@ def train(settings: "RunSettings") -> int:
 
 
 def _ray(
-    settings: "RunSettings", folder: "RunFolder", resume: "Resume | None", progress: "Announcer"
+    settings: "RunSettings", folder: "RunFolder", resume: "Found | None", progress: "Announcer"
 ) -> "AbstractAsyncContextManager[Parts]":
     from agentrl.cluster.placement import start
 
@@ -37,7 +36,7 @@ def _ray(
 
 
 def _local(
-    settings: "RunSettings", folder: "RunFolder", resume: "Resume | None", progress: "Announcer"
+    settings: "RunSettings", folder: "RunFolder", resume: "Found | None", progress: "Announcer"
 ) -> "AbstractAsyncContextManager[Parts]":
     from agentrl.run.local import start
 

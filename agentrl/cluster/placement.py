@@ -19,9 +19,8 @@ from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_o
 from agentrl.cluster.waiting import values
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError, ungrouped
-from agentrl.run.announce import Announcer, counted
 from agentrl.run.driver import within
-from agentrl.run.parts import Parts, Resume, Start, Weights
+from agentrl.run.parts import Announcer, Found, Parts, Start, Weights, counted
 from agentrl.run.rollouts import DumpedRollouts
 from agentrl.run.training import RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights
@@ -32,7 +31,7 @@ _STOP_TIMEOUT = 15.0
 
 @contextlib.asynccontextmanager
 async def start(
-    settings: RunSettings, folder: RunFolder, resume: Resume | None, progress: Announcer
+    settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Announcer
 ) -> AsyncIterator[Parts]:
     """Start everything; stop everything at the end, whatever ends it.
 
@@ -58,7 +57,7 @@ class _Starting:
     """What is needed while the parts come up."""
 
     def __init__(
-        self, settings: RunSettings, folder: RunFolder, resume: Resume | None, progress: Announcer, engines: int
+        self, settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Announcer, engines: int
     ) -> None:
         self.settings, self.folder, self.resume, self.progress, self.engines = (
             settings,

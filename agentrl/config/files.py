@@ -29,11 +29,9 @@ class Dialect(Protocol):
 
     def matches(self, document: Mapping[str, Any]) -> bool:
         """Is the file in this form?"""
-        ...
 
     def translate(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         """The same settings, nested by room or flat."""
-        ...
 
 
 DIALECTS: tuple[Dialect, ...] = ()

@@ -42,7 +42,6 @@ class DataSource(Protocol):
     @property
     def choice(self) -> Choice | None:
         """The choice among groups given back; None is the plain one, lowest number first."""
-        ...
 
     def get_samples(self, num_groups: int) -> list[Group]: ...
 

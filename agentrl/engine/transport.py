@@ -54,7 +54,6 @@ class Transport(Protocol):
         Raises:
             ConnectionRefused, ConnectionLost: no whole answer came.
         """
-        ...
 
 
 class HttpTransport:

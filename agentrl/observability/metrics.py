@@ -29,11 +29,9 @@ class Sink(Protocol):
 
     def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
         """Take one step's metrics; `at` is Unix seconds."""
-        ...
 
     def close(self) -> None:
         """Flush and let go."""
-        ...
 
 
 class MetricsLogger:

@@ -37,7 +37,6 @@ class Generator(Protocol):
         deadline: float | None = None,
     ) -> Generation:
         """Sample a continuation of `input_ids`."""
-        ...
 
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from agentrl.errors import AgentRLError
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.devices import resolve_device
-from agentrl.run.parts import Batch, PartLost, Parts, Resume, Start
+from agentrl.run.parts import Batch, PartLost, Parts, Start
 from agentrl.run.preflight import preflight
-from agentrl.run.schedule import Action, Cadence, Evaluate, Export, NextBatch, Save, Schedule, SendWeights, Train
+from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import RunFolder
 from agentrl.train.checkpoints import latest
@@ -64,11 +64,10 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
         if folder.has_model_of(found.path):
             return
         progress.note("the model of that checkpoint is not written yet: starting once more for that")
-    resume = None if found is None else Resume(found.path, found.step)
 
     async def run() -> None:
         with MetricsLogger(settings.observability, folder.path, resume_step=first) as logger:
-            async with start(settings, folder, resume, progress) as parts:
+            async with start(settings, folder, found, progress) as parts:
                 await Driver(settings, parts, folder, logger, progress).run(first)
 
     with stopped_by_sigterm():
@@ -113,17 +112,17 @@ class Driver:
 
     async def _do(self, action: Action) -> None:
         match action:
-            case SendWeights(version):
+            case Action(Do.SEND, version):
                 await self._send(version)
-            case NextBatch(step):
+            case Action(Do.NEXT_BATCH, step):
                 await self._next_batch(step)
-            case Train(step):
+            case Action(Do.TRAIN, step):
                 await self._train(step)
-            case Evaluate(step):
+            case Action(Do.EVALUATE, step):
                 await self._evaluate(step)
-            case Save(step):
+            case Action(Do.SAVE, step):
                 await self._save(step)
-            case Export():
+            case Action(Do.EXPORT):
                 self._progress.phase("writing the model")
                 with within(self._limits.train_timeout, "writing the model"):
                     await self._parts.trainer.save_hf(self._folder.model)

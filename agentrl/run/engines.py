@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.config import RunSettings
 from agentrl.engine.launcher import EngineProcess, launch, launch_blocking
-from agentrl.run.announce import Announcer, counted
+from agentrl.run.parts import Announcer, counted
 from agentrl.runfolder import RunFolder
 
 

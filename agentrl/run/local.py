@@ -20,10 +20,9 @@ from typing import TypeVar
 from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
 from agentrl.engine.transport import Transport
-from agentrl.run.announce import Announcer
 from agentrl.run.driver import within
 from agentrl.run.engines import launched, model_of
-from agentrl.run.parts import Batch, Parts, Resume, Start, Trainer
+from agentrl.run.parts import Announcer, Batch, Found, Parts, Start, Trainer
 from agentrl.run.rollouts import DumpedRollouts, LedgerRollouts
 from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.run.weights import DiskWeights
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def start(
-    settings: RunSettings, folder: RunFolder, resume: Resume | None, progress: Announcer
+    settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Announcer
 ) -> AsyncIterator[Parts]:
     """Start everything; stop everything at the end."""
     step = None if resume is None else resume.step
@@ -82,7 +81,7 @@ class LocalTrainer(Trainer):
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: RunSettings, resume: Resume | None, progress: Announcer
+        cls, settings: RunSettings, resume: Found | None, progress: Announcer
     ) -> "AsyncIterator[LocalTrainer]":
         """Build the model, load the checkpoint, and close at the end, after the call that is under way."""
         began = time.monotonic()

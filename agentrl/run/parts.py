@@ -15,16 +15,18 @@ from typing import Any, Protocol
 from agentrl.config import RunSettings
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.errors import AgentRLError
-from agentrl.run.announce import Announcer
+from agentrl.observability.progress import Progress, counted
 from agentrl.runfolder import RunFolder
+from agentrl.train.checkpoints import Found
 
 __all__ = [
+    "Announcer",
     "Batch",
     "BroadcastUpdate",
     "DiskUpdate",
+    "Found",
     "PartLost",
     "Parts",
-    "Resume",
     "Rollouts",
     "Start",
     "TensorSpec",
@@ -33,6 +35,7 @@ __all__ = [
     "WeightSink",
     "WeightSource",
     "Weights",
+    "counted",
 ]
 
 
@@ -60,19 +63,15 @@ class Rollouts(Protocol):
 
     async def next_batch(self, step: int) -> Batch | None:
         """The batch of training step `step`; None when the data has come to its end before it was full."""
-        ...
 
     async def trained(self, group_ids: Sequence[int], step: int) -> None:
         """The optimizer has taken the batch's steps."""
-        ...
 
     async def checkpointed(self, step: int) -> None:
         """A durable checkpoint covers everything up to `step`."""
-        ...
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
-        ...
 
 
 class Trainer(Protocol):
@@ -80,15 +79,12 @@ class Trainer(Protocol):
 
     async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
         """Take the batch's optimizer steps, of which `steps` were taken before it; returns metrics."""
-        ...
 
     async def save(self, path: Path, step: int) -> None:
         """Write a checkpoint that covers rollouts up to `step`, whole or not at all."""
-        ...
 
     async def save_hf(self, path: Path) -> None:
         """Write the model as a Hugging Face folder."""
-        ...
 
 
 class WeightSource(Protocol):
@@ -96,23 +92,18 @@ class WeightSource(Protocol):
 
     async def address(self) -> tuple[str, int]:
         """Rank 0's node and a free port on it."""
-        ...
 
     async def weight_specs(self) -> list[TensorSpec]:
         """Name, dtype and shape of every tensor, in the order in which they are sent."""
-        ...
 
     async def init_weight_group(self, group: WeightGroup) -> None:
         """Open the process group as its rank 0; returns when all members have joined."""
-        ...
 
     async def broadcast_weights(self, names: Sequence[str]) -> None:
         """Send these tensors to the group."""
-        ...
 
     async def close_weight_group(self) -> None:
         """Leave the process group."""
-        ...
 
 
 class WeightSink(Protocol):
@@ -120,15 +111,12 @@ class WeightSink(Protocol):
 
     async def join_weight_group(self, group: WeightGroup) -> None:
         """Every engine joins; returns when all members have."""
-        ...
 
     async def leave_weight_group(self, name: str) -> None:
         """Every engine leaves."""
-        ...
 
     async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
         """Every engine takes the weights and calls them `version`."""
-        ...
 
 
 class Weights(Protocol):
@@ -136,7 +124,6 @@ class Weights(Protocol):
 
     async def send(self, version: int) -> None:
         """Bring all engines to the trainer's current weights."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +135,20 @@ class Parts:
     weights: Weights | None
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """The checkpoint that a run goes on from: its folder, and the last rollout that it covers."""
+class Announcer(Protocol):
+    """Told what is being started; `agentrl.observability.progress.Progress` is one."""
 
-    path: Path
-    step: int
+    def phase(self, text: str) -> None:
+        """What is being done now."""
+
+    def begin(self, text: str) -> None:
+        """A phase before the first step."""
+
+    def ready(self, text: str, since: float) -> None:
+        """Something that was begun at `since` (of `time.monotonic`) is there."""
 
 
-Start = Callable[[RunSettings, RunFolder, Resume | None, Announcer], AbstractAsyncContextManager[Parts]]
-"""Starts every part, and stops every one at the end, whatever ends it."""
+_announcer: type[Announcer] = Progress
+
+Start = Callable[[RunSettings, RunFolder, Found | None, Announcer], AbstractAsyncContextManager[Parts]]
+"""Starts every part, going on from a checkpoint if one is found, and stops every one at the end, whatever ends it."""

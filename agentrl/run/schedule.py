@@ -7,49 +7,26 @@ and an evaluation comes before the checkpoint, so that a resume repeats both or 
 
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class SendWeights:
-    """Bring the engines to the weights that were trained on `version` rollouts."""
+class Do(Enum):
+    """What there is to do. The step of an action is the training step, from 0."""
 
-    version: int
+    SEND = "bring the engines to the weights that were trained on this many rollouts"
+    NEXT_BATCH = "have the step's batch generated"
+    TRAIN = "train on the step's batch"
+    EVALUATE = "evaluate after the step; -1 is before the first"
+    SAVE = "write a checkpoint that covers steps up to this one"
+    EXPORT = "write the model"
 
 
-@dataclass(frozen=True, slots=True)
-class NextBatch:
-    """Have the batch of step `step` generated."""
+class Action(NamedTuple):
+    """One thing to do."""
 
+    do: Do
     step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Train:
-    """Train on the batch of step `step`."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Evaluate after step `step`; -1 is before the first."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Write a checkpoint that covers steps up to `step`."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """Write the model."""
-
-
-Action = SendWeights | NextBatch | Train | Evaluate | Save | Export
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +62,7 @@ class Schedule:
         self._todo: deque[Action] = deque()
         self._send(first)
         if first == 0 and cadence.evaluate_first:
-            self._todo.append(Evaluate(-1))
+            self._todo.append(Action(Do.EVALUATE, -1))
         self._go_on()
 
     def next(self) -> Action | None:
@@ -94,7 +71,7 @@ class Schedule:
 
     def batch_ready(self, step: int) -> None:
         """The batch of `step` is there."""
-        self._todo.append(Train(step))
+        self._todo.append(Action(Do.TRAIN, step))
 
     def data_ended(self) -> None:
         """There will be no further batch."""
@@ -115,7 +92,7 @@ class Schedule:
 
     def _go_on(self) -> None:
         if self._done + 1 < self._cadence.steps:
-            self._todo.append(NextBatch(self._done + 1))
+            self._todo.append(Action(Do.NEXT_BATCH, self._done + 1))
         else:
             self._finish()
 
@@ -125,18 +102,18 @@ class Schedule:
             self._evaluate(self._done)
         if self._saved < self._done:
             self._save(self._done)
-        self._todo.append(Export())
+        self._todo.append(Action(Do.EXPORT, self._done))
 
     def _send(self, version: int) -> None:
         if self._cadence.send is not None:
-            self._todo.append(SendWeights(version))
+            self._todo.append(Action(Do.SEND, version))
 
     def _evaluate(self, step: int) -> None:
-        self._todo.append(Evaluate(step))
+        self._todo.append(Action(Do.EVALUATE, step))
         self._evaluated = step
 
     def _save(self, step: int) -> None:
-        self._todo.append(Save(step))
+        self._todo.append(Action(Do.SAVE, step))
         self._saved = step
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.buffer.audit import audit_ledger
+from tests.support.audit import audit_ledger
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.states import Lease, State
 from agentrl.data.order import Place

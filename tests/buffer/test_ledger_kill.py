@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.buffer.audit import audit_ledger
+from tests.support.audit import audit_ledger
 
 STEPS, BATCH, EVERY = 8, 3, 2
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.buffer.audit import audit_ledger
+from tests.support.audit import audit_ledger
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.states import State
 from agentrl.errors import LedgerError

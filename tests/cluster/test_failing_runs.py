@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.buffer.audit import audit_ledger
+from tests.support.audit import audit_ledger
 from tests.support.runs import RunKit, still_running
 from tests.support.tiny_models import make_tiny_model
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.buffer.audit import audit_ledger
+from tests.support.audit import audit_ledger
 from agentrl.cli.main import run
 from tests.support.disks import enlarge, fill, small_disk
 from tests.support.runs import RunKit, still_running

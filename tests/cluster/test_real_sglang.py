@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.buffer.audit import audit_ledger
+from tests.support.audit import audit_ledger
 from tests.support.runs import RunKit, still_running
 
 PYTHON = Path(os.environ.get("AGENTRL_SGLANG_PYTHON", Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"))

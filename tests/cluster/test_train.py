@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.buffer.audit import audit_ledger
+from tests.support.audit import audit_ledger
 from tests.support.runs import RunKit, still_running
 
 pytestmark = pytest.mark.timeout(600)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.run.schedule import Action, Cadence, Evaluate, Export, NextBatch, Save, Schedule, SendWeights, Train
+from agentrl.run.schedule import Action, Cadence, Do, Schedule
 
 
 def play(schedule: Schedule, data_ends_at: int | None = None) -> list[Action]:
@@ -12,21 +12,23 @@ def play(schedule: Schedule, data_ends_at: int | None = None) -> list[Action]:
     while (action := schedule.next()) is not None:
         out.append(action)
         match action:
-            case NextBatch(step) if step == data_ends_at:
+            case Action(Do.NEXT_BATCH, step) if step == data_ends_at:
                 schedule.data_ended()
-            case NextBatch(step):
+            case Action(Do.NEXT_BATCH, step):
                 schedule.batch_ready(step)
-            case Train(step):
+            case Action(Do.TRAIN, step):
                 schedule.trained(step)
     return out
 
 
 def short(actions: list[Action]) -> str:
     """`w1` weights of version 1, `b0` batch, `t0` train, `e-1` evaluate, `s0` save, `x` export."""
-    letters = {SendWeights: "w", NextBatch: "b", Train: "t", Evaluate: "e", Save: "s", Export: "x"}
-    return " ".join(
-        letters[type(a)] + str(getattr(a, "version" if isinstance(a, SendWeights) else "step", "")) for a in actions
-    )
+    letters = {Do.SEND: "w", Do.NEXT_BATCH: "b", Do.TRAIN: "t", Do.EVALUATE: "e", Do.SAVE: "s"}
+    return " ".join("x" if a.do is Do.EXPORT else f"{letters[a.do]}{a.step}" for a in actions)
+
+
+def steps(actions: list[Action], do: Do) -> list[int]:
+    return [action.step for action in actions if action.do is do]
 
 
 def test_a_plain_run() -> None:
@@ -76,19 +78,17 @@ def test_every_step_is_trained_once_in_order_and_covered_by_a_checkpoint(
 ) -> None:
     actions = play(Schedule(cadence, first), ends)
     end = cadence.steps if ends is None or ends < first else min(ends, cadence.steps)
-    trained = [a.step for a in actions if isinstance(a, Train)]
+    trained = steps(actions, Do.TRAIN)
     assert trained == list(range(first, end))
-    assert actions[-1] == Export()
-    saved = [a.step for a in actions if isinstance(a, Save)]
+    assert actions[-1].do is Do.EXPORT
+    saved = steps(actions, Do.SAVE)
     assert saved == sorted(set(saved))
     assert not trained or saved[-1] == trained[-1]
     for at, action in enumerate(actions):
-        done = [a.step for a in actions[:at] if isinstance(a, Train)]
-        newest = done[-1] if done else first - 1
-        if isinstance(action, Save):
+        newest = [first - 1, *steps(actions[:at], Do.TRAIN)][-1]
+        if action.do is Do.SAVE:
             assert action.step == newest
-        if isinstance(action, SendWeights):
-            assert action.version == newest + 1
-        if isinstance(action, Evaluate) and cadence.send is not None:
-            sent = [a.version for a in actions[:at] if isinstance(a, SendWeights)]
-            assert sent[-1] == newest + 1
+        if action.do is Do.SEND:
+            assert action.step == newest + 1
+        if action.do is Do.EVALUATE and cadence.send is not None:
+            assert steps(actions[:at], Do.SEND)[-1] == newest + 1
