@@ -20,6 +20,7 @@ import psutil
 
 from tests.support.tiny_models import make_tiny_model
 
+ROOT = Path(__file__).parents[2]
 ENV = '''
 from agentrl import Environment, Sample, tool
 
@@ -83,7 +84,8 @@ class RunKit:
         return out
 
     def start(self, arguments: Sequence[str], command: str = "train") -> Run:
-        """Start `agentrl <command>`."""
+        """Start `agentrl <command>` of the tree that these tests belong to, whatever is installed."""
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         log = self.folder / f"{command}-{time.monotonic_ns()}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
@@ -92,7 +94,7 @@ class RunKit:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )
         output = arguments[list(arguments).index("--output-dir") + 1]
         return Run(process, self.folder / output, log)
