@@ -68,7 +68,7 @@ def make(length: int, reward: float | None, *, status: Status = Status.COMPLETED
 def test_length_stats() -> None:
     found = length_stats([make(2, 1.0), make(4, 0.0, status=Status.TRUNCATED), make(6, 0.0, status=Status.FAILED)])
     assert found.length.mean == 4
-    assert (found.truncated, found.failed) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert (found.truncated, found.failed) == pytest.approx((1 / 3, 1 / 3))
     assert length_stats([]).truncated == 0
 
 
