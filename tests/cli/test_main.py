@@ -22,8 +22,6 @@ HEAVY = ("torch", "ray", "transformers", "megatron", "numpy", "pydantic", "matpl
 
 def agentrl(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "COLUMNS": "100", **environment}
-    root = str(Path(__file__).parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-m", "agentrl", *args], capture_output=True, text=True, timeout=60, env=env, cwd=cwd
     )
@@ -183,10 +181,7 @@ main({argv!r})
 def test_a_missing_package_names_the_extra_for_the_command(line: str, missing: str, extra: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "q", "text": "Oslo has fjords", "response": "r", "label": "l"}\n')
     code = BLOCKED.format(missing=missing, argv=line.split())
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert f"pip install 'agentrl[{extra}]'" in done.stderr, done.stderr
     assert done.returncode == 2
 
@@ -326,7 +321,6 @@ def test_a_signal_ends_the_command_with_130(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -343,7 +337,6 @@ def test_output_into_a_closed_pipe_is_quiet() -> None:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.stdout.startswith("Usage: agentrl train")
     assert done.stderr == ""

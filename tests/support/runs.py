@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.checkout import import_path
 from tests.support.tiny_models import make_tiny_model
 
-ROOT = Path(__file__).parents[2]
 ENV = '''
 from agentrl import Environment, Sample, tool
 
@@ -85,7 +85,6 @@ class RunKit:
 
     def start(self, arguments: Sequence[str], command: str = "train") -> Run:
         """Start `agentrl <command>` of the tree that these tests belong to, whatever is installed."""
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         log = self.folder / f"{command}-{time.monotonic_ns()}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
@@ -94,7 +93,7 @@ class RunKit:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )
         output = arguments[list(arguments).index("--output-dir") + 1]
         return Run(process, self.folder / output, log)
