@@ -18,8 +18,8 @@ from agentrl.sandbox import (
     SandboxSession,
     SandboxUnavailable,
 )
-from tests.sandbox.sandbox_host import ROOT
-from tests.sandbox.sandbox_watch import BACKENDS, named, open_box, processes_called, until
+from tests.sandbox.host import ROOT
+from tests.sandbox.watch import BACKENDS, named, open_box, processes_called, until
 
 
 async def test_output_error_and_exit_status(box: Sandbox) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox import sandbox_programs as programs
-from tests.sandbox.sandbox_host import ROOT, SECRET, Host
-from tests.sandbox.sandbox_watch import processes_called
+from tests.sandbox import programs
+from tests.sandbox.host import ROOT, SECRET, Host
+from tests.sandbox.watch import processes_called
 
 
 def attempts(host: Host, body: str, **values: object) -> set[str]:

@@ -63,7 +63,7 @@ def open_host(backend: str, user: int, limits: SandboxLimits) -> Iterator[Host]:
     executable = interpreter.executable if other else sys.executable
     path = os.pathsep.join([str(ROOT), *interpreter.site]) if other else str(ROOT)
     process = subprocess.Popen(
-        [executable, "-m", "tests.sandbox.sandbox_host", backend, json.dumps(asdict(limits))],
+        [executable, "-m", "tests.sandbox.host", backend, json.dumps(asdict(limits))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
