@@ -9,13 +9,11 @@ answers in the words of its solutions, and the lag of the event loop that all of
 """
 
 import contextlib
-import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,9 +148,7 @@ def main() -> None:
     for name in names:
         own = [(item.response, item.label, item.metadata) for item in corpus.load(name)]
         row(name, name, own * -(-LEAST_ITEMS // len(own)))
-    file = Path(__file__).parents[1] / "tests" / "conformance" / "data" / "gsm8k_test_answers.jsonl"
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    solutions = [(line["answer"], line["answer"].rsplit("####", 1)[1].strip(), {}) for line in rows]
+    solutions: Work = [(whole, whole.rsplit("####", 1)[1].strip(), {}) for whole in corpus.gsm8k_solutions()]
     for name in ("gsm8k", "math"):
         row(f"{name} (GSM8K)", name, solutions)
     print("\nlag of the event loop: largest delay of a 1 ms timer, and largest CPU time between two ticks, in ms")

@@ -121,11 +121,12 @@ def answer_body() -> bytes:
 def serve(listening: socket.socket, delay: float) -> None:
     """Answer every POST after `delay` seconds; runs until it is ended."""
     import uvicorn
+    from starlette.types import Receive, Scope, Send
 
     body = answer_body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
 
-    async def app(scope: dict, receive: Callable, send: Callable) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         while (await receive()).get("more_body"):

@@ -70,6 +70,7 @@ async def together(box: Sandbox) -> None:
 
     async def one() -> None:
         nonlocal slowest
+        name: str
         try:
             result = await box.run(HEAVIER, timeout=DEADLINE)
             name, slowest = result.outcome, max(slowest, result.seconds)

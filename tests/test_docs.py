@@ -31,7 +31,7 @@ PYTHON = [
 
 
 @pytest.mark.parametrize("code", PYTHON)
-def test_python_blocks_compile(code):
+def test_python_blocks_compile(code: str) -> None:
     import ast
 
     # With await at the top level: fragments of coroutines are shown without the function around them.
@@ -43,8 +43,8 @@ def fragment(code: str) -> bool:
     return "async with" in code or "grade_many" in code
 
 
-@pytest.mark.parametrize("code", [block for block in PYTHON if not fragment(block.values[0])])
-def test_python_blocks_run(code, tmp_path, monkeypatch):
+@pytest.mark.parametrize("code", [block for block in PYTHON if not fragment(str(block.values[0]))])
+def test_python_blocks_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Oslo", "text": "Oslo is in Norway."}\n')
     module = types.ModuleType("page")
@@ -52,20 +52,20 @@ def test_python_blocks_run(code, tmp_path, monkeypatch):
     exec(compile(code, "block", "exec"), module.__dict__)
 
 
-def test_the_environment_of_the_readme_is_short():
+def test_the_environment_of_the_readme_is_short() -> None:
     code = next(code for code in blocks(ROOT / "README.md", "python") if "class CityEnv" in code)
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_relative_links_lead_somewhere(page):
+def test_relative_links_lead_somewhere(page: Path) -> None:
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = [link.partition("#")[0] for link in _LINK.findall(text) if "://" not in link]
     assert [target for target in targets if target and not (page.parent / target).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_exist(page):
+def test_commands_exist(page: Path) -> None:
     named = set(_COMMAND.findall(page.read_text(encoding="utf-8")))
     assert named - set(COMMANDS) == set()
 
@@ -80,13 +80,13 @@ def known_flags() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_flags_exist(page):
+def test_flags_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     # Lines that call other programs have flags of their own.
     ours = "\n".join(line for line in text.splitlines() if not re.search(r"python -m|pytest|pip install|mypy", line))
     assert set(_FLAG.findall(ours)) - known_flags() - NOT_PARAMETERS == set()
 
 
-def test_modules_named_as_commands_exist():
+def test_modules_named_as_commands_exist() -> None:
     named = {name for page in PAGES for name in re.findall(r"python -m (benchmarks\.\w+)", page.read_text())}
     assert [name for name in sorted(named) if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []

@@ -1,6 +1,7 @@
 """The sample record: growing, checking, carrying."""
 
 import copy
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,8 +18,10 @@ part = st.one_of(
     st.tuples(st.sampled_from([Origin.ENV, Origin.CLOSE]), st.lists(st.tuples(token, st.just(0.0)), max_size=8)),
 )
 
+Part = tuple[Origin, list[tuple[int, float]]]
 
-def grow(prompt: list[int], parts: list[tuple[Origin, list[tuple[int, float]]]]) -> Sample:
+
+def grow(prompt: list[int], parts: list[Part]) -> Sample:
     sample = Sample(group_index=1, index=2, label="x", metadata={"a": [1, {"b": None}]})
     sample.set_prompt_tokens(prompt)
     for turn, (origin, pairs) in enumerate(parts):
@@ -31,7 +34,7 @@ def grow(prompt: list[int], parts: list[tuple[Origin, list[tuple[int, float]]]])
 
 
 @given(st.lists(token, min_size=1, max_size=5), st.lists(part, max_size=6))
-def test_the_mask_is_one_exactly_on_model_tokens(prompt: list[int], parts) -> None:
+def test_the_mask_is_one_exactly_on_model_tokens(prompt: list[int], parts: list[Part]) -> None:
     sample = grow(prompt, parts).validate()
     expected_mask = [int(origin is Origin.MODEL) for origin, pairs in parts for _ in pairs]
     assert sample.tokens == prompt + [i for _, pairs in parts for i, _ in pairs]
@@ -45,7 +48,7 @@ def test_the_mask_is_one_exactly_on_model_tokens(prompt: list[int], parts) -> No
 
 
 @given(st.lists(token, min_size=1, max_size=5), st.lists(part, max_size=6), st.booleans())
-def test_round_trips_lose_nothing(prompt: list[int], parts, truncated: bool) -> None:
+def test_round_trips_lose_nothing(prompt: list[int], parts: list[Part], truncated: bool) -> None:
     sample = grow(prompt, parts)
     sample.status = Status.TRUNCATED if truncated else Status.COMPLETED
     sample.spec_info = SpecInfo(1, 2, 3, 4)
@@ -130,7 +133,7 @@ def test_validate_names_what_is_wrong(change: dict[str, object], message: str) -
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), "1", True, {"a": 1.0}])
-def test_reward_must_be_a_finite_number(reward: object) -> None:
+def test_reward_must_be_a_finite_number(reward: Any) -> None:
     with pytest.raises(SampleError):
         Sample(reward=reward).get_reward_value()
 

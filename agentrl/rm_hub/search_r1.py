@@ -37,7 +37,7 @@ _NEXT: Mapping[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
+class SearchAnswer:
     """What is graded of a trajectory: its answer, what was retrieved, and whether its structure is right."""
 
     answer: str | None
@@ -82,7 +82,7 @@ def _readings(answer: str) -> list[str]:
     return [answer] if box is None else [answer, box]
 
 
-def _read(response: str, metadata: Mapping[str, Any]) -> Trajectory:
+def _read(response: str, metadata: Mapping[str, Any]) -> SearchAnswer:
     messages = metadata.get("messages", ())
     if isinstance(messages, str) or not isinstance(messages, Sequence):
         raise bad_metadata("search_r1", "messages", "a list of messages", messages)
@@ -92,7 +92,7 @@ def _read(response: str, metadata: Mapping[str, Any]) -> Trajectory:
     return _from_messages(messages) if native else _from_text(response)
 
 
-def _from_text(response: str) -> Trajectory:
+def _from_text(response: str) -> SearchAnswer:
     """One pass over the tags: outside retrieved text for the answer, in order for the structure."""
     inside, last, state, fault = "", 0, "", ""
     said: list[str] = []
@@ -124,7 +124,7 @@ def _from_text(response: str) -> Trajectory:
     fault = fault or _end_fault(inside, state, response[last:])
     blocks = answer_blocks("".join(said))
     answer = next((content for _, content in reversed(blocks) if normalise(content)), None)
-    return Trajectory(answer, "\n".join(retrieved), not fault, fault or "structure as expected")
+    return SearchAnswer(answer, "\n".join(retrieved), not fault, fault or "structure as expected")
 
 
 def _end_fault(inside: str, state: str, rest: str) -> str:
@@ -139,11 +139,11 @@ def _outside(text: str) -> bool:
     return bool(_TURN_MARKS.sub("", text).strip()) if text else False
 
 
-def _from_messages(messages: Sequence[Mapping[str, Any]]) -> Trajectory:
+def _from_messages(messages: Sequence[Mapping[str, Any]]) -> SearchAnswer:
     retrieved = [_text(message) for message in messages if message.get("role") == "tool"]
     turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
-        return Trajectory(None, "\n".join(retrieved), False, "no turn of the model")
+        return SearchAnswer(None, "\n".join(retrieved), False, "no turn of the model")
     blocks = [block for index in turns for _, block in answer_blocks(_text(messages[index])) if normalise(block)]
     fault = ""
     for number_, index in enumerate(turns):
@@ -159,7 +159,9 @@ def _from_messages(messages: Sequence[Mapping[str, Any]]) -> Trajectory:
     in_last = [block for _, block in answer_blocks(_text(messages[turns[-1]])) if normalise(block)]
     if len(in_last) != 1 or len(blocks) != 1:
         fault = fault or f"{len(blocks)} answers, of which {len(in_last)} in the last turn"
-    return Trajectory(blocks[-1] if blocks else None, "\n".join(retrieved), not fault, fault or "structure as expected")
+    return SearchAnswer(
+        blocks[-1] if blocks else None, "\n".join(retrieved), not fault, fault or "structure as expected"
+    )
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@
    asked for by its name, `unsafe_subprocess`. `choose_backend` says which one this machine gets and why.
 """
 
-from agentrl.sandbox.box import Sandbox, Session
+from agentrl.sandbox.box import Sandbox, SandboxSession
 from agentrl.sandbox.errors import SandboxBusy, SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.limits import Outcome, RunResult, SandboxLimits
 from agentrl.sandbox.probe import BackendReport, choose_backend, probe_backends
@@ -21,8 +21,8 @@ __all__ = [
     "SandboxBusy",
     "SandboxFailure",
     "SandboxLimits",
+    "SandboxSession",
     "SandboxUnavailable",
-    "Session",
     "choose_backend",
     "probe_backends",
 ]

@@ -1,4 +1,4 @@
-"""`Sandbox` and `Session`."""
+"""`Sandbox` and `SandboxSession`."""
 
 import contextlib
 import dataclasses
@@ -138,9 +138,9 @@ class Sandbox:
                     self._refill()
             raise SandboxFailure("three processes in a row ended before the program reached them")
 
-    def session(self) -> "Session":
+    def session(self) -> "SandboxSession":
         """A process whose variables stay from run to run, to be used as an async context manager."""
-        return Session(self)
+        return SandboxSession(self)
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -315,7 +315,7 @@ class Sandbox:
         return self._zygote
 
 
-class Session:
+class SandboxSession:
     """Runs that share their variables. After a crash or a timeout the next run starts with none, and says so."""
 
     def __init__(self, box: Sandbox) -> None:

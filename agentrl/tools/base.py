@@ -9,7 +9,7 @@ import inspect
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, Protocol, Self, overload
+from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, overload
 
 import anyio
 import anyio.to_thread
@@ -41,6 +41,17 @@ class CheckedArguments(Protocol):
     @property
     def injected(self) -> tuple[str, ...]: ...
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+class ToolOptions(TypedDict, total=False):
+    """The options of `@tool`; `Tool` says what they mean."""
+
+    name: str | None
+    description: str | None
+    timeout: float
+    max_output_chars: int
+    max_concurrency: int | None
+    on_failure: OnFailure
 
 
 class Tool:
@@ -215,39 +226,15 @@ def as_tool(function: Callable[..., Any] | Tool) -> Tool:
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout: float = ...,
-    max_output_chars: int = ...,
-    max_concurrency: int | None = ...,
-    on_failure: OnFailure = ...,
-) -> Callable[[Callable[..., Any]], Tool]: ...
-def tool(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-    max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
-    max_concurrency: int | None = None,
-    on_failure: OnFailure = "observe",
+    function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a `Tool`: `@tool`, or with options `@tool(timeout=5)`.
 
     Raises:
         PluginError: the function cannot become a tool; names the tool and the parameter.
     """
-    options: dict[str, Any] = dict(
-        name=name,
-        description=description,
-        timeout=timeout,
-        max_output_chars=max_output_chars,
-        max_concurrency=max_concurrency,
-        on_failure=on_failure,
-    )
     if function is not None:
         return Tool(function, **options)
     return lambda decorated: Tool(decorated, **options)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar
 
 import anyio
 
-from agentrl.sandbox import RunResult, Sandbox, SandboxBusy, SandboxFailure, SandboxUnavailable, Session
+from agentrl.sandbox import RunResult, Sandbox, SandboxBusy, SandboxFailure, SandboxSession, SandboxUnavailable
 from agentrl.tools.arguments import Injected
 from agentrl.tools.base import Tool
 from agentrl.tools.outcome import OutcomeKind, ToolError
@@ -53,7 +53,7 @@ class PythonTool(Tool):
         self.stateful = stateful
         self._box = box
         self._code_timeout = timeout
-        self._sessions: weakref.WeakKeyDictionary[object, Session] = weakref.WeakKeyDictionary()
+        self._sessions: weakref.WeakKeyDictionary[object, SandboxSession] = weakref.WeakKeyDictionary()
 
     async def end(self, state: object) -> None:
         """End the session of a trajectory; without one, nothing happens."""
@@ -85,7 +85,7 @@ class PythonTool(Tool):
         assert isinstance(box, Sandbox)
         return box
 
-    async def _session(self, box: Sandbox, state: object) -> Session:
+    async def _session(self, box: Sandbox, state: object) -> SandboxSession:
         if state is None:
             raise SandboxUnavailable(
                 "a stateful `python` tool needs to know whose call it is: pass `state` to the toolbox (environments "

@@ -14,6 +14,7 @@ from examples.retool.env import RetoolEnv, shaped
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Play one trajectory: the model's turn, what its code printed, and so on until a turn without a call."""
+    assert isinstance(sample.prompt, list), "the rows of data.py are conversations"
     conversation = list(sample.prompt)
     for _ in range(RetoolEnv.max_turns):
         text = await generate_single(conversation)

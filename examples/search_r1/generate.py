@@ -9,6 +9,7 @@ from examples.search_r1.env import SEARCH, SearchR1Env, find
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Play one trajectory: the model's turn, what it searched for, and so on until a turn without a search."""
+    assert isinstance(sample.prompt, list), "the rows of data.py are conversations"
     conversation = list(sample.prompt)
     searches = 0
     for _ in range(SearchR1Env.max_turns):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.audit import audit_ledger
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.states import Lease, State
 from agentrl.data.order import Place
 from agentrl.errors import LedgerError, SampleError
 from tests.buffer.make import complete, finished, lease
+from tests.support.audit import audit_ledger
 
 
 @pytest.fixture

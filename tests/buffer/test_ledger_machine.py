@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.support.audit import audit_ledger
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.states import State
 from agentrl.errors import LedgerError
 from tests.buffer.make import finished, lease
+from tests.support.audit import audit_ledger
 
 BATCH = 2
 

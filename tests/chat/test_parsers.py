@@ -42,14 +42,14 @@ FORMATS = {
 GUESSES = {"glm/glm47-missing-last-close-arg-value"}
 """Outputs that the corpus wants repaired. A call without its closing tag is reported as broken here, not repaired."""
 RECORDED = [
-    pytest.param(row, (parser, reasoning), id=row["id"])
+    (row, (parser, reasoning))
     for parser, (family, model, reasoning) in FORMATS.items()
     for row in fixtures(family, model)
     if row["id"] not in GUESSES
 ]
 
 
-@pytest.mark.parametrize(("row", "parsers"), RECORDED)
+@pytest.mark.parametrize(("row", "parsers"), RECORDED, ids=[row["id"] for row, _ in RECORDED])
 def test_recorded_outputs(row: dict[str, Any], parsers: tuple[str, str]) -> None:
     turn = parse(row, *parsers)
     if row.get("expected_error"):
@@ -65,7 +65,7 @@ def test_recorded_outputs(row: dict[str, Any], parsers: tuple[str, str]) -> None
 
 
 def test_all_recorded_outputs_are_there() -> None:
-    valid = [row for row, _ in (param.values for param in RECORDED) if not row.get("expected_error")]  # type: ignore[misc]
+    valid = [row for row, _ in RECORDED if not row.get("expected_error")]
     assert (len(valid), len(RECORDED)) == (166, 178)
 
 

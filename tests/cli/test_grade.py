@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrl.cli.main import run
@@ -23,12 +26,12 @@ ROWS = [
 KEYS = ["--response-key", "out.text", "--label-key", "gold", "--processes", "1"]
 
 
-def jsonl(path, rows=ROWS):
+def jsonl(path: Path, rows: Sequence[Mapping[str, object]] = ROWS) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 
 
-def parquet(path, rows):
+def parquet(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -36,18 +39,18 @@ def parquet(path, rows):
     return str(path)
 
 
-def grade(*arguments) -> int:
+def grade(*arguments: str) -> int:
     return run(["grade", "--rm-type", "exact_match", *arguments])
 
 
-def error_of(capsys, *arguments) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert grade(*arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
     return said.err
 
 
-def test_a_file_is_graded_and_summed_up(tmp_path, capsys):
+def test_a_file_is_graded_and_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert grade(jsonl(tmp_path / "a.jsonl"), *KEYS) == 0
     said = capsys.readouterr()
     rows = [line.split(None, 1) for line in said.out.splitlines()]
@@ -58,7 +61,7 @@ def test_a_file_is_graded_and_summed_up(tmp_path, capsys):
     assert "graded 3 (100% of the file)" in said.err
 
 
-def test_results_as_jsonl_in_the_order_of_the_file(tmp_path, capsys):
+def test_results_as_jsonl_in_the_order_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl"
     assert grade(jsonl(tmp_path / "a.jsonl"), *KEYS, "--out", str(out)) == 0
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
@@ -71,7 +74,7 @@ def test_results_as_jsonl_in_the_order_of_the_file(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "r.jsonl"]
 
 
-def test_the_summary_says_why_answers_were_not_graded(tmp_path, capsys):
+def test_the_summary_says_why_answers_were_not_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"response": "x"}, {"response": "y"}])
     assert run(["grade", "--rm-type", "remote_rm", path, "--rm-url", "http://127.0.0.1:9", "--limit", "2"]) == 1
     out = capsys.readouterr().out
@@ -80,7 +83,7 @@ def test_the_summary_says_why_answers_were_not_graded(tmp_path, capsys):
     assert "127.0.0.1:9" in out
 
 
-def test_parquet_in_and_out(tmp_path, capsys):
+def test_parquet_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow.parquet as pq
 
     rows = [{"response": f"{n % 2}", "label": "1", "id": n} for n in range(600)]
@@ -92,8 +95,8 @@ def test_parquet_in_and_out(tmp_path, capsys):
     assert table[7]["id"] == "7"
 
 
-def test_explain_shows_failures_and_wrong_answers_first(tmp_path, capsys):
-    rows = [*ROWS, {"out": {"text": "x\x1b[31m\ud800"}, "gold": None}]
+def test_explain_shows_failures_and_wrong_answers_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[Mapping[str, object]] = [*ROWS, {"out": {"text": "x\x1b[31m\ud800"}, "gold": None}]
     assert grade(jsonl(tmp_path / "a.jsonl", rows), *KEYS, "--explain", "3") == 1
     out = capsys.readouterr().out
     first = [line for line in out.splitlines() if line.startswith(("right", "wrong", "not graded"))]
@@ -104,7 +107,7 @@ def test_explain_shows_failures_and_wrong_answers_first(tmp_path, capsys):
     assert "\x1b" not in out
 
 
-def test_standard_input_and_a_limit(tmp_path):
+def test_standard_input_and_a_limit(tmp_path: Path) -> None:
     text = "".join(json.dumps({"response": "a", "label": "a"}) + "\n" for _ in range(5))
     command = [sys.executable, "-m", "agentrl", "grade", "--rm-type", "f1", "-", "--limit", "2", "--processes", "1"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
@@ -112,10 +115,10 @@ def test_standard_input_and_a_limit(tmp_path):
     assert "answers       2" in done.stdout
 
 
-def test_metadata_and_prompt_reach_a_reward_server(tmp_path, capsys):
+def test_metadata_and_prompt_reach_a_reward_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = []
 
-    async def endpoint(request):
+    async def endpoint(request: Request) -> Response:
         seen.append(await request.json())
         return JSONResponse(0.5) if len(seen) < 3 else Response("down", status_code=503)
 
@@ -144,7 +147,9 @@ def test_metadata_and_prompt_reach_a_reward_server(tmp_path, capsys):
         (["--response-key", "text", "--label-key", "gold", "--metadata-key", "text"], "is str, expected an object"),
     ],
 )
-def test_fields_that_are_not_there(tmp_path, capsys, arguments, message):
+def test_fields_that_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     row = {"text": "a", "out": {"text": "a"}, "gold": "a"}
     error = error_of(capsys, jsonl(tmp_path / "a.jsonl", [row, row]), *arguments)
     assert message in error
@@ -161,7 +166,7 @@ def test_fields_that_are_not_there(tmp_path, capsys, arguments, message):
         ("[" * 100_000, "malformed JSON"),
     ],
 )
-def test_files_that_are_no_jsonl(tmp_path, capsys, text, message):
+def test_files_that_are_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(text, encoding="utf-8")
     out = tmp_path / "r.jsonl"
@@ -170,7 +175,7 @@ def test_files_that_are_no_jsonl(tmp_path, capsys, text, message):
     assert os.listdir(tmp_path) == ["a.jsonl"]
 
 
-def test_files_that_are_not_there_or_of_another_kind(tmp_path, capsys):
+def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in error_of(capsys, str(tmp_path / "no.jsonl"))
     assert "is a folder" in error_of(capsys, str(tmp_path))
     (tmp_path / "a.csv").write_text("x")
@@ -179,14 +184,14 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path, capsys):
     assert "not a readable Parquet file" in error_of(capsys, str(tmp_path / "a.parquet"))
 
 
-def test_results_files_that_cannot_be(tmp_path, capsys):
+def test_results_files_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = jsonl(tmp_path / "a.jsonl")
     assert "ends in .jsonl or .parquet" in error_of(capsys, path, "--out", "r.csv")
     assert "is the file that is read" in error_of(capsys, path, "--out", path)
     assert "does not exist" in error_of(capsys, path, "--out", str(tmp_path / "no" / "r.jsonl"))
 
 
-def test_graders_and_settings_that_cannot_be(tmp_path, capsys):
+def test_graders_and_settings_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = jsonl(tmp_path / "a.jsonl")
     assert run(["grade", "--rm-type", "exact_mach", path]) == 2
     assert "did you mean 'exact_match'" in capsys.readouterr().err
@@ -198,7 +203,7 @@ def test_graders_and_settings_that_cannot_be(tmp_path, capsys):
     assert "Missing option '--rm-type'" in capsys.readouterr().err
 
 
-def test_help_names_the_graders_and_the_exit_statuses(capsys):
+def test_help_names_the_graders_and_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["grade", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "exact_match" in text
@@ -208,7 +213,7 @@ def test_help_names_the_graders_and_the_exit_statuses(capsys):
 # ---- parts ----------------------------------------------------------------------------------------------------------
 
 
-def test_rows_know_their_place(tmp_path):
+def test_rows_know_their_place(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": [{"b": 1}], "c.d": 2}\n\n{"a": []}\n', encoding="utf-8")
     first, second = read_rows(str(path))
@@ -218,7 +223,7 @@ def test_rows_know_their_place(tmp_path):
         second.get("a.0.b")
 
 
-def test_histograms():
+def test_histograms() -> None:
     few, many = Summary(), Summary()
     for score in (0.0, 1.0, 1.0):
         few.add(Grade(score, score > 0))

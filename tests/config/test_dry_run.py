@@ -1,4 +1,4 @@
-"""The plan that `--dry-run` prints."""
+"""The placement that `--dry-run` prints."""
 
 import io
 
@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.config import RunSettings
-from agentrl.config.dry_run import plan, show
+from agentrl.config.dry_run import place, show
 
 
 def build(line: str) -> RunSettings:
@@ -14,9 +14,9 @@ def build(line: str) -> RunSettings:
 
 
 def test_ranks_are_in_megatrons_order() -> None:
-    planned = plan(build("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tp 2 --pp 2 --cp 2"))
-    assert planned.data_parallel == 2
-    at = {(r.tp, r.cp, r.dp, r.pp): r for r in planned.trainer}
+    placement = place(build("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tp 2 --pp 2 --cp 2"))
+    assert placement.data_parallel == 2
+    at = {(r.tp, r.cp, r.dp, r.pp): r for r in placement.trainer}
     assert len(at) == 16, "every coordinate exactly once"
     assert at[1, 0, 0, 0].rank == 1
     assert at[0, 1, 0, 0].rank == 2
@@ -26,15 +26,15 @@ def test_ranks_are_in_megatrons_order() -> None:
 
 
 def test_engines() -> None:
-    planned = plan(build("--engine sglang --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"))
-    assert [e.devices for e in planned.engines] == [(0, 1), (2, 3)]
-    external = plan(build("--engine external --rollout-external-engine-addrs a:1 b:2"))
+    placement = place(build("--engine sglang --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"))
+    assert [e.devices for e in placement.engines] == [(0, 1), (2, 3)]
+    external = place(build("--engine external --rollout-external-engine-addrs a:1 b:2"))
     assert [e.address for e in external.engines] == ["a:1", "b:2"]
 
 
 def test_debug_modes_leave_out_what_does_not_start() -> None:
-    assert plan(build("--debug-rollout-only")).trainer == ()
-    assert plan(build("--load-debug-rollout-data d")).engines == ()
+    assert place(build("--debug-rollout-only")).trainer == ()
+    assert place(build("--load-debug-rollout-data d")).engines == ()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

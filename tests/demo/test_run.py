@@ -8,7 +8,8 @@ import pytest
 from agentrl import tiny
 from agentrl.demo.data import write_train_and_test
 from agentrl.demo.demonstrations import CalculatorLessons
-from agentrl.demo.run import DemoResult, demo_settings, held_out_scores, run_demo
+from agentrl.demo.example import ExampleResult, held_out
+from agentrl.demo.run import GOOD, demo_settings, run_demo
 from agentrl.errors import DataError
 
 
@@ -29,16 +30,19 @@ def test_scores_are_read_in_order(tmp_path: Path) -> None:
         {"step": 9, "eval/held_out/reward": 0.9},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert held_out_scores(tmp_path) == [0.25, 0.9]
+    assert held_out(tmp_path, "reward") == [0.25, 0.9]
     (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n")
     with pytest.raises(DataError, match="found it 1 times"):
-        held_out_scores(tmp_path)
+        held_out(tmp_path, "reward")
 
 
 def test_learned_needs_a_gain_and_a_level() -> None:
-    assert DemoResult(0.3, 0.9, 0, 0, Path()).learned
-    assert not DemoResult(0.3, 0.7, 0, 0, Path()).learned
-    assert not DemoResult(0.85, 0.9, 0, 0, Path()).learned
+    def learned(*success: float) -> bool:
+        return ExampleResult(list(success), [], 0, 0, GOOD).learned
+
+    assert learned(0.3, 0.9)
+    assert not learned(0.3, 0.7)
+    assert not learned(0.85, 0.9)
 
 
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import random
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import anyio
 
@@ -16,7 +16,7 @@ _CHANCE = random.Random("faults")
 class FaultyRetoolEnv(RetoolEnv):
     """Faults are observations for the model."""
 
-    on_failure: ClassVar = "observe"
+    on_failure: ClassVar[Literal["observe", "fail"]] = "observe"
 
     @cached_property
     def toolbox(self) -> Toolbox:
@@ -36,4 +36,4 @@ class FaultyRetoolEnv(RetoolEnv):
 class FailingRetoolEnv(FaultyRetoolEnv):
     """Faults end the trajectory, and the run's failure policy decides (by default: another attempt)."""
 
-    on_failure: ClassVar = "fail"
+    on_failure = "fail"

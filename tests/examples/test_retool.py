@@ -102,7 +102,7 @@ async def test_lessons_show_what_the_tool_really_says(environment: type[Environm
     for at in range(8):
         problem = make_problem(rng, "test" if at % 2 else "train")
         for kind in ("good", "broken", "mistyped"):
-            _, call, shown, _ = demonstrate(problem, kind, rng)  # type: ignore[arg-type]
+            _, call, shown, _ = demonstrate(problem, kind, rng)
             env = environment.create()
             said = await env.toolbox.run("python", call["tool_calls"][0]["function"]["arguments"], state=env)
             await env.close()
@@ -129,7 +129,7 @@ def test_only_good_demonstrations_are_right() -> None:
     for _ in range(200):
         problem = make_problem(rng)
         for kind in ("good", "guess", "broken", "miscopied"):
-            answer = demonstrate(problem, kind, rng)[-1]["content"]  # type: ignore[arg-type]
+            answer = demonstrate(problem, kind, rng)[-1]["content"]
             assert grade("gsm8k", answer, str(problem.answer)).correct == (kind == "good")
 
 

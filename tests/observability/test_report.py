@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,7 +20,7 @@ EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 TEXTS = {1: "What?", 2: EVIL, 3: "\n", 4: "result"}
 
 
-def texts(ids: list[int]) -> list[str]:
+def texts(ids: Sequence[int]) -> list[str]:
     return [TEXTS[i] for i in ids]
 
 

@@ -2,12 +2,16 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class _Server(uvicorn.Server):
@@ -15,13 +19,13 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._ready = ready
 
-    async def startup(self, sockets=None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready.set()
 
 
 @contextmanager
-def serving(endpoint, path: str = "/", methods: tuple[str, ...] = ("POST",)) -> Iterator[str]:
+def serving(endpoint: Endpoint, path: str = "/", methods: tuple[str, ...] = ("POST",)) -> Iterator[str]:
     """Serve one starlette endpoint; yields its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

@@ -1,8 +1,7 @@
 """`code`: what is taken for the program, forms of tests, and a verdict out of the submission's reach."""
 
 import json
-import subprocess
-import sys
+from typing import Any
 
 import anyio
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.code import CodeGrader, grade_code
+from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rm_hub.submissions.compare import same_output, same_value
@@ -25,7 +25,7 @@ def fenced(code: str) -> str:
     return f"```python\n{code}\n```"
 
 
-async def graded(*items, **changes):
+async def graded(*items: tuple[str, object], **changes: Any) -> list[Grade]:
     """Grades of (program, label) pairs in one sandbox."""
     settings = RmHubSettings(**{"code_test_timeout": 5.0, **changes})
     async with CodeGrader(settings) as grader:
@@ -51,20 +51,20 @@ async def graded(*items, **changes):
         (f"Here:\n\n{SQUARE}\n\nIt squares.", SQUARE),
     ],
 )
-def test_where_the_program_is(answer, program):
+def test_where_the_program_is(answer: str, program: str) -> None:
     assert extract_code(answer)[0] == program
 
 
 @pytest.mark.parametrize(
     "answer", ["", "No idea.", "<think>" + fenced(SQUARE), "```python\n```", "```java\nint x;\n```", "f(x) squares x."]
 )
-def test_where_there_is_none(answer):
+def test_where_there_is_none(answer: str) -> None:
     program, why = extract_code(answer)
     assert program is None
     assert why
 
 
-def test_the_last_block_that_defines_what_is_tested():
+def test_the_last_block_that_defines_what_is_tested() -> None:
     answer = f"{fenced(SQUARE)}\nUse it:\n{fenced('print(f(3))')}"
     assert extract_code(answer, {"f"})[0] == SQUARE
     assert extract_code(answer)[0] == "print(f(3))"
@@ -73,7 +73,7 @@ def test_the_last_block_that_defines_what_is_tested():
 @pytest.mark.parametrize(
     "text", ["`" * 500_000, "```\n" * 100_000, "~~~x\n" * 100_000, "a = " * 200_000, "\ud800\x00def f" * 1000]
 )
-def test_hostile_answers_are_read_quickly(text):
+def test_hostile_answers_are_read_quickly(text: str) -> None:
     extract_code(text, {"f"})
 
 
@@ -98,7 +98,7 @@ def test_hostile_answers_are_read_quickly(text):
         ([{"input": "1", "output": "2", "testtype": "functional"}], {"fn_name": "f"}, Calls("f", ((1,),), (2,))),
     ],
 )
-def test_forms(label, metadata, cases):
+def test_forms(label: object, metadata: dict[str, Any], cases: Asserts | Calls | Programs) -> None:
     assert read_tests(label, metadata) == cases
 
 
@@ -108,19 +108,19 @@ def test_forms(label, metadata, cases):
      {"inputs": [None], "outputs": ["1"]}, {"fn_name": "f", "inputs": [3], "outputs": [3]}, {"fn_name": 3, "tests": ["x"]},
      [{"input": "1", "output": "1", "testtype": "functional"}]],
 )  # fmt: skip
-def test_labels_that_are_no_tests(label):
+def test_labels_that_are_no_tests(label: object) -> None:
     with pytest.raises(GraderFailure) as caught:
         read_tests(label, {})
     assert caught.value.kind == "grader_bad_label"
 
 
-def test_no_tests_at_all():
+def test_no_tests_at_all() -> None:
     with pytest.raises(GraderFailure, match='expected {"tests"') as caught:
         read_tests(None, {"source": "x"})
     assert caught.value.kind == "grader_no_label"
 
 
-async def test_tests_that_cannot_run_are_the_datas_fault():
+async def test_tests_that_cannot_run_are_the_datas_fault() -> None:
     async with CodeGrader(RmHubSettings()) as grader:
         for test in ("assert f(2 == 4", "import no_such_module\nassert f(2) == 4", "assert f(object()) == 4"):
             with pytest.raises(GraderFailure) as caught:
@@ -149,11 +149,11 @@ async def test_tests_that_cannot_run_are_the_datas_fault():
         ("", "0", False),
     ],
 )
-def test_outputs(got, want, same):
+def test_outputs(got: str, want: str, same: bool) -> None:
     assert same_output(got, want) is same
 
 
-def no_handle(value):
+def no_handle(value: object) -> None:
     raise NotPlain(type(value).__name__)
 
 
@@ -165,7 +165,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_plain_values_travel_unchanged(value):
+def test_plain_values_travel_unchanged(value: object) -> None:
     again = decode(json.loads(json.dumps(encode(value, no_handle))), no_handle)
     assert again == value
     assert type(again) is type(value)
@@ -179,7 +179,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_a_value_is_the_same_as_itself(value):
+def test_a_value_is_the_same_as_itself(value: object) -> None:
     assert same_value(encode(value, no_handle), value)
 
 
@@ -188,14 +188,14 @@ def test_a_value_is_the_same_as_itself(value):
     [((1, 2), [1, 2], True), ([[1], [2]], [[1], [2]], True), (5, [5], True), ({1: 2}, {"1": 2}, True), (True, 1, False),
      (1, True, False), ("1", 1, False), (1, 1.0, True), (0.1 + 0.2, 0.3, True), (None, 0, False), ([1, 2], [2, 1], False)],
 )  # fmt: skip
-def test_values(got, want, same):
+def test_values(got: object, want: object, same: bool) -> None:
     assert same_value(encode(got, no_handle), want) is same
 
 
 # ---- verdicts -------------------------------------------------------------------------------------------------------
 
 
-async def test_each_form_with_right_and_wrong_programs():
+async def test_each_form_with_right_and_wrong_programs() -> None:
     grades = await graded(
         (SQUARE, {"tests": ["assert f(2) == 4", "assert f(-3) == 9"]}),
         (SQUARE, {"tests": ["assert f(2) == 4", "assert f(-3) == -9"]}),
@@ -211,7 +211,7 @@ async def test_each_form_with_right_and_wrong_programs():
     assert grades[0].extracted == SQUARE
 
 
-async def test_the_fraction_can_be_the_score():
+async def test_the_fraction_can_be_the_score() -> None:
     label = {"tests": ["assert f(2) == 4", "assert f(2) == 5"]}
     (grade,) = await graded((SQUARE, label), code_score="fraction")
     assert (grade.score, grade.correct) == (0.5, False)
@@ -221,7 +221,7 @@ async def test_the_fraction_can_be_the_score():
             await grader.grade(fenced(SQUARE), label, {"code_score": "half"})
 
 
-async def test_an_overrun_fails_its_test_alone():
+async def test_an_overrun_fails_its_test_alone() -> None:
     code = "def f(x):\n    while x == 2:\n        pass\n    return x * x"
     tests = {"tests": ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9"]}
     calls = {"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [1, 4, 9]}
@@ -230,7 +230,7 @@ async def test_an_overrun_fails_its_test_alone():
         assert "test 2: took too long" in grade.reason
 
 
-async def test_after_a_crash_the_submission_is_loaded_afresh():
+async def test_after_a_crash_the_submission_is_loaded_afresh() -> None:
     code = "import os\ndef f(x):\n    if x == 2:\n        os._exit(0)\n    return x * x"
     (grade,) = await graded((code, {"tests": ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9"]}))
     assert grade.parts["passed"] == 2.0
@@ -263,7 +263,7 @@ AIMED = [
 ]
 
 
-async def test_submissions_that_aim_at_the_verdict():
+async def test_submissions_that_aim_at_the_verdict() -> None:
     exact = {"tests": ["assert f(2) == 4", "assert f(3) == 9"]}
     near = {"tests": ["import math\nassert abs(f(2) - 4) < 1e-6", "assert math.isclose(f(3), 9)", "assert 4 in [f(2)]"]}
     items = [(code, exact if at > 3 else near) for at, code in enumerate(AIMED)]
@@ -272,7 +272,7 @@ async def test_submissions_that_aim_at_the_verdict():
         assert grade.score == 0.0
 
 
-async def test_classes_that_the_tests_name_work_with_operators():
+async def test_classes_that_the_tests_name_work_with_operators() -> None:
     code = (
         "class Vec:\n    def __init__(self, *xs):\n        self.xs = xs\n"
         "    def __eq__(self, other):\n        return self.xs == other.xs\n"
@@ -295,14 +295,14 @@ async def test_classes_that_the_tests_name_work_with_operators():
     assert grade.correct, grade.reason
 
 
-async def test_a_test_that_swallows_everything_cannot_break_the_grader():
+async def test_a_test_that_swallows_everything_cannot_break_the_grader() -> None:
     code = "import os\ndef f(x):\n    os._exit(0)"
     test = "for _ in range(3):\n    try:\n        f(1)\n    except:\n        pass\nassert f(2) == 4"
     (grade,) = await graded((code, {"tests": [test]}))
     assert not grade.correct
 
 
-async def test_submissions_side_by_side_do_not_meet():
+async def test_submissions_side_by_side_do_not_meet() -> None:
     def code(n: int) -> str:
         return f"STATE = {n}\ndef f():\n    return STATE"
 
@@ -318,14 +318,12 @@ async def test_submissions_side_by_side_do_not_meet():
     assert results == dict.fromkeys(range(6), True)
 
 
-async def test_an_answer_without_a_program_needs_no_sandbox_run():
+async def test_an_answer_without_a_program_needs_no_sandbox_run() -> None:
     grade = await grade_code("I do not know.", {"tests": ["assert f(1)"]}, {})
     assert (grade.score, grade.correct, grade.extracted, grade.reason) == (0.0, False, None, "no code found")
 
 
-def test_it_is_in_the_table_and_light():
+def test_it_is_in_the_table() -> None:
     spec = find("code")
     assert (spec.runs, spec.needs_label) == ("async", False)
     assert spec.load() is grade_code
-    code = "import sys, agentrl.rm_hub.code; assert not {'httpx', 'torch', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,14 +1,16 @@
 """Combined rewards: weights, gates, step rewards."""
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.combine import StepRewards, Verifier, Weighted, combine
+from agentrl.rm_hub.combine import CreditStrategy, Otherwise, StepRewards, Verifier, Weighted, combine
 from agentrl.rm_hub.grade import Grade
 from agentrl.rollout.functions import RewardFunction
 from agentrl.sample import Sample
@@ -16,7 +18,7 @@ from agentrl.sample import Sample
 ARGS = SimpleNamespace()
 
 
-def sample(response="Paris", label="paris", turns=0, **metadata) -> Sample:
+def sample(response: str = "Paris", label: str | None = "paris", turns: int = 0, **metadata: Any) -> Sample:
     made = Sample(prompt="Capital of France?", response=response, label=label, metadata=metadata)
     made.set_prompt_tokens([1])
     for turn in range(1, turns + 1):
@@ -42,7 +44,7 @@ def never(item: Sample) -> bool:
     return False
 
 
-async def test_named_graders_and_functions_are_summed_with_their_weights():
+async def test_named_graders_and_functions_are_summed_with_their_weights() -> None:
     reward = combine(Weighted("exact_match", 1.0), Weighted(length, 0.2), Weighted(slow_half, -1.0))
     item = sample()
     assert await reward(ARGS, item) == pytest.approx(1.0 + 0.2 * 0.5 - 0.5)
@@ -51,7 +53,7 @@ async def test_named_graders_and_functions_are_summed_with_their_weights():
     )
 
 
-async def test_the_one_number_or_all_parts_by_the_reward_key():
+async def test_the_one_number_or_all_parts_by_the_reward_key() -> None:
     reward = combine(Weighted("f1", name="overlap"))
     assert await reward(SimpleNamespace(reward_key=None), sample()) == 1.0
     got = await reward(SimpleNamespace(reward_key="overlap"), sample())
@@ -65,7 +67,7 @@ async def test_the_one_number_or_all_parts_by_the_reward_key():
 @pytest.mark.parametrize(
     ("otherwise", "amount", "score"), [("zero", 1.0, 0.0), ("multiply", 0.25, 0.25), ("subtract", 0.4, 0.6)]
 )
-async def test_a_failed_gate_acts_on_the_whole(otherwise, amount, score):
+async def test_a_failed_gate_acts_on_the_whole(otherwise: Otherwise, amount: float, score: float) -> None:
     reward = combine(Weighted("exact_match"), gate=Verifier(never, otherwise, amount))
     item = sample()
     assert await reward(ARGS, item) == pytest.approx(score)
@@ -74,10 +76,10 @@ async def test_a_failed_gate_acts_on_the_whole(otherwise, amount, score):
     assert await passing(ARGS, sample()) == 1.0
 
 
-async def test_a_closed_gate_asks_no_grader():
+async def test_a_closed_gate_asks_no_grader() -> None:
     asked = []
 
-    def expensive(item):
+    def expensive(item: Sample) -> float:
         asked.append(item)
         return 1.0
 
@@ -87,21 +89,21 @@ async def test_a_closed_gate_asks_no_grader():
     assert item.metadata["rewards"]["expensive"] == 0.0
 
 
-async def test_verifiers_of_one_part_leave_the_others_alone():
+async def test_verifiers_of_one_part_leave_the_others_alone() -> None:
     penalised = Weighted(slow_half, 2.0, verifiers=(Verifier(never, "subtract", 0.75),))
     assert await combine(Weighted("exact_match"), penalised)(ARGS, sample()) == pytest.approx(1.0 + 2 * -0.25)
     gated = Weighted(slow_half, 2.0, verifiers=(Verifier(never),))
     assert await combine(Weighted("exact_match"), gated)(ARGS, sample()) == 1.0
 
 
-async def test_a_grader_can_be_the_check():
+async def test_a_grader_can_be_the_check() -> None:
     reward = combine(Weighted(slow_half), gate=Verifier("exact_match"))
     assert await reward(ARGS, sample()) == 0.5
     assert await reward(ARGS, sample("Rome")) == 0.0
 
 
-async def test_a_part_of_a_grade_can_count():
-    def graded(item):
+async def test_a_part_of_a_grade_can_count() -> None:
+    def graded(item: Sample) -> Grade:
         return Grade(0.0, False, parts={"style": 0.8})
 
     assert await combine(Weighted(graded, part="style"))(ARGS, sample()) == 0.8
@@ -118,7 +120,7 @@ async def test_a_part_of_a_grade_can_count():
     ("distribution", "credit"),
     [("last", [0.1, 0.2, 1.3]), ("all", [1.1, 1.2, 1.3]), ("average", [1.3 / 3, 1.6 / 3, 1.9 / 3])],
 )
-async def test_distribution_over_steps(distribution, credit):
+async def test_distribution_over_steps(distribution: CreditStrategy, credit: list[float]) -> None:
     item = sample(turns=3, step_rewards=[1, 2, 3])
     reward = combine(Weighted("exact_match"), steps=StepRewards(distribution, weight=0.1))
     assert await reward(ARGS, item) == pytest.approx(1.6)
@@ -126,7 +128,7 @@ async def test_distribution_over_steps(distribution, credit):
     assert item.metadata["rewards"]["steps"] == pytest.approx(0.6)
 
 
-async def test_steps_without_rewards_and_trajectories_without_steps():
+async def test_steps_without_rewards_and_trajectories_without_steps() -> None:
     item = sample(turns=2, step_rewards=[1.0])
     assert await combine(Weighted("exact_match"), steps=StepRewards("average"))(ARGS, item) == 2.0
     assert item.metadata["step_credit"] == [1.5, 0.5]
@@ -135,7 +137,7 @@ async def test_steps_without_rewards_and_trajectories_without_steps():
     assert item.metadata["step_credit"] == [1.0]
 
 
-async def test_a_step_reward_belongs_to_its_turn():
+async def test_a_step_reward_belongs_to_its_turn() -> None:
     item = sample(turns=3, step_rewards=[None, 2.0, None])
     assert await combine(Weighted("exact_match"), steps=StepRewards("average", 0.5))(ARGS, item) == 2.0
     assert item.metadata["step_credit"] == pytest.approx([1 / 3, 1 / 3 + 1.0, 1 / 3])
@@ -146,7 +148,7 @@ async def test_a_step_reward_belongs_to_its_turn():
 @pytest.mark.parametrize(
     ("distribution", "credit"), [("last", [0, 4, 1]), ("all", [0, 5, 1]), ("average", [0, 4.5, 0.5])]
 )
-async def test_a_siblings_turns_have_no_share(distribution, credit):
+async def test_a_siblings_turns_have_no_share(distribution: CreditStrategy, credit: list[float]) -> None:
     item = sample(step_rewards=[None, 4.0, None])
     for turn in (2, 3):
         item.append_model([turn], [-1.0], turn=turn)
@@ -155,7 +157,7 @@ async def test_a_siblings_turns_have_no_share(distribution, credit):
     assert item.metadata["step_credit"] == credit
 
 
-async def test_step_rewards_alone_by_their_mean():
+async def test_step_rewards_alone_by_their_mean() -> None:
     item = sample(step_rewards=[1.0, 2.0, 6.0])
     assert await combine(steps=StepRewards(reduce="mean"))(ARGS, item) == 3.0
 
@@ -163,7 +165,7 @@ async def test_step_rewards_alone_by_their_mean():
 @pytest.mark.parametrize(
     ("otherwise", "credit"), [("zero", [0.0, 0.0]), ("multiply", [0.5, 1.0]), ("subtract", [1.0, 1.5])]
 )
-async def test_a_failed_gate_reaches_the_steps(otherwise, credit):
+async def test_a_failed_gate_reaches_the_steps(otherwise: Otherwise, credit: list[float]) -> None:
     item = sample(turns=2, step_rewards=[1.0, 1.0])
     reward = combine(Weighted("exact_match"), gate=Verifier(never, otherwise, 0.5), steps=StepRewards())
     assert await reward(ARGS, item) == pytest.approx(math.fsum(credit))
@@ -177,7 +179,9 @@ async def test_a_failed_gate_reaches_the_steps(otherwise, credit):
     st.sampled_from(["last", "average"]),
     st.floats(-2, 2),
 )
-def test_last_and_average_credit_sum_to_the_one_number(rewards, trajectory, more, distribution, weight):
+def test_last_and_average_credit_sum_to_the_one_number(
+    rewards: list[float], trajectory: float, more: int, distribution: CreditStrategy, weight: float
+) -> None:
     steps = StepRewards(distribution, weight)
     credit = steps.credit(rewards, trajectory, set(range(1, max(1, len(rewards) + more) + 1)))
     assert math.fsum(credit) == pytest.approx(trajectory + steps.total(rewards), abs=1e-9)
@@ -187,7 +191,7 @@ def test_last_and_average_credit_sum_to_the_one_number(rewards, trajectory, more
 
 
 @pytest.mark.parametrize("bad", [None, "1", True, math.nan, math.inf, [1.0]])
-async def test_scores_that_are_no_numbers(bad):
+async def test_scores_that_are_no_numbers(bad: Any) -> None:
     with pytest.raises(GraderFailure, match="must be a finite number") as caught:
         await combine(Weighted(lambda item: bad, name="odd"))(ARGS, sample())
     assert caught.value.kind == "grader_bad_reward"
@@ -196,12 +200,12 @@ async def test_scores_that_are_no_numbers(bad):
             await combine(steps=StepRewards())(ARGS, sample(step_rewards=[1.0, bad]))
 
 
-async def test_a_check_must_say_true_or_false():
+async def test_a_check_must_say_true_or_false() -> None:
     with pytest.raises(GraderFailure, match="must return True or False, got 0.5"):
-        await combine(Weighted(length), gate=Verifier(slow_half))(ARGS, sample())
+        await combine(Weighted(length), gate=Verifier(slow_half))(ARGS, sample())  # type: ignore[arg-type]
 
 
-async def test_failures_of_graders_come_out_as_they_are():
+async def test_failures_of_graders_come_out_as_they_are() -> None:
     with pytest.raises(GraderFailure) as caught:
         await combine(Weighted("exact_match"), Weighted(length))(ARGS, sample(label=None))
     assert caught.value.kind == "grader_no_label"
@@ -216,16 +220,16 @@ async def test_failures_of_graders_come_out_as_they_are():
         (lambda: combine(Weighted("f1", name="score")), "score is there twice"),
         (lambda: Weighted("f1", math.nan), "finite"),
         (lambda: Verifier("f2"), "no such grader"),
-        (lambda: Verifier(never, "halve"), "zero, multiply or subtract"),
-        (lambda: StepRewards("first"), "last, all or average"),
-        (lambda: StepRewards(reduce="max"), "sum or mean"),
+        (lambda: Verifier(never, "halve"), "zero, multiply or subtract"),  # type: ignore[arg-type]
+        (lambda: StepRewards("first"), "last, all or average"),  # type: ignore[arg-type]
+        (lambda: StepRewards(reduce="max"), "sum or mean"),  # type: ignore[arg-type]
     ],
 )
-def test_mistakes_are_said_when_it_is_made(make, message):
+def test_mistakes_are_said_when_it_is_made(make: Callable[[], object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         make()
 
 
-async def test_it_is_a_reward_function_of_the_rollout():
+async def test_it_is_a_reward_function_of_the_rollout() -> None:
     function = RewardFunction.of(combine(Weighted("exact_match"), Weighted(length)), "reward", group=False)
     assert await function(ARGS, [sample(), sample("Rome")]) == pytest.approx([1.5, 0.4])

@@ -1,10 +1,8 @@
 """gsm8k: the reference solutions in many forms, wrong answers, labels, and hostile text."""
 
-import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +13,13 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub import grade
 from agentrl.rm_hub.reading.number_words import parse_number_words
 from agentrl.rm_hub.reading.quantity import find_quantities, flatten
-
-DATA = Path(__file__).parents[1] / "conformance" / "data" / "gsm8k_test_answers.jsonl"
+from tests.support.corpus import gsm8k_solutions
 
 
 def solutions() -> list[tuple[str, str, str]]:
     """(whole solution, its working without annotations, its number) of each question."""
     rows = []
-    for line in DATA.read_text().splitlines():
-        whole = json.loads(line)["answer"]
+    for whole in gsm8k_solutions():
         working, _, number = whole.rpartition("####")
         rows.append((whole, re.sub(r"<<.*?>>", "", working).strip(), number.strip()))
     return rows

@@ -17,6 +17,7 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub import grade
 from tests.rm_hub import latex_variants
 from tests.rm_hub.math_variants import mistakes, stated, without_marks
+from tests.support.corpus import gsm8k_solutions
 
 AGREEMENT = Path(__file__).parent.parent / "conformance" / "rm_hub" / "agreement"
 
@@ -174,10 +175,8 @@ def test_a_fraction_equals_itself_and_no_other(value: Fraction, form: str) -> No
 
 
 def gsm8k() -> Iterator[tuple[int, str, str, str]]:
-    with (AGREEMENT / "gsm8k_test_solutions.jsonl").open(encoding="utf-8") as lines:
-        for index, line in enumerate(lines):
-            solution = json.loads(line)["answer"]
-            yield index, solution, solution.rpartition("####")[2].strip().replace(",", ""), without_marks(solution)
+    for index, solution in enumerate(gsm8k_solutions()):
+        yield index, solution, solution.rpartition("####")[2].strip().replace(",", ""), without_marks(solution)
 
 
 def wrong_verdicts(step: int, start: int = 0) -> tuple[list[str], int]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub import Grade, GraderPool, grade, grade_many
+from agentrl.rm_hub.running.many import Item
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
 
@@ -19,9 +20,9 @@ def faulty(name: str) -> str:
     return f"{FAULTY}:{name}"
 
 
-async def kind_of(pool: GraderPool, rm_type: str, response: str = "", **more: float) -> str:
+async def kind_of(pool: GraderPool, rm_type: str, response: str = "", timeout: float | None = None) -> str:
     with pytest.raises(GraderFailure) as caught:
-        await pool.grade(rm_type, response, "x", **more)
+        await pool.grade(rm_type, response, "x", timeout=timeout)
     return caught.value.kind
 
 
@@ -286,7 +287,7 @@ def test_encoding_round_trips(pairs: list[tuple[str, str]]) -> None:
 
 def test_grade_many_from_a_script() -> None:
     seen: list[int] = []
-    items = [("a", "a"), ("b", "a", {"n": 1}), {"response": "a", "label": ["b", "a"]}, ("a", None)]
+    items: list[Item] = [("a", "a"), ("b", "a", {"n": 1}), {"response": "a", "label": ["b", "a"]}, ("a", None)]
     *graded, failed = grade_many("exact_match", items, processes=2, progress=seen.append)
     assert [isinstance(g, Grade) and g.correct for g in graded] == [True, False, True]
     assert isinstance(failed, GraderFailure)

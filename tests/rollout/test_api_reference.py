@@ -45,6 +45,7 @@ async def test_the_examples_run(chat: Chat) -> None:
             sample.validate()
             assert sample.reward == 1.0
             assert sample.status is Status.COMPLETED
+            assert sample.loss_mask is not None
             model = [t for t, m in zip(sample.tokens[-sample.response_length :], sample.loss_mask, strict=True) if m]
             assert model == chat.encode(CALL) + chat.encode(f"42{END}")
             assert "42" in chat.decode(sample.tokens)

@@ -1,13 +1,19 @@
 """Evaluation's numbers are of whole trajectories, also where one became several samples."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl import Environment, Sample, Status, Step
 from agentrl.chat import Chat
+from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.envs import Turn
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.evaluate import evaluate
+from agentrl.rollout.group import GroupPlayer, RolloutStats
+from agentrl.rollout.rewards import Grader
 from tests.rollout.scripted import END, ScriptedEngine, Store, build, make_context
 from tests.support.tiny_models import make_tiny_model
 
@@ -26,15 +32,53 @@ def splitting(tmp_path_factory: pytest.TempPathFactory) -> Chat:
     return Chat.load(str(folder), chat_template=FORGETFUL, history_policy="split")
 
 
+class Once(Environment):
+    async def reward(self, sample: Sample) -> float:
+        return 1.0
+
+
 class Asking(Environment):
     max_turns = 3
     answer = "and then?"
 
-    async def step(self, turn) -> Step:
+    async def step(self, turn: Turn) -> Step:
         return Step([{"role": "user", "content": self.answer}], info={"tool_calls": 1, "tool_ok": 1})
 
     async def reward(self, sample: Sample) -> float:
         return 1.0
+
+
+class Asked(ScriptedEngine):
+    """Remembers the sampling parameters of its requests."""
+
+    def __init__(self, chat: Chat) -> None:
+        super().__init__(chat, [f"fine{END}"])
+        self.params: list[SamplingParams] = []
+
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **more: Any) -> Generation:
+        self.params.append(params)
+        return await super().generate(input_ids, params, **more)
+
+
+OWN = {"eval_temperature": 0.0, "eval_top_p": 0.9, "eval_top_k": 7, "eval_max_response_len": 9}
+
+
+@pytest.mark.parametrize(
+    "given", [(), *[(name,) for name in OWN], tuple(OWN)], ids=lambda given: "+".join(given) or "none"
+)
+async def test_evaluation_samples_by_its_own_settings_and_training_by_its_own(
+    given: tuple[str, ...], chat: Chat
+) -> None:
+    engine = Asked(chat)
+    training = {"temperature": 0.8, "top_p": 0.6, "top_k": 5, "max_response_len": 12}
+    settings: dict[str, Any] = {f"rollout_{name}": value for name, value in training.items()}
+    context = make_context(chat, engine, Once, **settings | {name: OWN[name] for name in given})
+    runner = GroupPlayer(context, Grader(context.settings, context.args, None), None)
+    await evaluate(runner, "held out", Store().lease(1, 0))
+    await runner.group(Store().lease(1, 0)[0], evaluation=False, stats=RolloutStats())
+    seen = [(p.temperature, p.top_p, p.top_k, p.max_new_tokens) for p in engine.params]
+    evaluated = tuple(OWN[f"eval_{name}"] if f"eval_{name}" in given else value for name, value in training.items())
+    assert seen == [evaluated] * 2 + [tuple(training.values())] * 2
 
 
 async def test_a_split_trajectory_counts_once(splitting: Chat) -> None:

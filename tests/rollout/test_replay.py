@@ -1,5 +1,7 @@
 """Finished samples that a data source gives are used as they are."""
 
+from typing import Any
+
 import pytest
 
 from agentrl import Sample, Status
@@ -27,10 +29,10 @@ class Replay(Store):
 
 @pytest.mark.parametrize("form", ["environment", "sample", "group"])
 async def test_they_are_not_generated_again(chat: Chat, form: str) -> None:
-    async def per_sample(args, sample, params):
+    async def per_sample(args: Any, sample: Sample, params: object) -> None:
         raise AssertionError
 
-    async def whole(args, samples):
+    async def whole(args: Any, samples: list[Sample]) -> None:
         raise AssertionError
 
     generate = {"environment": None, "sample": per_sample, "group": whole}[form]

@@ -141,7 +141,7 @@ async def test_plain_reward_functions_do_not_crowd_each_other_out(chat: Chat) ->
     counts = {"now": 0, "most": 0}
     lock = threading.Lock()
 
-    def reward(args, sample):
+    def reward(args: Any, sample: Sample) -> float:
         with lock:
             counts["now"] += 1
             counts["most"] = max(counts.values())

@@ -1,14 +1,21 @@
 """User code that raises, hangs or returns the wrong thing: whose it was and what to do is in the message."""
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import anyio
 import pytest
 
 from agentrl import Environment, Sample, Step
 from agentrl.chat import Chat
+from agentrl.envs import Turn
 from agentrl.errors import AgentRLError, Blame, EnvFailure, GraderFailure, PluginError, TrajectoryTimeout
 from agentrl.rollout.functions import GenerateFunction
 from agentrl.rollout.settings import FailureAction
+from agentrl.sample import Message
 from tests.rollout.scripted import END, EchoEnv, Store, build
+
+UserFunction = Callable[..., Awaitable[object]]
 
 
 class RaisingInit(EchoEnv):
@@ -17,32 +24,33 @@ class RaisingInit(EchoEnv):
 
 
 class RaisingReset(EchoEnv):
-    async def reset(self, sample):
+    async def reset(self, sample: Sample) -> list[Message]:
         return [{"role": "user", "content": sample.metadata["question"]}]
 
 
 class HangingReset(EchoEnv):
-    async def reset(self, sample):
+    async def reset(self, sample: Sample) -> list[Message]:
         await anyio.sleep_forever()
+        raise AssertionError
 
 
 class TextMessages(EchoEnv):
-    async def step(self, turn):
-        return Step(["a text"])
+    async def step(self, turn: Turn) -> Step:
+        return Step(["a text"])  # type: ignore[list-item]
 
 
 class OneMessage(EchoEnv):
-    async def step(self, turn):
-        return Step({"role": "user", "content": "not in a list"})
+    async def step(self, turn: Turn) -> Step:
+        return Step({"role": "user", "content": "not in a list"})  # type: ignore[arg-type]
 
 
 class ListInfo(EchoEnv):
-    async def step(self, turn):
-        return Step(done=True, info=[1])
+    async def step(self, turn: Turn) -> Step:
+        return Step(done=True, info=[1])  # type: ignore[arg-type]
 
 
 class NoRole(EchoEnv):
-    async def reset(self, sample):
+    async def reset(self, sample: Sample) -> list[Message]:
         return [{"content": "who says it?"}]
 
 
@@ -66,42 +74,43 @@ async def test_an_environment(chat: Chat, environment: type[Environment], messag
     assert set(store.fate.values()) == {"released"}
 
 
-async def raising(args, sample, sampling_params):
+async def raising(args: Any, sample: Sample, sampling_params: object) -> None:
     raise ValueError("cannot reach the sandbox")
 
 
-async def raising_group(args, samples):
+async def raising_group(args: Any, samples: list[Sample]) -> None:
     raise ValueError("cannot reach the sandbox")
 
 
-async def hanging(args, sample, sampling_params):
+async def hanging(args: Any, sample: Sample, sampling_params: object) -> None:
     await anyio.sleep_forever()
 
 
-async def hanging_group(args, samples):
+async def hanging_group(args: Any, samples: list[Sample]) -> None:
     await anyio.sleep_forever()
 
 
 @pytest.mark.parametrize("generate", [raising, raising_group])
-async def test_a_generate_function_that_raises(chat: Chat, generate) -> None:
+async def test_a_generate_function_that_raises(chat: Chat, generate: UserFunction) -> None:
     loop, _ = build(chat, [], generate=generate, environment=None)
     with pytest.raises(EnvFailure, match=r"my generate raised ValueError: cannot reach the sandbox at .*\.py:\d+"):
         await loop.run(0)
 
 
 @pytest.mark.parametrize("generate", [hanging, hanging_group])
-async def test_a_generate_function_that_hangs_is_a_timeout(chat: Chat, generate) -> None:
+async def test_a_generate_function_that_hangs_is_a_timeout(chat: Chat, generate: UserFunction) -> None:
     policy = {Blame.TIMEOUT: FailureAction.RAISE}
     loop, _ = build(chat, [], generate=generate, environment=None, trajectory_timeout=0.1, failure_policy=policy)
     with pytest.raises(TrajectoryTimeout, match=r"took longer than 0\.[12] s"):
         await loop.run(0)
 
 
-async def raising_reward(args, sample):
-    return {}["score"]
+async def raising_reward(args: Any, sample: Sample) -> float:
+    score: float = sample.metadata["score"]
+    return score
 
 
-async def hanging_reward(args, sample):
+async def hanging_reward(args: Any, sample: Sample) -> None:
     await anyio.sleep_forever()
 
 
@@ -112,7 +121,7 @@ async def hanging_reward(args, sample):
         (hanging_reward, "my reward took longer than 0.1 s"),
     ],
 )
-async def test_a_reward_function(chat: Chat, reward, message: str) -> None:
+async def test_a_reward_function(chat: Chat, reward: UserFunction, message: str) -> None:
     policy = {Blame.GRADER: FailureAction.RAISE}
     loop, _ = build(chat, [f"hello{END}"], reward=reward, reward_timeout=0.1, failure_policy=policy)
     with pytest.raises(GraderFailure, match=message):
@@ -120,8 +129,10 @@ async def test_a_reward_function(chat: Chat, reward, message: str) -> None:
 
 
 @pytest.mark.parametrize(("answer", "got"), [([1.0], "1"), (1.0, "float 1.0")])
-async def test_the_wrong_number_of_rewards_ends_the_run_at_once(chat: Chat, answer, got: str) -> None:
-    async def reward(args, samples):
+async def test_the_wrong_number_of_rewards_ends_the_run_at_once(
+    chat: Chat, answer: float | list[float], got: str
+) -> None:
+    async def reward(args: Any, samples: list[Sample]) -> float | list[float]:
         return answer
 
     loop, _ = build(chat, [f"hello{END}"], reward=reward, group_rm=True)
@@ -130,7 +141,7 @@ async def test_the_wrong_number_of_rewards_ends_the_run_at_once(chat: Chat, answ
 
 
 async def test_a_reward_function_that_fails_now_and_then_drops_the_group(chat: Chat) -> None:
-    async def reward(args, sample):
+    async def reward(args: Any, sample: Sample) -> float:
         return 1.0 / (sample.group_index != 1)
 
     store = Store()
@@ -147,8 +158,8 @@ async def test_a_reward_function_that_fails_now_and_then_drops_the_group(chat: C
         (lambda samples: "yes", "must return a bool or an object with a bool `keep`, got 'yes'"),
     ],
 )
-async def test_a_group_filter(chat: Chat, answer, message: str) -> None:
-    def choose(args, samples: list[Sample]):
+async def test_a_group_filter(chat: Chat, answer: Callable[[list[Sample]], object], message: str) -> None:
+    def choose(args: Any, samples: list[Sample]) -> object:
         return answer(samples)
 
     loop, _ = build(chat, [f"hello{END}"], group_filter=choose)
@@ -157,12 +168,12 @@ async def test_a_group_filter(chat: Chat, answer, message: str) -> None:
 
 
 async def test_one_sample_object_for_two_trajectories_is_refused(chat: Chat) -> None:
-    async def whole(args, samples):
+    async def whole(args: Any, samples: list[Sample]) -> list[Sample]:
         samples[0].set_prompt_tokens([1])
         samples[0].append_model([2], [-1.0], "0")
         return [samples[0]] * len(samples)
 
-    async def each(args, sample, params):
+    async def each(args: Any, sample: Sample, params: object) -> list[Sample]:
         return await whole(args, [sample, sample])
 
     for generate in (whole, each):
@@ -172,22 +183,24 @@ async def test_one_sample_object_for_two_trajectories_is_refused(chat: Chat) -> 
 
 
 def test_options_with_defaults_do_not_change_the_form() -> None:
-    async def group(args, samples, width=3): ...
+    async def group(args: Any, samples: list[Sample], width: int = 3) -> None: ...
 
-    async def group_eval(args, samples, width=3, evaluation=False): ...
+    async def group_eval(args: Any, samples: list[Sample], width: int = 3, evaluation: bool = False) -> None: ...
 
-    async def each(args, sample, sampling_params, evaluation=False, width=3): ...
+    async def each(
+        args: Any, sample: Sample, sampling_params: object, evaluation: bool = False, width: int = 3
+    ) -> None: ...
 
-    async def each_optional(args, sample, sampling_params=None): ...
+    async def each_optional(args: Any, sample: Sample, sampling_params: object = None) -> None: ...
 
     forms = [GenerateFunction.of(f, "generate").per_sample for f in (group, group_eval, each, each_optional)]
     assert forms == [False, False, True, True]
 
 
 async def test_an_environment_that_cannot_be_made_for_an_own_loop_follows_the_policy(chat: Chat) -> None:
-    async def whole(args, samples): ...
+    async def whole(args: Any, samples: list[Sample]) -> None: ...
 
-    async def each(args, sample, params): ...
+    async def each(args: Any, sample: Sample, params: object) -> None: ...
 
     for generate in (whole, each):
         loop, _ = build(chat, [], generate=generate, environment=RaisingInit)

@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,7 +128,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_a_mistake_is_one_sentence_before_anything_starts(
-    here: RunKit, capsys: pytest.CaptureFixture[str], changes: dict[str, object], parts: list[str]
+    here: RunKit, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], parts: list[str]
 ) -> None:
     said = refused(["train", *here.arguments(**changes)], capsys)
     assert [part for part in parts if part not in said] == [], said
@@ -152,7 +153,7 @@ def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixt
     ],
 )
 def test_commands_without_a_trainer_check_as_well(
-    here: RunKit, capsys: pytest.CaptureFixture[str], command: str, changes: dict[str, object], parts: list[str]
+    here: RunKit, capsys: pytest.CaptureFixture[str], command: str, changes: dict[str, Any], parts: list[str]
 ) -> None:
     said = refused([command, *here.arguments(**changes)], capsys)
     assert [part for part in parts if part not in said] == [], said

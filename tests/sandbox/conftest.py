@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
-from tests.sandbox.sandbox_host import OTHER_USER, Host, HostUnavailable, open_host
-from tests.sandbox.sandbox_watch import BACKENDS, enter, open_box
+from tests.sandbox.host import OTHER_USER, Host, HostUnavailable, open_host
+from tests.sandbox.watch import BACKENDS, enter, open_box
 
 USERS = [0, OTHER_USER] if os.geteuid() == 0 else [os.geteuid()]
 LIMITS = SandboxLimits(wall_seconds=20, cpu_seconds=10, memory_mb=256, processes=8, file_mb=8, disk_mb=16)

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import AgentRLError
 from agentrl.sandbox import SandboxUnavailable, choose_backend
-from tests.sandbox.sandbox_watch import BACKENDS, enter, open_box
+from tests.sandbox.watch import BACKENDS, enter, open_box
 
 
 @pytest.fixture

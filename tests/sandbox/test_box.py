@@ -1,4 +1,4 @@
-"""`Sandbox` and `Session`: what a run gives back, limits, order, cancellation, and what happens when things break."""
+"""`Sandbox` and `SandboxSession`: what a run gives back, limits, order, cancellation, and what happens when things break."""
 
 import os
 import signal
@@ -15,11 +15,11 @@ from agentrl.sandbox import (
     Sandbox,
     SandboxBusy,
     SandboxLimits,
+    SandboxSession,
     SandboxUnavailable,
-    Session,
 )
-from tests.sandbox.sandbox_host import ROOT
-from tests.sandbox.sandbox_watch import BACKENDS, named, open_box, processes_called, until
+from tests.sandbox.host import ROOT
+from tests.sandbox.watch import BACKENDS, named, open_box, processes_called, until
 
 
 async def test_output_error_and_exit_status(box: Sandbox) -> None:
@@ -246,7 +246,7 @@ async def test_use_before_opening() -> None:
     with pytest.raises(SandboxUnavailable, match="async with"):
         await Sandbox().run("1")
     with pytest.raises(SandboxUnavailable, match="async with"):
-        await Session(Sandbox()).run("1")
+        await SandboxSession(Sandbox()).run("1")
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.sandbox_host import ROOT, SECRET, Host
-from tests.tools import sandbox_programs as programs
+from tests.sandbox import programs
+from tests.sandbox.host import ROOT, SECRET, Host
+from tests.sandbox.watch import processes_called
 
 
 def attempts(host: Host, body: str, **values: object) -> set[str]:
@@ -197,7 +198,7 @@ print(made)
     first = host.run(code)
     assert first.ok, first
     assert (first.stdout == "[]\n") == alone(host)
-    assert processes_called("escapee") == []
+    assert processes_called("escapee") == 0
     second = host.run("import os\nprint([p for p in ('/tmp/left', '/dev/shm/left', 'left') if os.path.exists(p)])")
     assert second.stdout == "[]\n"
     assert not Path("/tmp/left").exists()
@@ -349,13 +350,3 @@ def standing(pid: int) -> tuple[object, ...]:
     stopped = Path(f"/proc/{pid}/stat").read_text().split()[2] in "Tt"
     limits = Path(f"/proc/{pid}/limits").read_text()
     return stopped, os.getpriority(os.PRIO_PROCESS, pid), os.sched_getaffinity(pid), limits
-
-
-def processes_called(name: str) -> list[str]:
-    """Command names of the host's processes that are `name`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        with contextlib.suppress(OSError):
-            if path.read_text().strip() == name:
-                found.append(str(path))
-    return found

@@ -21,7 +21,7 @@ def verdict(machine: str, number: int, *args: int, own_view: bool = False, arch:
     given = [*args, *[0] * (6 - len(args))]
     data = struct.pack("=iIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *given)
     instructions = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
-    at, accumulator = 0, 0
+    at = accumulator = 0
     while True:
         code, true, false, value = instructions[at]
         at += 1
@@ -30,8 +30,8 @@ def verdict(machine: str, number: int, *args: int, own_view: bool = False, arch:
         elif code == 0x54:
             accumulator &= value
         elif code == 0x06:
-            action, low = value & 0xFFFF0000, value & 0xFFFF
-            return {0x7FFF0000: ALLOW, 0x80000000: KILL}.get(action, low)
+            low: int = value & 0xFFFF
+            return {0x7FFF0000: ALLOW, 0x80000000: KILL}.get(value & 0xFFFF0000, low)
         else:
             holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
             at += true if holds else false

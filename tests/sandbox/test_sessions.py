@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from agentrl.sandbox import Sandbox, SandboxLimits
-from tests.sandbox.sandbox_watch import open_box, processes_called, until
+from tests.sandbox.watch import open_box, processes_called, until
 
 
 async def test_a_session_keeps_its_variables_and_shows_values(box: Sandbox) -> None:

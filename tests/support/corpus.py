@@ -36,6 +36,12 @@ def load(name: str) -> list[Item]:
     return [Item(**json.loads(line)) for line in lines if line]
 
 
+def gsm8k_solutions() -> list[str]:
+    """The 1,319 reference solutions of GSM8K's test split; each ends with `#### ` and its number."""
+    lines = (FOLDER.parent / "data" / "gsm8k_test_answers.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["answer"] for line in lines]
+
+
 def names(runs: str) -> list[str]:
     """The graders that have a corpus of labelled answers and run so ("process" or "async")."""
     # The judge's corpus holds what judges say; test_llm_judge.py has it.

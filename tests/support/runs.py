@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.checkout import import_path
 from tests.support.tiny_models import make_tiny_model
 
 ENV = '''
@@ -83,7 +84,7 @@ class RunKit:
         return out
 
     def start(self, arguments: Sequence[str], command: str = "train") -> Run:
-        """Start `agentrl <command>`."""
+        """Start `agentrl <command>` of the tree that these tests belong to, whatever is installed."""
         log = self.folder / f"{command}-{time.monotonic_ns()}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
@@ -92,7 +93,7 @@ class RunKit:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )
         output = arguments[list(arguments).index("--output-dir") + 1]
         return Run(process, self.folder / output, log)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_template_renders_hermes_calls_and_merges_tool_results(folder: Path) -> 
         ({"vocab_size": 100}, "at least"),
     ],
 )
-def test_sizes_that_do_not_fit(tmp_path: Path, sizes: dict, message: str) -> None:
+def test_sizes_that_do_not_fit(tmp_path: Path, sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         tiny.create(tmp_path, **sizes)
 

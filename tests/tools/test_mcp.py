@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -22,7 +23,7 @@ from agentrl.tools.mcp import MCPTools
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
 
 
-def over_pipes(**options: object) -> MCPTools:
+def over_pipes(**options: Any) -> MCPTools:
     return MCPTools.stdio(sys.executable, SERVER, **options)
 
 
@@ -44,7 +45,7 @@ def http_server() -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def both(kind: str, **options: object) -> AsyncIterator[Toolbox]:
+async def both(kind: str, **options: Any) -> AsyncIterator[Toolbox]:
     with contextlib.ExitStack() as stack:
         source = (
             over_pipes(**options) if kind == "stdio" else MCPTools.http(stack.enter_context(http_server()), **options)

@@ -12,7 +12,7 @@ from agentrl.sample import Sample
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from agentrl.tools import OutcomeKind, Toolbox
 from agentrl.tools.python import WithPython, python_tool
-from tests.tools.test_sandbox_box import processes_called
+from tests.sandbox.watch import processes_called
 
 
 class Call:

@@ -23,7 +23,8 @@ class Point(BaseModel):
 
 
 def parameters(entry: Tool) -> dict[str, Any]:
-    return entry.schema["function"]["parameters"]
+    found: dict[str, Any] = entry.schema["function"]["parameters"]
+    return found
 
 
 def test_name_description_and_arguments_come_from_the_function() -> None:

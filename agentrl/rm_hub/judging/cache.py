@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.judging.verdict import Verdict
+from agentrl.rm_hub.judging.verdict import JudgeVerdict
 from agentrl.tools.threads import run_in_daemon_thread
 
 T = TypeVar("T")
@@ -51,12 +51,12 @@ class JudgeCache:
         with anyio.CancelScope(shield=True), anyio.move_on_after(_WAIT):
             await self._run(self._db.close)
 
-    async def get(self, key: str) -> Verdict | None:
+    async def get(self, key: str) -> JudgeVerdict | None:
         """The verdict kept under `key`, or None."""
         row = await self._run(partial(self._read, key))
-        return None if row is None else Verdict(bool(row[0]), float(row[1]), str(row[2]))
+        return None if row is None else JudgeVerdict(bool(row[0]), float(row[1]), str(row[2]))
 
-    async def put(self, key: str, verdict: Verdict) -> None:
+    async def put(self, key: str, verdict: JudgeVerdict) -> None:
         """Keep a verdict; an older one under the same key stays."""
         await self._run(partial(self._write, key, verdict))
 
@@ -86,7 +86,7 @@ class JudgeCache:
         ).fetchone()
         return row
 
-    def _write(self, key: str, verdict: Verdict) -> None:
+    def _write(self, key: str, verdict: JudgeVerdict) -> None:
         reason = verdict.reason.encode(errors="replace").decode()  # SQLite takes no lone surrogates
         self._db.execute(
             "INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", (key, verdict.correct, verdict.score, reason)

@@ -111,7 +111,7 @@ _FRACTION = re.compile(r"(\d+(?:\.\d+)?)\s?(?:/|out of)\s?(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JudgeVerdict:
     """What a judge decided: right or not, a score in [0, 1], and its reason."""
 
     correct: bool
@@ -119,7 +119,7 @@ class Verdict:
     reason: str = ""
 
 
-def parse_verdict(text: str, response: str = "") -> Verdict | None:
+def parse_verdict(text: str, response: str = "") -> JudgeVerdict | None:
     """The verdict in `text`, what a judge wrote about `response`; None if there is none or it is ambiguous."""
     text = _without_thinking(text).strip()[-_MOST:]
     if not text:
@@ -175,7 +175,7 @@ def _has_verdict(value: Mapping[str, Any]) -> bool:
     return any(name in _lower(value) for name in (*_VERDICT_KEYS, *_SCORE_KEYS)) or isinstance(inner, dict)
 
 
-def _last_or_agreed(text: str, found: list[tuple[int, dict[str, Any]]]) -> Verdict | None:
+def _last_or_agreed(text: str, found: list[tuple[int, dict[str, Any]]]) -> JudgeVerdict | None:
     end, last = found[-1]
     verdict = _from_value(last)
     if not text[end:].strip("`~ \n\t*."):
@@ -185,12 +185,12 @@ def _last_or_agreed(text: str, found: list[tuple[int, dict[str, Any]]]) -> Verdi
     return verdict if agreed else None
 
 
-def _from_value(value: Any) -> Verdict | None:
+def _from_value(value: Any) -> JudgeVerdict | None:
     if isinstance(value, bool):
-        return Verdict(value, float(value))
+        return JudgeVerdict(value, float(value))
     if isinstance(value, str):
         word = _word(value)
-        return Verdict(word, float(word)) if isinstance(word, bool) else None
+        return JudgeVerdict(word, float(word)) if isinstance(word, bool) else None
     if not isinstance(value, dict):
         return None
     fields = _lower(value)
@@ -203,19 +203,19 @@ def _from_value(value: Any) -> Verdict | None:
     return _settle(words, scores, reason)
 
 
-def _settle(words: list[Any], scores: list[float | None], reason: str) -> Verdict | None:
+def _settle(words: list[Any], scores: list[float | None], reason: str) -> JudgeVerdict | None:
     """One verdict from all that was said, if it holds together. In `words` None is "partly", and `...` unreadable."""
     if ... in words or None in scores or len(set(words)) > 1 or len(set(scores)) > 1:
         return None
     score = scores[0] if scores else None
     if not words:
-        return None if score is None else Verdict(score > 0.5, score, reason)
+        return None if score is None else JudgeVerdict(score > 0.5, score, reason)
     word = words[0]
     if score is None:
         score = 0.5 if word is None else float(word)
     if (word is True and score < 0.5) or (word is False and score > 0.5):
         return None
-    return Verdict(word is True, score, reason)
+    return JudgeVerdict(word is True, score, reason)
 
 
 def _word(value: Any) -> Any:
@@ -248,12 +248,12 @@ def _score(value: Any) -> float | None:
     return float(value) if 0 <= value <= 1 else None
 
 
-def _from_text(text: str, response: str) -> Verdict | None:
+def _from_text(text: str, response: str) -> JudgeVerdict | None:
     """A verdict that is no JSON: fields with other quotes or cut off, a labelled line, the bare word, a sentence."""
     if "{" in text and (verdict := _from_fields(text, response)) is not None:
         return verdict
     if isinstance(bare := _word(text), bool):
-        return Verdict(bare, float(bare))
+        return JudgeVerdict(bare, float(bare))
     found = [m for m in _LABELLED.finditer(text)] + [m for m in _TAGGED.finditer(text)]
     own = [m for m in found if m.group().strip() not in response or m.group().strip() == text]
     words = [_word(next(g for g in m.groups() if g)) for m in own]
@@ -264,7 +264,7 @@ def _from_text(text: str, response: str) -> Verdict | None:
     return _settle(words, scores, text[:500])
 
 
-def _from_fields(text: str, response: str) -> Verdict | None:
+def _from_fields(text: str, response: str) -> JudgeVerdict | None:
     """An object with single quotes, bare words or a missing end. Its values are read up to the first that repeats."""
     start = text.rfind("{")
     if text[start:].strip() in response:

@@ -28,7 +28,7 @@ _MOST_ALGEBRA = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Equality:
     """Equal or not, and why."""
 
     equal: bool
@@ -42,23 +42,23 @@ class _Budget:
     left: int = _MOST_ALGEBRA
 
 
-def compare(label: str, answer: str) -> Verdict:
+def compare(label: str, answer: str) -> Equality:
     """Compare two answers as written (LaTeX, text, or both)."""
     gold, got = clean(label), clean(answer)
     if not got:
-        return Verdict(False, "the answer is empty")
+        return Equality(False, "the answer is empty")
     if squeeze(gold) == squeeze(got):
-        return Verdict(True, "the same text")
+        return Equality(True, "the same text")
     if (alike := without_frame(gold, got)) is None:
-        return Verdict(False, "another modulus")
+        return Equality(False, "another modulus")
     gold, got = alike
     if squeeze(gold) == squeeze(got):
-        return Verdict(bool(got.strip()), "the same text")
+        return Equality(bool(got.strip()), "the same text")
     gold, got = ranges.region(gold) or gold, ranges.region(got) or got
     return _compare(gold, got, _Budget())
 
 
-def _compare(gold: str, got: str, budget: _Budget) -> Verdict:
+def _compare(gold: str, got: str, budget: _Budget) -> Equality:
     number = numbers.read(gold)
     if not choice(gold) and (lettered := _LETTERED.match(got)) is not None:
         got = got[lettered.end() :]
@@ -71,18 +71,18 @@ def _compare(gold: str, got: str, budget: _Budget) -> Verdict:
             found = numbers.read(got, comma_is_point=True)
         if found is not None:
             same = numbers.same(number, found)
-            return Verdict(same, "equal numbers" if same else "different numbers")
+            return Equality(same, "equal numbers" if same else "different numbers")
     return _shapes(shape(gold), shape(got), budget)
 
 
-def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     if gold.kind == "one" and "=" in gold.text and not gold.name and got.name:
         return _equations(gold, got, budget)
     named = _names(gold, got)
     if named is not None:
         if named == "equation":
             return _equations(gold, got, budget)
-        return Verdict(False, named)
+        return Equality(False, named)
     kinds = (gold.kind, got.kind)
     if kinds == ("one", "one"):
         return _one(gold.text, got.text, budget)
@@ -114,64 +114,64 @@ def _names(gold: Shape, got: Shape) -> str | None:
     return None
 
 
-def _equations(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+def _equations(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     """Labels that are equations, as 2x + y = 3: the answer must be an equation with the same solutions."""
     if not got.name:
-        return Verdict(False, "the label is an equation, the answer is none")
+        return Equality(False, "the label is an equation, the answer is none")
     left, right = (f"{part.name} = {part.text}" if part.name else part.text for part in (gold, got))
     return _algebra(left, right, budget)
 
 
-def _single(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+def _single(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     """One value against several: all of them must be it (1/2 or 0.5); a range or a vector may be said in another way."""
     if got.kind in {"list", "set"} and got.items:
         if _ratio(gold.text) and got.kind == "list":
-            return Verdict(False, "the answer is a list, the label is not")
+            return Equality(False, "the answer is a list, the label is not")
         if got.kind == "set" and same_words(r"\emptyset", gold.text):
-            return Verdict(False, "the answer is a set with something in it")
+            return Equality(False, "the answer is a set with something in it")
         verdicts = [_shapes(gold, item, budget) for item in got.items]
         if all(verdict.equal for verdict in verdicts):
-            return Verdict(True, "every value given equals the label")
+            return Equality(True, "every value given equals the label")
         if any(verdict.equal for verdict in verdicts):
-            return Verdict(False, "the answer gives several different values")
-        return Verdict(False, "the answer gives several values, none of them the label's")
+            return Equality(False, "the answer gives several different values")
+        return Equality(False, "the answer gives several values, none of them the label's")
     if got.kind in {"brackets", "union"}:
         spelled = ranges.interval(gold.text)
         if spelled is not None:
             return _shapes(shape(spelled), got, budget)
     if wordy(gold.text) or choice(gold.text):
         same = same_words(gold.text, got.text)
-        return Verdict(same, "the same words" if same else "different words")
+        return Equality(same, "the same words" if same else "different words")
     if got.kind == "set" and not got.items:
         same = same_words(gold.text, r"\emptyset")
-        return Verdict(same, "both empty" if same else "the answer is the empty set")
+        return Equality(same, "both empty" if same else "the answer is the empty set")
     return _algebra(gold.text, got.text, budget)
 
 
-def _collection(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+def _collection(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     if got.kind == "brackets" and gold.kind == "list" and len(gold.items) == len(got.items):
         # (1, 2) for "1, 2": the order is that of the label.
         return _in_order(gold, got, budget)
     if got.kind == "one" and wordy(got.text):
         same = same_words(gold.text, got.text)
-        return Verdict(same, "the same words" if same else "the answer is not a list")
+        return Equality(same, "the same words" if same else "the answer is not a list")
     items = got.items if got.kind in {"list", "set"} else (got,)
     if got.kind == "union" and gold.kind == "list":
         parts = [ranges.interval(item.text) for item in gold.items]
         if all(parts):
             return _matching(tuple(shape(text or "") for text in parts), got.items, budget)
     if gold.kind == "set" and not gold.items:
-        return Verdict(same_words(r"\emptyset", got.text), "the label is the empty set")
+        return Equality(same_words(r"\emptyset", got.text), "the label is the empty set")
     names = [item.name for item in gold.items]
     if all(names) and len(set(names)) == len(names) and all(is_name(name) for name in names):
         return _assignments(gold, got, items, budget)
     return _matching(_distinct(gold.items), _distinct(items), budget)
 
 
-def _assignments(gold: Shape, got: Shape, items: tuple[Shape, ...], budget: _Budget) -> Verdict:
+def _assignments(gold: Shape, got: Shape, items: tuple[Shape, ...], budget: _Budget) -> Equality:
     """x = 3, y = 4: by name where the answer names them, else in order."""
     if len(items) != len(gold.items):
-        return Verdict(False, f"{len(items)} values for {len(gold.items)}")
+        return Equality(False, f"{len(items)} values for {len(gold.items)}")
     by_name = {squeeze(item.name): item for item in items if item.name}
     if len(by_name) == len(items) and set(by_name) == {squeeze(item.name) for item in gold.items}:
         items = tuple(by_name[squeeze(item.name)] for item in gold.items)
@@ -179,7 +179,7 @@ def _assignments(gold: Shape, got: Shape, items: tuple[Shape, ...], budget: _Bud
         verdict = _shapes(left, right, budget)
         if not verdict.equal:
             return verdict
-    return Verdict(True, "every named value is equal")
+    return Equality(True, "every named value is equal")
 
 
 def _distinct(items: tuple[Shape, ...]) -> tuple[Shape, ...]:
@@ -189,45 +189,45 @@ def _distinct(items: tuple[Shape, ...]) -> tuple[Shape, ...]:
     return tuple(seen.values())
 
 
-def _matching(gold: tuple[Shape, ...], got: tuple[Shape, ...], budget: _Budget) -> Verdict:
+def _matching(gold: tuple[Shape, ...], got: tuple[Shape, ...], budget: _Budget) -> Equality:
     """The same values in any order."""
     if len(gold) != len(got):
-        return Verdict(False, f"{len(got)} values for {len(gold)}")
+        return Equality(False, f"{len(got)} values for {len(gold)}")
     left = list(got)
     for item in gold:
         match = next((other for other in left if _shapes(item, other, budget).equal), None)
         if match is None:
-            return Verdict(False, f"{item.text!r} of the label is not in the answer")
+            return Equality(False, f"{item.text!r} of the label is not in the answer")
         left.remove(match)
-    return Verdict(True, "the same values")
+    return Equality(True, "the same values")
 
 
-def _in_order(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+def _in_order(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     if len(gold.items) != len(got.items):
-        return Verdict(False, f"{len(got.items)} parts for {len(gold.items)}")
+        return Equality(False, f"{len(got.items)} parts for {len(gold.items)}")
     for left, right in zip(gold.items, got.items, strict=True):
         verdict = _shapes(left, right, budget)
         if not verdict.equal:
-            return Verdict(False, f"{left.text!r} is not {right.text!r}")
-    return Verdict(True, "equal part by part")
+            return Equality(False, f"{left.text!r} is not {right.text!r}")
+    return Equality(True, "equal part by part")
 
 
-def _brackets(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+def _brackets(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     if got.kind == "one":
         spelled = ranges.interval(got.text) or ranges.interval(f"{got.name} = {got.text}")
         if spelled is None:
             same = wordy(got.text) and same_words(gold.text, got.text)
-            return Verdict(same, "the same in words" if same else "the answer is not a tuple or an interval")
+            return Equality(same, "the same in words" if same else "the answer is not a tuple or an interval")
         got = shape(spelled)
     if got.kind == "brackets":
         if gold.fence != got.fence and not _vectors(gold.fence, got.fence, len(gold.items)):
-            return Verdict(False, f"brackets {got.fence} for {gold.fence}")
+            return Equality(False, f"brackets {got.fence} for {gold.fence}")
         return _in_order(gold, got, budget)
     if got.kind == "matrix" and got.columns in {1, len(got.items)} and gold.fence in {"()", r"\langle\rangle"}:
         return _in_order(gold, got, budget)
     if got.kind == "list" and gold.fence in {"()", r"\langle\rangle"}:
         return _in_order(gold, _alphabetic(got), budget)
-    return Verdict(False, "the answer is not a tuple or an interval")
+    return Equality(False, "the answer is not a tuple or an interval")
 
 
 def _alphabetic(got: Shape) -> Shape:
@@ -244,7 +244,7 @@ def _vectors(gold: str, got: str, length: int) -> bool:
     return (gold in pointed and got in pointed) or (length > 2 and {gold, got} <= {"()", "[]", *pointed})
 
 
-def _union(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+def _union(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     if got.kind == "union":
         return _matching(gold.items, got.items, budget)
     if got.kind == "list":
@@ -254,10 +254,10 @@ def _union(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
     return _algebra(gold.text, got.text, budget)
 
 
-def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
+def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     if got.kind == "matrix":
         if got.columns != gold.columns or gold.fence != got.fence:
-            return Verdict(False, "matrices of different shapes")
+            return Equality(False, "matrices of different shapes")
         return _in_order(gold, got, budget)
     if got.kind == "brackets" and got.items and all(item.kind == "brackets" for item in got.items):
         cells = tuple(cell for row in got.items for cell in row.items)
@@ -270,20 +270,20 @@ def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Verdict:
         return _in_order(gold, Shape("matrix", got.text, tuple(map(shape, pair.groups())), "", "", 1), budget)
     if got.kind == "brackets" and 1 in {gold.columns, len(gold.items) // gold.columns}:
         return _in_order(gold, got, budget)
-    return Verdict(False, "the answer is not a matrix of that shape")
+    return Equality(False, "the answer is not a matrix of that shape")
 
 
-def _one(gold: str, got: str, budget: _Budget) -> Verdict:
+def _one(gold: str, got: str, budget: _Budget) -> Equality:
     if squeeze(gold) == squeeze(got):
-        return Verdict(True, "the same text")
+        return Equality(True, "the same text")
     letter = choice(gold)
     if letter:
         same = choice(got) == letter
-        return Verdict(same, "the same choice" if same else "another choice")
+        return Equality(same, "the same choice" if same else "another choice")
     number, found = numbers.read(gold), numbers.read(got)
     if number is not None and found is not None:
         same = numbers.same(number, found)
-        return Verdict(same, "equal numbers" if same else "different numbers")
+        return Equality(same, "equal numbers" if same else "different numbers")
     based = _bases(gold, got)
     if based is not None:
         return based
@@ -292,17 +292,17 @@ def _one(gold: str, got: str, budget: _Budget) -> Verdict:
         same = ratio == other if other else False
         if found is not None and not other and len(ratio) == 2:
             same = ratio[1] != 0 and found.value * ratio[1] == ratio[0]
-        return Verdict(same, "equal ratios" if same else "different ratios")
+        return Equality(same, "equal ratios" if same else "different ratios")
     if other and number is not None and (number.decimals is not None or number.value.denominator == 1):
-        return Verdict(False, "a ratio for a number")
+        return Equality(False, "a ratio for a number")
     gold, got = _radians(gold, got), _radians(got, gold)
     bare = (strip_units(gold), strip_units(got))
     if _CLOCK.search(gold) or (wordy(bare[0]) or wordy(bare[1])):
         same = same_words(gold, got) or same_words(gold, complement(got))
-        return Verdict(same, "the same words" if same else "different words")
+        return Equality(same, "the same words" if same else "different words")
     gold, got = bare
     if squeeze(gold) == squeeze(got):
-        return Verdict(True, "the same text up to units")
+        return Equality(True, "the same text up to units")
     verdict = _algebra(gold, got, budget)
     return verdict if verdict.equal else _rounded(gold, got, number, found) or verdict
 
@@ -314,11 +314,11 @@ def _radians(text: str, other: str) -> str:
     return text
 
 
-def _rounded(gold: str, got: str, number: numbers.Quantity | None, found: numbers.Quantity | None) -> Verdict | None:
+def _rounded(gold: str, got: str, number: numbers.Number | None, found: numbers.Number | None) -> Equality | None:
     r"""A label that is a rounded decimal and an answer that is exact (3.14, \pi), or an answer with very many decimals."""
     if number is not None and number.decimals is not None and number.decimals >= 2:
         if symbolic.refusal(got) is None and symbolic.rounds_to(got, number.value, number.decimals):
-            return Verdict(True, "equal to the label's decimals")
+            return Equality(True, "equal to the label's decimals")
     elif (
         found is not None
         and found.decimals is not None
@@ -326,11 +326,11 @@ def _rounded(gold: str, got: str, number: numbers.Quantity | None, found: number
         and symbolic.refusal(gold) is None
         and symbolic.rounds_to(gold, found.value, found.decimals)
     ):
-        return Verdict(True, f"equal to {found.decimals} decimals")
+        return Equality(True, f"equal to {found.decimals} decimals")
     return None
 
 
-def _bases(gold: str, got: str) -> Verdict | None:
+def _bases(gold: str, got: str) -> Equality | None:
     """101_2: the digits and the base; a base that one of them leaves out is taken as meant."""
     left, right = _BASED.match(gold), _BASED.match(got)
     if left is None and right is None:
@@ -339,7 +339,7 @@ def _bases(gold: str, got: str) -> Verdict | None:
     same = digits[0].lower() == digits[1].lower()
     if left and right:
         same = same and _BASES.get(left.group(2), left.group(2)) == _BASES.get(right.group(2), right.group(2))
-    return Verdict(same, "the same digits and base" if same else "different digits or base")
+    return Equality(same, "the same digits and base" if same else "different digits or base")
 
 
 def _ratio(text: str) -> tuple[int, ...] | None:
@@ -350,16 +350,16 @@ def _ratio(text: str) -> tuple[int, ...] | None:
     return None
 
 
-def _algebra(gold: str, got: str, budget: _Budget) -> Verdict:
+def _algebra(gold: str, got: str, budget: _Budget) -> Equality:
     gold, got = symbolic.with_binomials(gold), symbolic.with_binomials(got)
     for what, text in (("answer", got), ("label", gold)):
         reason = symbolic.refusal(text)
         if reason is not None:
-            return Verdict(False, f"the {what} is not computed: {reason}")
+            return Equality(False, f"the {what} is not computed: {reason}")
     if budget.left <= 0:
-        return Verdict(False, "too many parts to compare")
+        return Equality(False, "too many parts to compare")
     budget.left -= 1
     left, right = ranges.interval(gold), ranges.interval(got)
     if left is not None and right is not None:
         return _shapes(shape(left), shape(right), budget)
-    return Verdict(*symbolic.equal(gold, got))
+    return Equality(*symbolic.equal(gold, got))

@@ -46,7 +46,7 @@ _EXACT_PLACES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class Number:
     """A number as written: its value, digits after the point (None for exact forms), percent sign, scale word and unit."""
 
     value: Fraction
@@ -61,7 +61,7 @@ class Quantity:
         return int(abs(self.value) * 10 ** (self.decimals or 0)) % 10
 
 
-def read(text: str, comma_is_point: bool = False) -> Quantity | None:
+def read(text: str, comma_is_point: bool = False) -> Number | None:
     """The one number that `text` is; None if it is something else.
 
     Args:
@@ -78,7 +78,7 @@ def read(text: str, comma_is_point: bool = False) -> Quantity | None:
     return _finish(value, decimals, text[end:])
 
 
-def same(label: Quantity, answer: Quantity) -> bool:
+def same(label: Number, answer: Number) -> bool:
     """Whether `answer` is the number that `label` means; not symmetric where one of them is rounded."""
     kinds = [quantity.unit.kind if quantity.unit else "" for quantity in (label, answer)]
     if "" not in kinds and label.unit and answer.unit and label.unit.name != answer.unit.name:
@@ -100,7 +100,7 @@ def same(label: Quantity, answer: Quantity) -> bool:
     return close(label, answer)
 
 
-def close(label: Quantity, answer: Quantity) -> bool:
+def close(label: Number, answer: Number) -> bool:
     """Equal, or one is the other rounded in a way that a reader takes for the same answer."""
     if label.value == answer.value:
         return True
@@ -119,12 +119,12 @@ def close(label: Quantity, answer: Quantity) -> bool:
     return False
 
 
-def rounds_to(value: Fraction, label: Quantity) -> bool:
+def rounds_to(value: Fraction, label: Number) -> bool:
     """Whether `value`, rounded to the label's decimals, is the label."""
     return abs(value - label.value) <= Fraction(1, 2 * 10 ** (label.decimals or 0))
 
 
-def _percent(label: Quantity, answer: Quantity) -> bool:
+def _percent(label: Number, answer: Number) -> bool:
     """Of one value with a percent sign and one without: whether the sign's meaning (1/100) makes them equal."""
     if label.percent:
         return label.value / 100 == answer.value
@@ -207,7 +207,7 @@ def _with_comma(text: str) -> tuple[Fraction, int | None, int] | None:
     return (-value if match.group(1) == "-" else value), len(match.group(3)), match.end()
 
 
-def _finish(value: Fraction, decimals: int | None, rest: str) -> Quantity | None:
+def _finish(value: Fraction, decimals: int | None, rest: str) -> Number | None:
     scale = 1
     if (word := _SCALE.match(rest)) is not None:
         scale, rest = _SCALES[word.group(1).lower()], rest[word.end() :]
@@ -219,7 +219,7 @@ def _finish(value: Fraction, decimals: int | None, rest: str) -> Quantity | None
     unit = find_unit(rest)
     if unit is None:
         return None
-    return Quantity(value, decimals, percent, scale, unit if unit.name else None)
+    return Number(value, decimals, percent, scale, unit if unit.name else None)
 
 
 _ONES = re.findall(
@@ -232,7 +232,7 @@ _WORDS = {word: n for n, word in enumerate(_ONES)} | {word: 10 * n for n, word i
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 
 
-def _spelled(text: str) -> Quantity | None:
+def _spelled(text: str) -> Number | None:
     """A number in English words at the start ("twenty-one apples", "three quarters")."""
     tokens = re.findall(r"[a-z]+", text.lower()[:80])
     if not tokens or re.search(r"\d", text):

@@ -134,7 +134,7 @@ def _same_complex(label: Any, answer: Any) -> bool:
     letters = [getattr(tree, "free_symbols", None) for tree in (label, answer)]
     if None in letters or {str(symbol) for found in letters for symbol in found or ()} != {"i"}:
         return False
-    import sympy  # type: ignore[import-untyped]
+    import sympy
 
     try:
         left, right = (sympy.N(tree.subs({s: sympy.I for s in tree.free_symbols}), 30) for tree in (label, answer))

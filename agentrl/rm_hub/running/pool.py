@@ -23,7 +23,7 @@ from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GraderSpec, check_inputs, find
 from agentrl.rm_hub.running import frames
-from agentrl.rm_hub.running.processes import Lost, Nursery, Worker
+from agentrl.rm_hub.running.processes import Lost, NurseryProcess, WorkerProcess
 
 
 class GraderPool:
@@ -58,10 +58,10 @@ class GraderPool:
         self.preload = tuple(preload)
         self.counts: Counter[str] = Counter()
         """How often what happened: `graded`, kinds of failures, `forked`."""
-        self._nursery = Nursery(memory_mb, start_timeout)
+        self._nursery = NurseryProcess(memory_mb, start_timeout)
         self._free = anyio.Semaphore(self.processes)
-        self._idle: list[Worker] = []
-        self._busy: set[Worker] = set()
+        self._idle: list[WorkerProcess] = []
+        self._busy: set[WorkerProcess] = set()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -160,7 +160,7 @@ class GraderPool:
             self._idle.append(worker)
         return reply
 
-    async def _ask(self, worker: Worker, pieces: Any, timeout: float) -> bytes | None:
+    async def _ask(self, worker: WorkerProcess, pieces: Any, timeout: float) -> bytes | None:
         """The worker's reply; None, with the worker killed, if it took too long."""
         try:
             with anyio.move_on_after(timeout):
@@ -197,7 +197,7 @@ class GraderPool:
         finally:
             self._free.release()
 
-    async def _worker(self, rm_type: str) -> Worker:
+    async def _worker(self, rm_type: str) -> WorkerProcess:
         """An idle worker that has the grader, or a new one."""
         while self._idle:
             worker = self._idle.pop()

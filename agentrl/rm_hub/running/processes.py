@@ -1,6 +1,7 @@
 """The pool's end of its worker processes (see `worker.py` for theirs).
 
-1. `Nursery.start()` starts the one process that the workers are forked from; `fork()` gives a `Worker`, ready to grade.
+1. `NurseryProcess` starts the one process that the workers are forked from; `fork()` gives a `WorkerProcess`, ready to
+   grade.
 2. Nothing here blocks the event loop: sockets are non-blocking and waited for, and long answers are sent in pieces.
 3. `kill` and `close` are plain functions, so that they can run on any way out, a cancellation included.
 """
@@ -30,7 +31,7 @@ Lost = (OSError, EOFError, ValueError, anyio.ClosedResourceError)
 """What reading from or writing to a process raises when it has gone, or does not keep to the frames."""
 
 
-class Worker:
+class WorkerProcess:
     """One worker process: send it a request, read its reply, kill it."""
 
     def __init__(
@@ -94,7 +95,7 @@ class Worker:
         _close(self.connection)
 
 
-class Nursery:
+class NurseryProcess:
     """The process that loads graders and forks workers; started when it is first needed, and again if it was killed."""
 
     def __init__(self, memory_mb: int, start_timeout: float) -> None:
@@ -133,21 +134,21 @@ class Nursery:
             for name, reason in answer["failed"].items():
                 raise GraderFailure(f"--rm-type {name} cannot be loaded: {reason}", kind="grader_unavailable")
 
-    async def fork(self) -> Worker:
+    async def fork(self) -> WorkerProcess:
         """A fresh worker with all graders that are loaded."""
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
             async with self._turn:
                 answer, fds = await self._order({"do": "fork"}, theirs)
-                return Worker(ours, answer["pid"], fds[0], self.loaded, self.pid)
+                return WorkerProcess(ours, answer["pid"], fds[0], self.loaded, self.pid)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
 
-    async def ended(self, worker: Worker) -> str:
+    async def ended(self, worker: WorkerProcess) -> str:
         """In words, how a worker ended."""
         async with self._turn:
             answer, _ = await self._order({"do": "ended", "pid": worker.pid})

@@ -18,7 +18,7 @@ from typing import Any, Self
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.submissions.harness.values import NotPlain, encode
 from agentrl.rm_hub.submissions.tests import Asserts
-from agentrl.sandbox import Sandbox, Session
+from agentrl.sandbox import Sandbox, SandboxSession
 
 _START_SECONDS = 15.0
 _MOST_OVERRUNS = 3
@@ -38,7 +38,7 @@ class _Side:
     def __init__(self, sandbox: Sandbox, side: str) -> None:
         self._sandbox, self._side = sandbox, side
         self.token = secrets.token_hex(16)
-        self.session: Session | None = None
+        self.session: SandboxSession | None = None
         self._stack = AsyncExitStack()
 
     async def open(self, setup: str) -> None:

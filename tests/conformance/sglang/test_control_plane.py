@@ -33,7 +33,8 @@ def long_request(url: str) -> Iterator[Callable[..., Background]]:
 
     def start(name: str = "", **replace: Any) -> Background:
         body = {"input_ids": [10, 60, 61, 62], "sampling_params": LONG, "return_logprob": True, **replace}
-        request = recording(name)["request"] if name else {"method": "POST", "path": "/generate", "body": body}
+        plain: dict[str, Any] = {"method": "POST", "path": "/generate", "body": body}
+        request = recording(name)["request"] if name else plain
         rid = request["body"].get("rid")
         wanted = running(url) + (len(rid) if isinstance(rid, list) else 1)
         background = Background(url, request)

@@ -100,8 +100,8 @@ def test_many_clients_at_once_get_their_own_answers(server: str) -> None:
 
 
 def test_a_stream_grows_and_ends_like_the_plain_answer(server: str) -> None:
-    body = {"input_ids": [5, 6, 7], "return_logprob": True}
-    body["sampling_params"] = {"max_new_tokens": 30, "sampling_seed": 4, "ignore_eos": True}  # type: ignore[assignment]
+    sampling = {"max_new_tokens": 30, "sampling_seed": 4, "ignore_eos": True}
+    body = {"input_ids": [5, 6, 7], "return_logprob": True, "sampling_params": sampling}
     plain = post(server, "/generate", body).json()
     lines = post(server, "/generate", {**body, "stream": True}).text.split("\n\n")
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from agentrl.sandbox import RunResult, Sandbox, SandboxFailure, SandboxLimits, SandboxUnavailable, Session
+from agentrl.sandbox import RunResult, Sandbox, SandboxFailure, SandboxLimits, SandboxSession, SandboxUnavailable
 from agentrl.sandbox.interpreter import find_interpreter
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def open_host(backend: str, user: int, limits: SandboxLimits) -> Iterator[Host]:
     executable = interpreter.executable if other else sys.executable
     path = os.pathsep.join([str(ROOT), *interpreter.site]) if other else str(ROOT)
     process = subprocess.Popen(
-        [executable, "-m", "tests.sandbox.sandbox_host", backend, json.dumps(asdict(limits))],
+        [executable, "-m", "tests.sandbox.host", backend, json.dumps(asdict(limits))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -87,7 +87,7 @@ def open_host(backend: str, user: int, limits: SandboxLimits) -> Iterator[Host]:
 
 
 async def _serve(backend: Any, limits: SandboxLimits) -> None:
-    sessions: dict[str, Session] = {}
+    sessions: dict[str, SandboxSession] = {}
     try:
         async with Sandbox(backend, limits=limits, preload=(), warm=1) as box:
             _say({"ready": box.python})
