@@ -1,14 +1,9 @@
-"""What native libraries write goes to a file; what we say goes to the terminal; SIGTERM is an exit."""
+"""What native libraries write goes to a file; what we say goes to the terminal."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-from agentrl.cluster.quiet import EXIT_CODE, stopped_by_sigterm
 
 PROGRAM = """
 import os, sys
@@ -32,13 +27,3 @@ def test_only_the_libraries_words_are_set_apart(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[:3] == ["before", "ours", "afterwards"]
     assert "RuntimeError: shown" in done.stderr
     assert (tmp_path / "native.log").read_text() == "a library's words\n"
-
-
-def test_sigterm_is_an_exit_once_and_its_handler_is_given_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with stopped_by_sigterm():
-        with pytest.raises(SystemExit) as caught:
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert caught.value.code == EXIT_CODE == 143
-        os.kill(os.getpid(), signal.SIGTERM)  # a second one does not interrupt the stopping
-    assert signal.getsignal(signal.SIGTERM) == before

@@ -24,12 +24,14 @@ from agentrl.sample import Sample
 END = "<|im_end|>"
 
 Reply = str | Exception | Callable[[], Any]
+Replies = Sequence[Reply] | Callable[[str], Sequence[Reply]]
+UserFunction = Callable[..., object]
 
 
 class ScriptedEngine:
     """Answers the n-th request of a session with the n-th reply (the last one repeats)."""
 
-    def __init__(self, chat: Chat, replies: Sequence[Reply] | Callable[[str], Sequence[Reply]]) -> None:
+    def __init__(self, chat: Chat, replies: Replies) -> None:
         self.chat, self.replies = chat, replies
         self.calls: list[tuple[str, list[int]]] = []
         self.turns: dict[str, int] = {}
@@ -141,8 +143,16 @@ class EchoEnv(Environment):
 
 
 def build(
-    chat: Chat, replies, *, environment=EchoEnv, generate=None, reward=None, group_filter=None, store=None, **settings
-):
+    chat: Chat,
+    replies: Replies,
+    *,
+    environment: type[Environment] | None = EchoEnv,
+    generate: UserFunction | None = None,
+    reward: UserFunction | None = None,
+    group_filter: Callable[[Any, list[Sample]], Any] | None = None,
+    store: Store | None = None,
+    **settings: Any,
+) -> tuple[OneBatch, ScriptedEngine]:
     settings = {"rollout_batch_size": 3, "n_samples_per_prompt": 2, **settings}
     engine = ScriptedEngine(chat, replies)
     context = make_context(chat, engine, environment, **settings)

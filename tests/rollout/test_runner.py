@@ -1,18 +1,23 @@
 """The rollout runner: groups whole, failures by policy, nothing left running, nothing lost."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
 
 from agentrl import Sample, Status
 from agentrl.chat import Chat
+from agentrl.config import Args
+from agentrl.envs import Step, Turn
 from agentrl.errors import AgentRLError, Blame, EngineUnreachable, EnvFailure, GraderFailure, ModelFailure, ToolFailure
 from agentrl.rollout.filters import nonzero_std
 from agentrl.rollout.settings import FailureAction
+from agentrl.sample import Message
 from agentrl.tools import Tool
 from agentrl.train.batch import TrainBatch
-from tests.rollout.scripted import END, EchoEnv, Store, build
+from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
 
 
 async def test_groups_come_whole_and_in_order(chat: Chat) -> None:
@@ -53,7 +58,7 @@ async def test_a_filter_drops_groups_with_its_reason_and_others_take_their_place
 
 
 async def test_over_sampled_groups_are_released_not_lost(chat: Chat) -> None:
-    def replies(key: str):
+    def replies(key: str) -> list[Reply]:
         return [lambda: anyio.sleep_forever()] if int(key.split("-")[0]) >= 3 else [f"hello{END}"]
 
     store = Store()
@@ -67,7 +72,7 @@ async def test_over_sampled_groups_are_released_not_lost(chat: Chat) -> None:
 async def test_a_retry_starts_fresh(chat: Chat) -> None:
     failed: set[str] = set()
 
-    def replies(key: str):
+    def replies(key: str) -> list[Reply]:
         index, attempt = key.split("-")[1:]
         if index == "1" and attempt == "0":
             failed.add(key)
@@ -86,7 +91,7 @@ async def test_a_retry_starts_fresh(chat: Chat) -> None:
 
 
 async def test_a_timeout_is_kept_masked(chat: Chat) -> None:
-    def replies(key: str):
+    def replies(key: str) -> list[Reply]:
         return [lambda: anyio.sleep_forever()] if key.split("-")[1] == "1" else [f"hello{END}"]
 
     loop, _ = build(chat, replies, trajectory_timeout=0.3)
@@ -99,7 +104,7 @@ async def test_a_timeout_is_kept_masked(chat: Chat) -> None:
 
 
 async def test_a_policy_that_raises_ends_the_run_and_leaves_nothing_running(chat: Chat) -> None:
-    def replies(key: str):
+    def replies(key: str) -> list[Reply]:
         return [EngineUnreachable("no engine")] if key.startswith("1-") else [lambda: anyio.sleep_forever()]
 
     store = Store()
@@ -123,7 +128,7 @@ async def test_a_bad_reward_drops_the_group(chat: Chat) -> None:
 
 @pytest.mark.parametrize("value", ["high", None, True, float("nan"), {"a": float("inf")}])
 async def test_what_is_not_a_reward_is_named(chat: Chat, value: object) -> None:
-    async def reward(args, sample, **kwargs):
+    async def reward(args: Args, sample: Sample, **kwargs: Any) -> object:
         return value
 
     loop, _ = build(chat, [f"x{END}"], reward=reward, failure_policy={Blame.GRADER: FailureAction.RAISE})
@@ -132,17 +137,17 @@ async def test_what_is_not_a_reward_is_named(chat: Chat, value: object) -> None:
 
 
 async def test_reward_functions_in_all_forms(chat: Chat) -> None:
-    async def one(args, sample, **kwargs):
-        return float(sample.index)
+    async def one(args: Args, sample: Sample, **kwargs: Any) -> float:
+        return float(sample.index or 0)
 
-    def plain(args, sample):
-        return float(sample.index)
+    def plain(args: Args, sample: Sample) -> float:
+        return float(sample.index or 0)
 
-    async def batched(args, samples):
-        return [float(s.index) for s in samples]
+    async def batched(args: Args, samples: list[Sample]) -> list[float]:
+        return [float(s.index or 0) for s in samples]
 
-    def samples_only(samples, **kwargs):
-        return [float(s.index) for s in samples]
+    def samples_only(samples: list[Sample], **kwargs: Any) -> list[float]:
+        return [float(s.index or 0) for s in samples]
 
     for function, group_rm in ((one, False), (plain, False), (batched, True), (samples_only, False)):
         loop, _ = build(chat, [f"x{END}"], reward=function, group_rm=group_rm)
@@ -157,18 +162,20 @@ async def test_generate_functions_in_all_forms(chat: Chat) -> None:
         sample.reward = 1.0
         return sample
 
-    async def group(args, samples):
+    async def group(args: Args, samples: list[Sample]) -> list[Sample]:
         return [fill(s) for s in samples]
 
-    async def group_eval(args, samples, evaluation=False):
+    async def group_eval(args: Args, samples: list[Sample], evaluation: bool = False) -> list[Sample]:
         assert evaluation is False
         return [fill(s) for s in samples]
 
-    async def single(args, sample, sampling_params):
+    async def single(args: Args, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
         assert sampling_params["temperature"] == 1.0
         return fill(sample)
 
-    async def single_eval(args, sample, sampling_params, evaluation=False):
+    async def single_eval(
+        args: Args, sample: Sample, sampling_params: object, evaluation: bool = False
+    ) -> list[Sample]:
         return [fill(sample)]
 
     for function in (group, group_eval, single, single_eval):
@@ -177,7 +184,7 @@ async def test_generate_functions_in_all_forms(chat: Chat) -> None:
 
 
 async def test_fan_out_shares_a_rollout_id(chat: Chat) -> None:
-    async def two(args, sample, sampling_params):
+    async def two(args: Args, sample: Sample, sampling_params: object) -> list[Sample]:
         out = []
         for _ in range(2):
             part = Sample(tokens=[1, 2], response_length=1, rollout_log_probs=[-1.0], reward=1.0)
@@ -203,8 +210,10 @@ async def test_fan_out_shares_a_rollout_id(chat: Chat) -> None:
         ),
     ],
 )
-async def test_what_a_generate_function_may_not_return(chat: Chat, make, message: str) -> None:
-    async def generate(args, samples):
+async def test_what_a_generate_function_may_not_return(
+    chat: Chat, make: Callable[[list[Sample]], object], message: str
+) -> None:
+    async def generate(args: Args, samples: list[Sample]) -> object:
         return make(samples)
 
     loop, _ = build(chat, [], generate=generate, environment=None)
@@ -220,7 +229,7 @@ async def test_a_rollout_that_keeps_nothing_ends_with_the_reasons(chat: Chat) ->
 
 async def test_a_sample_that_failed_before_its_prompt_still_fits_a_train_batch(chat: Chat) -> None:
     class SlowStart(EchoEnv):
-        async def reset(self, sample: Sample):
+        async def reset(self, sample: Sample) -> list[Message]:
             if sample.index == 1:
                 await anyio.sleep_forever()
             return await super().reset(sample)
@@ -276,9 +285,10 @@ async def test_a_call_that_hangs_after_its_wait_still_ends(chat: Chat) -> None:
     class Hanging(EchoEnv):
         tools = [Tool(lambda: "x", name="quick", description="Quick.", max_concurrency=1)]
 
-        async def step(self, turn):
+        async def step(self, turn: Turn) -> Step:
             await super().step(turn)
             await anyio.sleep_forever()
+            raise AssertionError
 
     call = f'<tool_call>\n{{"name": "quick", "arguments": {{}}}}\n</tool_call>{END}'
     loop, _ = build(chat, [call], environment=Hanging, env_timeout=0.2, rollout_batch_size=6)
@@ -287,9 +297,10 @@ async def test_a_call_that_hangs_after_its_wait_still_ends(chat: Chat) -> None:
 
 
 async def test_a_retry_shares_nothing_with_the_attempt_before(chat: Chat) -> None:
-    async def generate(args, sample, params):
+    async def generate(args: Args, sample: Sample, params: object) -> Sample:
         sample.tokens += [1, 2]
         sample.metadata["seen"]["turns"].append(1)
+        assert isinstance(sample.prompt, list)
         sample.prompt[0]["content"].append("more")
         if "attempt" not in sample.metadata:
             raise ToolFailure("the first time")
@@ -311,11 +322,12 @@ async def test_a_retry_shares_nothing_with_the_attempt_before(chat: Chat) -> Non
     sample = result.groups[0][0]
     assert sample.tokens == [1, 2, 3]
     assert sample.metadata["seen"] == {"turns": [1]}
+    assert isinstance(sample.prompt, list)
     assert sample.prompt[0]["content"] == ["q", "more"]
 
 
 async def test_what_failed_without_a_mask_is_not_trained_on(chat: Chat) -> None:
-    async def generate(args, sample, params):
+    async def generate(args: Args, sample: Sample, params: object) -> Sample:
         sample.tokens, sample.response_length = [1, 2, 3, 4, 5], 4
         sample.rollout_log_probs = [-1.0, -1.0, 0.0, 0.0]  # two tokens of the model, two of a tool, and no mask yet
         if sample.index == 0:
@@ -332,7 +344,7 @@ async def test_what_failed_without_a_mask_is_not_trained_on(chat: Chat) -> None:
 
 
 async def test_lists_that_a_deadline_caught_half_way_do_not_end_the_run(chat: Chat) -> None:
-    async def generate(args, sample, params):
+    async def generate(args: Args, sample: Sample, params: object) -> Sample:
         sample.tokens, sample.loss_mask = [1, 2, 3], [1, 1]
         if sample.index == 0:
             await anyio.sleep_forever()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import CheckpointError
-from agentrl.train.checkpoints import MANIFEST, Identity, latest, read_manifest, replace_folder, writing
+from agentrl.runfolder import MANIFEST
+from agentrl.train.checkpoints import Identity, latest, read_manifest, replace_folder, writing
 
 IDENTITY = Identity({"layers": 2, "hidden": 64}, {"optimizer": "adam"})
 
