@@ -1,0 +1,1 @@
+"""The run itself, whatever carries it: see `parts`, `schedule` and `driver`."""

@@ -1,0 +1,103 @@
+"""A whole run in one process: the built-in engine without sockets, Megatron in a thread, no Ray anywhere."""
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import RunSettings
+from agentrl.errors import SettingsError
+from tests.support.audit import audit_ledger
+from tests.support.runs import RunKit
+
+pytestmark = pytest.mark.timeout(300)
+
+STOPPING = """
+from agentrl import Environment
+
+
+class Stopping(Environment):
+    async def step(self, turn):
+        if turn.sample.index == 0:
+            breakpoint()
+        return await super().step(turn)
+
+    async def reward(self, sample):
+        return float(sample.index % 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    kit = RunKit.make(Path(tmp_path_factory.mktemp("kit")))
+    (kit.folder / "stopping.py").write_text(STOPPING)
+    return kit
+
+
+def test_a_run_in_one_process_trains_agrees_with_its_engine_and_resumes(kit: RunKit) -> None:
+    changes = {"backend": "local", "num_steps_per_rollout": 2, "save_interval": 1}
+    first = kit.start(kit.arguments("local", **changes, num_rollout=2))
+    assert first.wait() == 0, first.output
+    assert "Ray" not in first.output
+    again = kit.start(kit.arguments("local", **changes))
+    assert again.wait() == 0, again.output
+    rows = again.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["train/train_rollout_logprob_abs_diff"] <= 1e-4 and row["train/grad_norm"] > 0 for row in rows)
+    result = audit_ledger(again.folder / "ledger.sqlite", through_step=2, groups_per_step=4)
+    assert result.ok, result.problems
+    assert (again.folder / "model" / "model.safetensors").is_file()
+
+
+def test_a_breakpoint_in_step_stops_in_the_users_code(kit: RunKit) -> None:
+    arguments = kit.arguments("stopping", env="stopping.py:Stopping", backend="local", num_rollout=1)
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "agentrl", "train", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.Popen(
+        command, cwd=kit.folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+    )
+    os.close(theirs)
+    said = read_until(terminal, b"(Pdb)")
+    assert b"stopping.py" in said
+    os.write(terminal, b"p 'turn ' + str(turn.index)\n")
+    assert b"turn 1" in read_until(terminal, b"(Pdb)")
+    os.write(terminal, b"continue\n")
+    assert b"the model is in" in read_until(terminal, b"the model is in")
+    assert run.wait(60) == 0
+    os.close(terminal)
+
+
+def read_until(terminal: int, mark: bytes, timeout: float = 120) -> bytes:
+    said, deadline = b"", time.monotonic() + timeout
+    while mark not in said:
+        assert time.monotonic() < deadline, said.decode(errors="replace")
+        said += os.read(terminal, 4096)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"actor_num_gpus_per_node": 2}, "one trainer process, and 2 were asked for"),
+        ({"rollout_num_gpus": 2}, "one built-in engine, and --rollout-num-gpus is 2"),
+        ({"ray_address": "auto"}, "--ray-address has no effect"),
+        ({"train_threads": 1, "embedded_threads": 2}, "share one number of threads"),
+        ({"update_weight_mode": "broadcast"}, "sends weights by disk"),
+    ],
+)
+def test_what_one_process_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        RunSettings.from_flat({"backend": "local", **changes})
+
+
+def test_what_follows_from_one_process_is_filled_in() -> None:
+    settings = RunSettings.from_flat({"backend": "local", "embedded_threads": 3})
+    assert settings.cluster.update_weight_mode == "disk"
+    assert settings.train.train_threads == 3
+    assert "update_weight_mode" not in settings.given()
+    assert settings.replace(backend="ray").cluster.update_weight_mode == "broadcast"
