@@ -45,10 +45,6 @@ class Plan:
         """Tokens that a sample takes in a microbatch."""
         return padded(self.lengths[sample], self.alignment)
 
-    def microbatch_tokens(self, rank: int, microbatch: int) -> int:
-        """Tokens of one microbatch, padding included; 0 if it is empty."""
-        return sum(map(self.padded_length, self.ranks[rank][microbatch]))
-
     def rank_tokens(self) -> list[int]:
         """Tokens of each rank, padding included."""
         return [sum(map(self.padded_length, (i for mb in rank for i in mb))) for rank in self.ranks]
