@@ -113,7 +113,8 @@ def make_plan(
     else:
         shares = [list(range(rank, len(sizes), data_parallel_size)) for rank in range(data_parallel_size)]
     if max_tokens is None:
-        bins = [_chunks(share, micro_batch_size) for share in shares]
+        size = micro_batch_size
+        bins = [[share[at : at + size] for at in range(0, len(share), size)] for share in shares]
     else:
         bins = [first_fit_decreasing(share, sizes, max_tokens) for share in shares]
     most = max(map(len, bins))
@@ -175,10 +176,6 @@ def first_fit_decreasing(items: Sequence[int], sizes: Sequence[int], capacity: i
             bins.append([item])
             room.append(capacity - sizes[item])
     return bins
-
-
-def _chunks(items: Sequence[int], size: int) -> list[list[int]]:
-    return [list(items[at : at + size]) for at in range(0, len(items), size)]
 
 
 def _split_up(bins: list[list[int]], work: Sequence[int], wanted: int) -> list[list[int]]:
