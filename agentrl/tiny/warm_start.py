@@ -246,8 +246,8 @@ def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings
         train_threads=settings.train_threads,
         **schedule,
     )
-    algorithm = AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True)
-    backend = backend_class(train.train_backend)(train, algorithm)
+    objective = AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True)
+    backend = backend_class(train.train_backend)(train, objective)
     backend.init(RankInfo())
     try:
         yield backend

@@ -7,7 +7,6 @@
 3. Nothing heavy is imported: a run looks for its checkpoints before it starts anything.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -39,16 +38,11 @@ class Identity:
     optimizer: Mapping[str, Any]
 
     def entries(self) -> dict[str, Any]:
-        """For the manifest: the model's sizes and their hash, and the kind of optimizer state."""
-        digest = hashlib.sha256(json.dumps(self.model, sort_keys=True).encode()).hexdigest()
-        return {"model": self.model, "model_hash": digest, "optimizer": self.optimizer}
+        """For the manifest."""
+        return {"model": self.model, "optimizer": self.optimizer}
 
     def check(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Compare with the manifest of the checkpoint at `path`.
-
-        Raises:
-            CheckpointError: they differ; says in what.
-        """
+        """Raises `CheckpointError`, which says what differs, if the checkpoint at `path` is another one's."""
         if differ := _differences(manifest["model"], self.model):
             raise CheckpointError(f"{path}: a checkpoint of another model: {differ}")
         if differ := _differences(manifest["optimizer"], self.optimizer):
@@ -82,13 +76,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def writing(path: Path, manifest: Mapping[str, Any], *, leader: bool, barrier: Callable[[], Any]) -> Iterator[Path]:
-    """The hidden folder to write into; it becomes `path` when the block ends without an error. Collective.
+    """The hidden folder to write into; it becomes `path`, in place of an old one, when the block ends without an error.
 
-    Args:
-        path: the checkpoint's place; one of that name is replaced.
-        manifest: what `read_manifest` gives back, beside `format`.
-        leader: whether this process makes and renames the folder; true on one rank.
-        barrier: waits for all ranks.
+    Collective: `leader`, true on one rank, makes and renames the folder; `barrier` waits for all ranks.
     """
     partial = path.with_name(f".{path.name}.partial")
     if leader:

@@ -79,10 +79,9 @@ class Training(ABC):
 
     @abstractmethod
     def log_probs(self, batch: TrainBatch, model: ModelRole = "actor") -> NDArray[np.float32]:
-        """Natural-log probabilities [R] of all response tokens of `batch`, in its flat response layout.
+        """Natural-log probabilities [R] of all response tokens of `batch`, in its flat layout, on every rank. Collective.
 
-        The rollout temperature is applied to the logits, so the numbers compare with the engine's. Collective;
-        every rank gets all of them.
+        The rollout temperature is applied to the logits, so the numbers compare with the engine's.
 
         Raises:
             TrainError: the run has no such model.
@@ -173,10 +172,6 @@ class TrainBackend(Training, Weights, Durable, ABC):
         rollout_temperature: the sampling temperature, by which logits are divided.
         total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
         device: `cuda`, `cpu`, or whichever this machine has.
-
-    Raises:
-        TrainError: no starting folder is named.
-        CheckpointError: the starting folder is not a model's.
     """
 
     @final

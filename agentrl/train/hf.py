@@ -88,7 +88,6 @@ def write(
     tensors: Iterable[tuple[str, torch.Tensor]],
     *,
     source: HFFolder,
-    dtype: torch.dtype | None = None,
     max_shard_bytes: int = 4 << 30,
 ) -> None:
     """Write a model folder atomically, replacing one of the same name.
@@ -97,7 +96,6 @@ def write(
         path: the folder to make.
         tensors: (name, tensor) pairs; each is moved to the CPU as it comes.
         source: the folder whose config and tokenizer files are copied.
-        dtype: what to convert floating tensors to; None keeps theirs.
         max_shard_bytes: start a new weight file when the current one would grow past this.
     """
     target = Path(path)
@@ -106,7 +104,7 @@ def write(
     partial.mkdir(parents=True)
     try:
         _copy_rest(source.path, partial)
-        stored = _write_weights(partial, tensors, dtype, max_shard_bytes)
+        stored = _write_weights(partial, tensors, max_shard_bytes)
         config = dict(source.config)
         for key in ("dtype", "torch_dtype"):
             if key in config and stored:
@@ -123,9 +121,7 @@ def _copy_rest(source: Path, target: Path) -> None:
             shutil.copy2(file, target / file.name)
 
 
-def _write_weights(
-    folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None, max_bytes: int
-) -> str:
+def _write_weights(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> str:
     """Write the shards and, for more than one, the index; returns the dtype's name of the last floating tensor."""
     from safetensors.torch import save_file
 
@@ -142,7 +138,6 @@ def _write_weights(
     for name, tensor in tensors:
         kept = tensor.detach()
         if kept.is_floating_point():
-            kept = kept.to(dtype=dtype or kept.dtype)
             stored = str(kept.dtype).removeprefix("torch.")
         bytes_ = kept.numel() * kept.element_size()
         if held and size + bytes_ > max_bytes:

@@ -45,10 +45,6 @@ class Plan:
         """Tokens that a sample takes in a microbatch."""
         return padded(self.lengths[sample], self.alignment)
 
-    def microbatch_tokens(self, rank: int, microbatch: int) -> int:
-        """Tokens of one microbatch, padding included; 0 if it is empty."""
-        return sum(map(self.padded_length, self.ranks[rank][microbatch]))
-
     def rank_tokens(self) -> list[int]:
         """Tokens of each rank, padding included."""
         return [sum(map(self.padded_length, (i for mb in rank for i in mb))) for rank in self.ranks]
@@ -117,7 +113,8 @@ def make_plan(
     else:
         shares = [list(range(rank, len(sizes), data_parallel_size)) for rank in range(data_parallel_size)]
     if max_tokens is None:
-        bins = [_chunks(share, micro_batch_size) for share in shares]
+        size = micro_batch_size
+        bins = [[share[at : at + size] for at in range(0, len(share), size)] for share in shares]
     else:
         bins = [first_fit_decreasing(share, sizes, max_tokens) for share in shares]
     most = max(map(len, bins))
@@ -179,10 +176,6 @@ def first_fit_decreasing(items: Sequence[int], sizes: Sequence[int], capacity: i
             bins.append([item])
             room.append(capacity - sizes[item])
     return bins
-
-
-def _chunks(items: Sequence[int], size: int) -> list[list[int]]:
-    return [list(items[at : at + size]) for at in range(0, len(items), size)]
 
 
 def _split_up(bins: list[list[int]], work: Sequence[int], wanted: int) -> list[list[int]]:

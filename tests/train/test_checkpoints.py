@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ IDENTITY = Identity({"layers": 2, "hidden": 64}, {"optimizer": "adam"})
 
 def write(path: Path, step: int, content: str = "weights", interrupted: bool = False) -> None:
     with writing(path, {"step": step, **IDENTITY.entries()}, leader=True, barrier=lambda: None) as folder:
-        (folder / "tensors").write_text(content)
+        (folder / content).touch()
         if interrupted:
             raise KeyboardInterrupt
 
@@ -29,7 +30,7 @@ def test_a_checkpoint_is_there_when_it_is_whole(tmp_path: Path) -> None:
     found = latest(tmp_path)
     assert found is not None
     assert (found.path.name, found.step) == ("two", 2)
-    assert (tmp_path / "one" / "tensors").read_text() == "again"
+    assert {p.name for p in (tmp_path / "one").iterdir()} == {"again", MANIFEST}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
 
 
@@ -37,12 +38,15 @@ def test_an_interrupted_one_is_not_found_and_leaves_the_old_one(tmp_path: Path) 
     write(tmp_path / "one", 1)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "one", 2, "half", interrupted=True)
-    assert (tmp_path / "one" / "tensors").read_text() == "weights"
+    assert (tmp_path / "one" / "weights").exists()
+    shutil.copytree(tmp_path / "one", tmp_path / ".two.partial")
+    (tmp_path / ".two.partial" / MANIFEST).write_text('{"format": 1, "step": 9}')
     found = latest(tmp_path)
     assert found is not None
     assert found.step == 1
     write(tmp_path / "one", 3)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one"]
+    assert {p.name for p in (tmp_path / "one").iterdir()} == {"weights", MANIFEST}
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".two.partial", "one"]
 
 
 def test_other_ranks_write_between_the_barriers_and_rename_nothing(tmp_path: Path) -> None:

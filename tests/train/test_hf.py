@@ -35,7 +35,7 @@ def test_one_file_and_shards_hold_the_same(source: HFFolder, tmp_path: Path) -> 
 
 
 def test_conversion_is_recorded_in_the_config(source: HFFolder, tmp_path: Path) -> None:
-    write(tmp_path / "half", stream(source), source=source, dtype=torch.bfloat16)
+    write(tmp_path / "half", ((name, tensor.bfloat16()) for name, tensor in stream(source)), source=source)
     half = HFFolder(tmp_path / "half")
     assert {half.tensor(name).dtype for name in half.files} == {torch.bfloat16}
     assert "bfloat16" in (half.config.get("dtype"), half.config.get("torch_dtype"))

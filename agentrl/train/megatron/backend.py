@@ -48,7 +48,6 @@ class MegatronBackend(TrainBackend):
     # ---- start --------------------------------------------------------------------------------------------
 
     def init(self, where: RankInfo) -> None:
-        """See `Training.init`."""
         family_of(self.folder.config)  # a model that cannot be trained is refused before the ranks meet
         devices.prepare()
         self.device = devices.pick(self.device_kind, where.local_rank)
@@ -77,7 +76,6 @@ class MegatronBackend(TrainBackend):
     # ---- log-probs ----------------------------------------------------------------------------------------
 
     def log_probs(self, batch: TrainBatch, model: ModelRole = "actor") -> NDArray[np.float32]:
-        """See `Training.log_probs`."""
         return self._log_probs(batch, model, "response")
 
     def _log_probs(self, batch: TrainBatch, model: ModelRole, rows: Rows) -> NDArray[np.float32]:
@@ -167,11 +165,9 @@ class MegatronBackend(TrainBackend):
     # ---- weights out --------------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[WeightSpec]:
-        """See `Weights.weight_specs`."""
         return self.actor.weight_specs()
 
     def export_weights(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """See `Weights.export_weights`."""
         return self.actor.export(only)
 
     def init_weight_group(
@@ -182,13 +178,11 @@ class MegatronBackend(TrainBackend):
         group_name: str = "agentrl_weights",
         backend: str | None = None,
     ) -> None:
-        """See `Weights.init_weight_group`."""
         if self.layout.rank == 0:
             kind = backend or ("nccl" if self.device.type == "cuda" else "gloo")
             self._group = WeightGroup.join(kind, master_addr, master_port, world_size, 0, group_name)
 
     def broadcast_weights(self, buckets: Sequence[Sequence[str]] | None = None) -> None:
-        """See `Weights.broadcast_weights`."""
         names = [name for bucket in buckets for name in bucket] if buckets is not None else None
         if names is not None:
             chosen = set(names)
@@ -200,7 +194,6 @@ class MegatronBackend(TrainBackend):
             self._group.broadcast(tensor)
 
     def close_weight_group(self) -> None:
-        """See `Weights.close_weight_group`."""
         if self._group is not None:
             self._group.close()
             self._group = None
@@ -208,15 +201,12 @@ class MegatronBackend(TrainBackend):
     # ---- what lasts ---------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, step: int) -> None:
-        """See `Durable.save`."""
         checkpoint.save(Path(path), self.actor, step)
 
     def load(self, path: str | Path) -> int:
-        """See `Durable.load`."""
         return checkpoint.load(Path(path), self.actor)
 
     def save_hf(self, path: str | Path) -> None:
-        """See `Durable.save_hf`."""
         stream = self.export_weights()
         if self.layout.rank == 0:
             write_hf(path, stream, source=self.folder)
@@ -226,7 +216,6 @@ class MegatronBackend(TrainBackend):
         torch.distributed.barrier()
 
     def close(self) -> None:
-        """See `Training.close`."""
         self.close_weight_group()
         if hasattr(self, "layout"):
             self.layout.leave()

@@ -49,30 +49,15 @@ class MicrobatchTensors:
 
 
 def microbatches(
-    batch: TrainBatch,
-    plan: Plan,
-    dp_rank: int,
-    *,
-    rows: Rows,
-    cp: int,
-    cp_rank: int,
-    device: torch.device,
+    batch: TrainBatch, plan: Plan, dp_rank: int, *, rows: Rows, cp: int, cp_rank: int, device: torch.device
 ) -> Iterator[MicrobatchTensors]:
     """This rank's microbatches in the plan's order; an empty one becomes a padding-only sequence without outputs."""
     for samples in plan.ranks[dp_rank]:
-        yield _build(batch, samples, plan.alignment, rows, cp, cp_rank, device)
+        parts = [_Sequence.of(batch, i, plan.alignment, rows) for i in samples]
+        yield _packed(parts or [_Sequence.padding(plan.alignment)], cp, cp_rank, device)
 
 
-def _build(
-    batch: TrainBatch,
-    samples: Sequence[int],
-    alignment: int,
-    rows: Rows,
-    cp: int,
-    cp_rank: int,
-    device: torch.device,
-) -> MicrobatchTensors:
-    parts = [_Sequence.of(batch, i, alignment, rows) for i in samples] or [_Sequence.padding(alignment)]
+def _packed(parts: Sequence[_Sequence], cp: int, cp_rank: int, device: torch.device) -> MicrobatchTensors:
     start, chosen, sizes = 0, [], []
     for part in parts:
         chosen.append(part.shard(cp, cp_rank, start))

@@ -1,7 +1,6 @@
 """Where the trainer runs, and what lets megatron.core run without CUDA.
 
-1. `prepare()` must be called before process groups or models are built; it makes the two changes below where they are
-   needed. Everything else is stock megatron.core.
+1. `prepare()` comes before process groups and models; it makes these changes where they are needed, and no others.
 2. Without CUDA, `run_without_cuda` replaces only behaviour that would raise there: literal `device="cuda"` arguments
    and pinned memory in a few megatron modules, `torch.cuda.current_device` and the stream calls, `.cuda()`, checks of
    dtypes by type string, and the random-state tracker.
@@ -16,7 +15,7 @@ import contextlib
 import functools
 import importlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -71,7 +70,7 @@ def prepare() -> None:
 
 
 def run_without_cuda() -> None:
-    """Let megatron.core run on the CPU; see point 2 of the module."""
+    """See point 2 of the module."""
     _patch_torch()
     on_cpu = _TorchOnCpu("torch")
     for name in _MODULES:
@@ -79,7 +78,7 @@ def run_without_cuda() -> None:
     from megatron.core.optimizer import distrib_optimizer, optimizer
 
     for cls in (optimizer.Float16OptimizerWithFloat16Params, distrib_optimizer.DistributedOptimizer):
-        cls.__init__ = _with_cuda_type_names(cls.__init__)
+        cls.__init__ = type_names()(cls.__init__)
     _patch_rng()
 
 
@@ -132,15 +131,6 @@ def type_names() -> Iterator[None]:
         yield
     finally:
         tensor.type = original
-
-
-def _with_cuda_type_names(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with type_names():
-            return function(*args, **kwargs)
-
-    return wrapped
 
 
 def _patch_rng() -> None:

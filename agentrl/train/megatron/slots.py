@@ -102,12 +102,8 @@ class TrainedSlot(ModelSlot):
     @property
     def identity(self) -> Identity:
         """What a checkpoint must be of for this slot to take it."""
-        chosen = self.place.settings
-        kind = {
-            "optimizer": chosen.optimizer,
-            "distributed_optimizer": chosen.use_distributed_optimizer,
-            "bf16": chosen.bf16,
-        }
+        s = self.place.settings
+        kind = {"optimizer": s.optimizer, "distributed_optimizer": s.use_distributed_optimizer, "bf16": s.bf16}
         return Identity(dataclasses.asdict(self.shape), kind)
 
     @property

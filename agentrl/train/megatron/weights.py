@@ -150,10 +150,10 @@ def _kind(name: str) -> str:
 def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:
     """Full shape of each kind of HF tensor."""
     q, kv = s.heads * s.head_dim, s.groups * s.head_dim
-    norms: dict[str, tuple[int, ...]] = dict.fromkeys(
-        ("input_layernorm", "post_attention_layernorm", "norm"), (s.hidden,)
-    )
-    return norms | {
+    return {
+        "input_layernorm": (s.hidden,),
+        "post_attention_layernorm": (s.hidden,),
+        "norm": (s.hidden,),
         "embed_tokens": (s.vocab, s.hidden),
         "lm_head": (s.vocab, s.hidden),
         "q_proj": (q, s.hidden),

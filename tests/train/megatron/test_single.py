@@ -157,6 +157,16 @@ def test_supervised_training_lowers_the_negative_log_likelihood(folder: Path) ->
     assert losses[-1] < losses[0]
 
 
+def test_weights_are_exported_by_name(folder: Path) -> None:
+    with backend(settings(folder)) as made:
+        everything, names = exported(made), [spec.name for spec in made.weight_specs()]
+        assert names == list(everything)
+        chosen = [names[-1], "model.layers.1.self_attn.k_proj.weight"]
+        found = dict(made.export_weights(chosen))
+        assert list(found) == sorted(chosen, key=names.index)
+        assert all(torch.equal(tensor, everything[name]) for name, tensor in found.items())
+
+
 def test_no_reference_model_without_a_kl_term(folder: Path) -> None:
     with backend(settings(folder)) as made, pytest.raises(TrainError, match="reference"):
         made.log_probs(make_batch(), "ref")
