@@ -112,6 +112,13 @@ async def test_a_malformed_answer_is_rejected_and_not_retried(body: bytes) -> No
     assert len(server.generates) == 1
 
 
+@pytest.mark.parametrize(("ids", "said"), [([512], "ids from 0 to 511"), ([5] * 5, "at most 4 tokens")])
+async def test_an_answer_must_fit_the_request_and_the_model(ids: list[int], said: str) -> None:
+    async with serving(ok(ids)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected, match=said):
+            await pool.generate([1], PARAMS)
+
+
 async def test_a_slow_answer_is_a_timeout_and_is_aborted() -> None:
     async with serving(silence) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
         with pytest.raises(EngineTimeout, match=r"0\.2 s"):

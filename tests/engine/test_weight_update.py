@@ -39,8 +39,8 @@ class Recorder:
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         host, path = urlsplit(url).netloc, url[url.index("/", 8) :]
-        self.calls.append((host, path, None if body is None else orjson.loads(body)))
         await anyio.lowlevel.checkpoint()
+        self.calls.append((host, path, None if body is None else orjson.loads(body)))
         statuses = self.refuses.get((host, path)) or [200]
         return statuses.pop(0), b""
 
