@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import aiohttp
 import anyio
@@ -95,12 +96,11 @@ async def measure_floor(url: str, n_trajectories: int, turns: int) -> float:
 
 
 def answer_body() -> bytes:
-    """One answer as a real server writes it."""
+    """One answer as a real server writes it, without the length of the prompt, which is not read here."""
     ids = [1000 + i for i in range(NEW_TOKENS)]
     meta = {
         "id": "0" * 32,
         "finish_reason": {"type": "length", "length": NEW_TOKENS},
-        "prompt_tokens": len(PROMPT),
         "weight_version": "1",
         "num_retractions": 0,
         "input_token_logprobs": [],
@@ -125,7 +125,7 @@ def serve(listening: socket.socket, delay: float) -> None:
     body = answer_body()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
 
-    async def app(scope: dict, receive: Callable, send: Callable) -> None:
+    async def app(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         if scope["type"] != "http":
             return
         while (await receive()).get("more_body"):

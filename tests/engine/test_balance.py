@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.balance import Balance
+from agentrl.engine.balance import Balance, EngineState
 
 
-def test_a_session_stays_and_new_ones_go_where_there_is_room():
+def test_a_session_stays_and_new_ones_go_where_there_is_room() -> None:
     balance = Balance(["a", "b"])
     first = balance.choose("s", 0.0)
     second = balance.choose("t", 0.0)
@@ -15,7 +15,7 @@ def test_a_session_stays_and_new_ones_go_where_there_is_room():
     assert balance.choose(None, 0.0) is second
 
 
-def test_a_dead_engine_loses_its_sessions_and_comes_back_after_its_rest():
+def test_a_dead_engine_loses_its_sessions_and_comes_back_after_its_rest() -> None:
     balance = Balance(["a", "b"], rest=1.0)
     first = balance.choose("s", 0.0)
     balance.release(first)
@@ -27,7 +27,7 @@ def test_a_dead_engine_loses_its_sessions_and_comes_back_after_its_rest():
     assert balance.choose("s", 1.5) is other
 
 
-def test_with_all_dead_the_first_to_come_back_is_tried():
+def test_with_all_dead_the_first_to_come_back_is_tried() -> None:
     balance = Balance(["a", "b"])
     a, b = balance.engines
     balance.mark_dead(a, 0.0)
@@ -40,9 +40,10 @@ def test_with_all_dead_the_first_to_come_back_is_tried():
     st.integers(1, 5),
     st.lists(st.tuples(st.sampled_from(["choose", "release", "dead", "alive"]), st.integers(0, 20)), max_size=200),
 )
-def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple[str, int]]):
+def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple[str, int]]) -> None:
     balance = Balance([f"e{i}" for i in range(count)])
-    held, homes = [], {}
+    held: list[EngineState] = []
+    homes: dict[str, EngineState] = {}
     for now, (action, number) in enumerate(steps):
         engine = balance.engines[number % count]
         if action == "choose":
@@ -61,7 +62,7 @@ def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple
         assert sum(e.in_flight for e in balance.engines) == len(held)
 
 
-def test_the_longest_unused_session_is_forgotten_first():
+def test_the_longest_unused_session_is_forgotten_first() -> None:
     balance = Balance(["a", "b"], max_sessions=1)
     first = balance.choose("s", 0.0)
     balance.choose("t", 0.0)  # pushes "s" out

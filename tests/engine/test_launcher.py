@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -18,9 +19,11 @@ from agentrl.errors import EngineUnreachable, SettingsError
 
 EMBEDDED = EngineSettings(embedded_threads=1, embedded_slots=2, engine_start_timeout=100.0)
 
+StandIn = Callable[..., EngineSettings]
+
 
 @pytest.fixture
-def stand_in(tmp_path: Path):
+def stand_in(tmp_path: Path) -> StandIn:
     """Make an `engine_python` that runs a shell script instead of a server: a fault-injection stand-in."""
 
     def make(script: str, timeout: float = 60.0) -> EngineSettings:
@@ -44,7 +47,7 @@ def gone(pid: int, timeout: float) -> bool:
         os.close(pidfd)
 
 
-async def test_a_port_in_use_is_named(tmp_path: Path):
+async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -55,7 +58,7 @@ async def test_a_port_in_use_is_named(tmp_path: Path):
     assert caught.value.kind == "port_taken"
 
 
-async def test_an_engine_that_ends_at_start_shows_its_log(stand_in, tmp_path: Path):
+async def test_an_engine_that_ends_at_start_shows_its_log(stand_in: StandIn, tmp_path: Path) -> None:
     settings = stand_in("echo the disk is full; exit 7")
     with pytest.raises(EngineUnreachable, match=r"(?s)status 7.*the disk is full") as caught:
         async with launch(settings, "nowhere", log_dir=tmp_path):
@@ -63,14 +66,14 @@ async def test_an_engine_that_ends_at_start_shows_its_log(stand_in, tmp_path: Pa
     assert caught.value.kind == "engine_exited"
 
 
-async def test_a_missing_interpreter_shows_in_the_log(tmp_path: Path):
+async def test_a_missing_interpreter_shows_in_the_log(tmp_path: Path) -> None:
     settings = EngineSettings(engine="sglang", sglang_cpu=True, engine_python="/nowhere/python")
     with pytest.raises(EngineUnreachable, match="/nowhere/python"):
         async with launch(settings, "nowhere", log_dir=tmp_path):
             pass
 
 
-async def test_an_engine_that_never_answers_times_out_and_is_killed(stand_in, tmp_path: Path):
+async def test_an_engine_that_never_answers_times_out_and_is_killed(stand_in: StandIn, tmp_path: Path) -> None:
     settings = stand_in(f"echo $$ > {tmp_path}/pid; exec sleep 1000", timeout=1.0)
     with pytest.raises(EngineUnreachable, match="not healthy within 1 s") as caught:
         async with launch(settings, "nowhere", log_dir=tmp_path):
@@ -79,13 +82,13 @@ async def test_an_engine_that_never_answers_times_out_and_is_killed(stand_in, tm
     assert gone(int((tmp_path / "pid").read_text()), 10.0)
 
 
-async def test_a_bad_model_path_is_an_error_with_the_log(tmp_path: Path):
+async def test_a_bad_model_path_is_an_error_with_the_log(tmp_path: Path) -> None:
     with pytest.raises(EngineUnreachable, match="no-such-model"):
         async with launch(EMBEDDED, tmp_path / "no-such-model", log_dir=tmp_path):
             pass
 
 
-async def test_death_is_noticed_and_stopping_the_dead_is_fine(tiny_model: Path, tmp_path: Path):
+async def test_death_is_noticed_and_stopping_the_dead_is_fine(tiny_model: Path, tmp_path: Path) -> None:
     async with launch(EMBEDDED, tiny_model, log_dir=tmp_path) as (engine,):
         assert engine.poll() is None
         engine.kill()
@@ -94,7 +97,7 @@ async def test_death_is_noticed_and_stopping_the_dead_is_fine(tiny_model: Path, 
         await engine.stop()
 
 
-def test_blocking_launch_serves_external_users_and_stops(tiny_model: Path, tmp_path: Path):
+def test_blocking_launch_serves_external_users_and_stops(tiny_model: Path, tmp_path: Path) -> None:
     with launch_blocking(EMBEDDED, tiny_model, log_dir=tmp_path) as (engine,):
         address = engine.url.removeprefix("http://")
         external = EngineSettings(engine="external", rollout_external_engine_addrs=(address,))
@@ -107,13 +110,13 @@ def test_blocking_launch_serves_external_users_and_stops(tiny_model: Path, tmp_p
     assert gone(pid, 10.0)
 
 
-async def test_external_needs_addresses(tmp_path: Path):
+async def test_external_needs_addresses(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--rollout-external-engine-addrs"):
         async with launch(EngineSettings(engine="external"), "", log_dir=tmp_path):
             pass
 
 
-async def test_checking_a_launch_starts_nothing():
+async def test_checking_a_launch_starts_nothing() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
@@ -135,7 +138,7 @@ async def test_checking_a_launch_starts_nothing():
 PARENT = """
 import sys, anyio
 from agentrl.engine import EngineSettings, launch
-async def main():
+async def main() -> None:
     settings = EngineSettings(engine="sglang", sglang_cpu=True, engine_python=sys.argv[1], engine_start_timeout=100)
     async with launch(settings, "nowhere", log_dir=sys.argv[2]):
         pass
@@ -143,7 +146,7 @@ anyio.run(main)
 """
 
 
-def test_an_engine_dies_with_a_parent_that_is_killed(tmp_path: Path):
+def test_an_engine_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     # The stand-in server writes its pid into a pipe and sleeps.
     fifo = tmp_path / "pid"
     os.mkfifo(fifo)
@@ -161,7 +164,7 @@ def test_an_engine_dies_with_a_parent_that_is_killed(tmp_path: Path):
         parent.wait()
 
 
-def test_sglang_options_become_flags_and_win_over_defaults():
+def test_sglang_options_become_flags_and_win_over_defaults() -> None:
     settings = EngineSettings(
         engine="sglang",
         engine_python="/venv/python",
@@ -185,7 +188,7 @@ def test_sglang_options_become_flags_and_win_over_defaults():
     assert command.environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
 
 
-def test_sglang_on_gpus_uses_its_own_launcher_and_the_given_devices():
+def test_sglang_on_gpus_uses_its_own_launcher_and_the_given_devices() -> None:
     settings = EngineSettings(engine="sglang", sglang_cpu=False)
     command = engine_command(settings, "model", host="127.0.0.1", port=1, gpus_per_engine=2, gpu_ids=(2, 3))
     assert command.arguments[:3] == (sys.executable, "-m", "sglang.launch_server")

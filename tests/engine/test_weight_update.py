@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -30,9 +29,7 @@ class Recorder:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         return None
 
     async def exchange(
