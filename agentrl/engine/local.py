@@ -2,7 +2,7 @@
 
 1. Nothing of the process is changed: the engine computes in a thread of its own with as many torch threads as the
    process has set (`embedded_threads` is read by whoever sets them, because a trainer may share them).
-2. If the engine's thread crashes, requests fail with `EngineUnreachable`; the process goes on.
+2. If the engine's thread crashes, this and every later request fails as it does when a server dies; the process goes on.
 3. This module and the launcher's child are all that loads `engine/embedded`, and with it torch.
 """
 

@@ -238,7 +238,7 @@ class EnginePool:
             else:
                 self._balance.mark_alive(engine)
                 if status == 200:
-                    return parse(raw, asked)
+                    return _answered(raw, asked, member.url)
                 if status not in _BUSY or last:
                     raise _rejected(status, raw, member.url)
                 wait = True
@@ -279,6 +279,13 @@ async def _send(member: Member, rid: str, payload: dict[str, Any], headers: dict
         with anyio.move_on_after(_ABORT_TIMEOUT, shield=True), suppress(EngineFailure):
             await member.abort(rid)
         raise
+
+
+def _answered(raw: bytes, asked: Asked, url: str) -> Generation:
+    try:
+        return parse(raw, asked)
+    except EngineRejected as error:
+        raise EngineRejected(f"{error} (from {url})", status=error.status, kind=error.kind) from None
 
 
 def _rejected(status: int, raw: bytes, url: str) -> EngineRejected:

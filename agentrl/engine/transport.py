@@ -225,8 +225,8 @@ def normalise_url(address: str) -> str:
     return url if "://" in url else f"http://{url}"
 
 
-def raise_open_files_limit() -> int:
-    """Raise this process's limit on open files to the hard limit; returns the limit in force.
+def raise_open_files_limit() -> None:
+    """Raise this process's limit on open files to the hard limit.
 
     Every request in flight is a socket, and the usual soft limit of 1024 is too small for a rollout.
     """
@@ -234,5 +234,3 @@ def raise_open_files_limit() -> int:
     wanted = min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return soft

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 
+from agentrl.algorithms.registry import algorithm_of
 from agentrl.buffer.dump import dump_path
 from agentrl.chat import Chat
 from agentrl.config import Purpose, RunSettings
@@ -19,7 +20,6 @@ from agentrl.data.user_source import check_source
 from agentrl.engine import check_launch
 from agentrl.envs import Environment, load_environment
 from agentrl.errors import CheckpointError, DataError, SettingsError
-from agentrl.plugins import load_object
 from agentrl.rm_hub import check_rm_type
 from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
@@ -119,8 +119,8 @@ def _model_folder(settings: RunSettings, purpose: Purpose) -> None:
             HFFolder(settings.train.ref_load).check_weights()
         except CheckpointError as error:
             raise CheckpointError(f"--ref-load {error}") from error
-    if purpose == "train" and ":" in (path := settings.algorithm.advantage_estimator):
-        load_object(path, what="--advantage-estimator")
+    if purpose == "train":
+        algorithm_of(settings.algorithm)
 
 
 def _checkpoint(settings: RunSettings) -> None:

@@ -60,9 +60,9 @@ class Generation:
         rollout, args = settings.rollout, settings.args
         chat, plugins = load_chat(settings), Plugins.load(rollout)
         async with AsyncExitStack() as stack:
-            pool = EnginePool(
-                urls, settings.engine, vocab_size=vocab_size(settings, chat.vocab_size), transport=transport
-            )
+            model = read_model_info(settings.train.hf_checkpoint)
+            vocab_size = model.vocab_size if model else None
+            pool = EnginePool(urls, settings.engine, vocab_size=vocab_size, transport=transport)
             await stack.enter_async_context(pool)
             length = rollout.rollout_max_context_len or await _context_length(settings, pool)
             context = RolloutContext(rollout, args, chat, pool, length, plugins.environment)
@@ -172,12 +172,6 @@ def make_batch(settings: RunSettings, groups: Sequence[Group], metrics: Mapping[
     payload = TrainBatch.from_samples(groups, settings.rollout.reward_key, supervised=settings.algorithm.supervised)
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
     return Batch(payload, ids, metrics)
-
-
-def vocab_size(settings: RunSettings, tokenizer: int) -> int:
-    """Ids that a prompt may hold: as many as the model has embeddings, where its config.json says so."""
-    model = read_model_info(settings.train.hf_checkpoint)
-    return (model.vocab_size if model else None) or tokenizer
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:

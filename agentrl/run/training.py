@@ -2,9 +2,8 @@
 
 import socket
 
-from agentrl.train.backends import backend_class
-
 from agentrl.config import RunSettings
+from agentrl.train.backends import backend_class
 from agentrl.train.contracts import RankInfo, TrainBackend
 
 __all__ = ["RankInfo", "free_port", "start_backend"]

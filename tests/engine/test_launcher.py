@@ -140,7 +140,7 @@ async def test_checking_a_launch_starts_nothing() -> None:
 PARENT = """
 import sys, anyio
 from agentrl.engine import EngineSettings, launch
-async def main():
+async def main() -> None:
     settings = EngineSettings(engine="sglang", sglang_cpu=True, engine_python=sys.argv[1], engine_start_timeout=100)
     async with launch(settings, "nowhere", log_dir=sys.argv[2]):
         pass

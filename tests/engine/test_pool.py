@@ -1,6 +1,7 @@
 """The pool against servers that go wrong on purpose (`faults`)."""
 
 import socket
+from typing import Any
 
 import anyio
 import pytest
@@ -112,6 +113,13 @@ async def test_a_malformed_answer_is_rejected_and_not_retried(body: bytes) -> No
     assert len(server.generates) == 1
 
 
+@pytest.mark.parametrize(("ids", "said"), [([512], "ids from 0 to 511"), ([5] * 5, "at most 4 tokens")])
+async def test_an_answer_must_fit_the_request_and_the_model(ids: list[int], said: str) -> None:
+    async with serving(ok(ids)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected, match=rf"{said}.* \(from {server.url}\)"):
+            await pool.generate([1], PARAMS)
+
+
 async def test_a_slow_answer_is_a_timeout_and_is_aborted() -> None:
     async with serving(silence) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
         with pytest.raises(EngineTimeout, match=r"0\.2 s"):
@@ -160,7 +168,7 @@ async def test_no_more_than_the_allowed_requests_are_in_flight() -> None:
 
 
 @pytest.mark.parametrize("ids", [[], [1, 512], [-1], [1.5], [True]])
-async def test_bad_prompts_are_refused_before_they_are_sent(ids: list) -> None:
+async def test_bad_prompts_are_refused_before_they_are_sent(ids: list[Any]) -> None:
     async with serving(ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
         with pytest.raises(EngineRejected) as caught:
             await pool.generate(ids, PARAMS)

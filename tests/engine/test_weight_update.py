@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -30,17 +29,15 @@ class Recorder:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         return None
 
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         host, path = urlsplit(url).netloc, url[url.index("/", 8) :]
-        self.calls.append((host, path, None if body is None else orjson.loads(body)))
         await anyio.lowlevel.checkpoint()
+        self.calls.append((host, path, None if body is None else orjson.loads(body)))
         statuses = self.refuses.get((host, path)) or [200]
         return statuses.pop(0), b""
 
