@@ -95,6 +95,7 @@ class Store:
         self.left, self.size, self.next = groups, size, 0
         self.fate: dict[int, str] = {}
         self.kept: dict[int, Sequence[Sample]] = {}
+        self.steps: list[int] = []
 
     def lease(self, n: int, step: int) -> list[list[Sample]]:
         given = []
@@ -102,6 +103,7 @@ class Store:
             at, self.next, self.left = self.next, self.next + 1, self.left - 1
             given.append([Sample(group_index=at, index=at * self.size + i, prompt=f"q{at}") for i in range(self.size)])
             self.fate[at] = "leased"
+            self.steps.append(step)
         return given
 
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:

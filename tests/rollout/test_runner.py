@@ -1,18 +1,30 @@
 """The rollout runner: groups whole, failures by policy, nothing left running, nothing lost."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from agentrl import Sample, Status
 from agentrl.chat import Chat
 from agentrl.config import Args
 from agentrl.envs import Step, Turn
-from agentrl.errors import AgentRLError, Blame, EngineUnreachable, EnvFailure, GraderFailure, ModelFailure, ToolFailure
+from agentrl.errors import (
+    AgentRLError,
+    Blame,
+    EngineUnreachable,
+    EnvFailure,
+    GraderFailure,
+    LedgerError,
+    ModelFailure,
+    ToolFailure,
+)
 from agentrl.rollout.filters import nonzero_std
+from agentrl.rollout.runner import RolloutRunner
 from agentrl.rollout.settings import FailureAction
 from agentrl.sample import Message
 from agentrl.tools import Tool
@@ -354,3 +366,77 @@ async def test_lists_that_a_deadline_caught_half_way_do_not_end_the_run(chat: Ch
     loop, _ = build(chat, [], generate=generate, environment=None, trajectory_timeout=0.3)
     batch = TrainBatch.from_samples((await loop.run(0)).groups)
     assert batch.response_lengths.tolist() == [0, 2, 2, 2, 2, 2]
+
+
+async def test_one_runner_fills_batch_after_batch_and_keeps_no_surplus(chat: Chat) -> None:
+    def replies(key: str) -> list[Reply]:
+        return [lambda: anyio.sleep_forever()] if key.split("-")[0] == "1" else [f"hello{END}"]
+
+    store = Store()
+    loop, engine = build(chat, replies, over_sampling_batch_size=4, store=store)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        first = await runner.fill(0)
+        assert sorted(store.kept) == [0, 2, 3]
+        assert store.fate[1] == "released"
+        assert engine.cancelled == 2
+        second = await runner.fill(1)
+    assert len(store.kept) == 6
+    assert sorted(store.fate.values()) == ["completed"] * 6 + ["released"] * 2
+    assert len(first.offered) == 6
+    assert len(second.offered) in (6, 8)
+    assert store.steps == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["by asyncio", "by anyio"])
+async def test_a_cancelled_batch_leaves_nothing_leased(chat: Chat, native: bool) -> None:
+    store = Store()
+    loop, engine = build(chat, [lambda: anyio.sleep_forever()], store=store)
+
+    async def interrupted(runner: RolloutRunner) -> None:
+        if native:
+            task = asyncio.ensure_future(runner.fill(0))
+            await until(lambda: len(engine.calls) == 6)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(runner.fill, 0)
+                    await until(lambda: len(engine.calls) == 6)
+                    scope.cancel()
+
+    async with RolloutRunner.running(loop.player, store) as runner:
+        await interrupted(runner)
+        assert set(store.fate.values()) == {"released"}
+        assert engine.cancelled == 6
+        engine.replies = [f"hello{END}"]
+        await runner.fill(1)
+    assert len(store.kept) == 3
+
+
+async def test_a_runner_that_is_left_in_the_middle_gives_back_what_it_plays(chat: Chat) -> None:
+    store = Store()
+    loop, engine = build(chat, [lambda: anyio.sleep_forever()], store=store)
+    async with anyio.create_task_group() as outside, RolloutRunner.running(loop.player, store) as runner:
+        outside.start_soon(runner.fill, 0)
+        await until(lambda: len(engine.calls) == 6)
+        outside.cancel_scope.cancel()
+    assert set(store.fate.values()) == {"released"}
+
+
+async def test_a_store_that_fails_ends_the_batch_with_its_error(chat: Chat) -> None:
+    class Full(Store):
+        def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
+            raise LedgerError("the disk is full")
+
+    loop, _ = build(chat, [f"hello{END}"], store=Full())
+    with pytest.raises(LedgerError, match="the disk is full"):
+        await loop.run(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others run until `condition` holds."""
+    with anyio.fail_after(10):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
