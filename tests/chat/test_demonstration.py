@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.chat.demonstration import to_sample
 from agentrl.errors import TemplateError
-from agentrl.sample import Origin
+from agentrl.sample import Message, Origin
 from tests.support.chats import make_chat
 
 TOOLS = [
@@ -18,7 +18,7 @@ TOOLS = [
     }
 ]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-CONVERSATION = [
+CONVERSATION: list[Message] = [
     {"role": "user", "content": "What is 2 and 2? <|im_end|>"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call00001", "name": "add", "content": "4"},
@@ -45,7 +45,7 @@ def test_the_mask_covers_what_the_template_lets_the_model_write(name: str) -> No
 
 def test_one_that_the_template_would_rewrite_is_not_cut_in_two() -> None:
     user = CONVERSATION[0]
-    thought = {"role": "assistant", "content": "4", "reasoning_content": "hm"}
+    thought: Message = {"role": "assistant", "content": "4", "reasoning_content": "hm"}
     messages = [user, thought, user, thought]
     assert len(to_sample(make_chat("qwen3"), messages).segments) == 3
     with pytest.raises(TemplateError, match="before assistant message 3, and --history-policy is 'split'"):
@@ -53,6 +53,6 @@ def test_one_that_the_template_would_rewrite_is_not_cut_in_two() -> None:
 
 
 @pytest.mark.parametrize("messages", [[], CONVERSATION[:1], CONVERSATION[:3]])
-def test_it_must_end_with_the_assistant(messages: list[dict[str, object]]) -> None:
+def test_it_must_end_with_the_assistant(messages: list[Message]) -> None:
     with pytest.raises(TemplateError, match="must end with an assistant message"):
         to_sample(make_chat("qwen2_5"), messages, TOOLS)

@@ -1,7 +1,9 @@
 """The default generate: who wrote what, when it ends, and that `close` is always called."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -9,11 +11,13 @@ import pytest
 from agentrl import Environment, Sample, Status, Step, tool
 from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.chat import Chat
+from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.envs import Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EnvFailure, ToolFailure
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.sample import Origin
+from agentrl.sample import Message, Origin
 from agentrl.tools import Tool
-from tests.rollout.scripted import ScriptedEngine, make_context
+from tests.rollout.scripted import Reply, ScriptedEngine, make_context
 from tests.support.assets import chat_templates
 from tests.support.tiny_models import make_tiny_model
 
@@ -45,7 +49,13 @@ class DoubleEnv(Environment):
         type(self).closed += 1
 
 
-async def play(chat: Chat, replies, environment=DoubleEnv, context_length: int = 2048, **settings):
+async def play(
+    chat: Chat,
+    replies: Sequence[Reply],
+    environment: type[Environment] = DoubleEnv,
+    context_length: int = 2048,
+    **settings: Any,
+) -> tuple[Sample, ScriptedEngine]:
     engine = ScriptedEngine(chat, replies)
     context = make_context(chat, engine, environment, context_length, **settings)
     samples = await run_environment(context, Sample(prompt="What is 21*2?", index=0), context.params())
@@ -58,6 +68,7 @@ async def test_mask_is_one_exactly_on_what_the_engine_returned(chat: Chat) -> No
     assert sample.reward == 1.0
     assert [s.origin for s in sample.segments] == [Origin.MODEL, Origin.ENV, Origin.MODEL]
     model_ids = chat.encode(CALL) + chat.encode(f"It is 42.{END}")
+    assert sample.loss_mask is not None
     assert [t for t, m in zip(sample.tokens[sample.prompt_length :], sample.loss_mask, strict=True) if m] == model_ids
     # Every request is the whole trajectory so far, to the id.
     first, second = engine.calls[0][1], engine.calls[1][1]
@@ -102,28 +113,28 @@ async def test_close_is_called_on_cancel(chat: Chat) -> None:
 
 
 class RaisingEnv(DoubleEnv):
-    async def step(self, turn) -> Step:
+    async def step(self, turn: Turn) -> Step:
         raise KeyError("oops")
 
 
 class WrongStepEnv(DoubleEnv):
-    async def step(self, turn):
-        return "nonsense"
+    async def step(self, turn: Turn) -> Step:
+        return "nonsense"  # type: ignore[return-value]
 
 
 class WrongResetEnv(DoubleEnv):
-    async def reset(self, sample):
-        return "nonsense"
+    async def reset(self, sample: Sample) -> list[Message]:
+        return "nonsense"  # type: ignore[return-value]
 
 
 class HangingEnv(DoubleEnv):
-    async def step(self, turn) -> Step:
+    async def step(self, turn: Turn) -> Step:
         await anyio.sleep_forever()
         raise AssertionError
 
 
 class SilentEnv(DoubleEnv):
-    async def step(self, turn) -> Step:
+    async def step(self, turn: Turn) -> Step:
         return Step()
 
 
@@ -137,7 +148,9 @@ class SilentEnv(DoubleEnv):
         (SilentEnv, "returned no messages and done=False"),
     ],
 )
-async def test_an_environments_own_fault_has_its_name_on_it(chat: Chat, environment, message: str) -> None:
+async def test_an_environments_own_fault_has_its_name_on_it(
+    chat: Chat, environment: type[Environment], message: str
+) -> None:
     with pytest.raises(EnvFailure, match=message):
         await play(chat, [CALL], environment, env_timeout=0.2)
 
@@ -185,7 +198,7 @@ async def test_a_failing_tool_can_be_caught_by_its_type(chat: Chat) -> None:
     class Catching(DoubleEnv):
         tools = [Tool(fail, name="double", description="Twice.", on_failure="fail")]
 
-        async def step(self, turn) -> Step:
+        async def step(self, turn: Turn) -> Step:
             try:
                 return await self.run_tools(turn)
             except ToolFailure as failure:
@@ -200,7 +213,7 @@ class TwoVersions(ScriptedEngine):
 
     spans: tuple[tuple[str, int, int], ...] | None = None
 
-    async def generate(self, input_ids, params, **options):
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
         answer = await super().generate(input_ids, params, **options)
         return replace(answer, weight_versions=self.spans or (("3", 0, 3), ("4", 3, len(answer.ids))))
 
@@ -231,7 +244,7 @@ class Paying(DoubleEnv):
 
     max_turns = 4
 
-    async def step(self, turn) -> Step:
+    async def step(self, turn: Turn) -> Step:
         return Step([{"role": "user", "content": "and?"}], reward=None if turn.index % 2 else turn.index / 10)
 
     async def reward(self, sample: Sample) -> float:

@@ -1,9 +1,10 @@
 """The helpers for custom generate functions: every conversation its own seeds and its own sample."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import pytest
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 from agentrl import Environment, Sample, tool
 from agentrl.chat import Chat, ToolCall
-from agentrl.engine.wire import FinishReason
+from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, ToolFailure
 from agentrl.rm_hub import final_answer
 from agentrl.rollout.group import RolloutStats
 from agentrl.rollout.helpers import Recorder, build_loss_mask, execute_tool, generate_single, recording
+from agentrl.sample import Message
 from agentrl.tools import Injected
 from tests.rollout.scripted import ScriptedEngine, Store, build, make_context
 from tests.support.assets import chat_templates
@@ -32,7 +34,7 @@ class SeedsEngine(ScriptedEngine):
         super().__init__(chat, [f"fine{END}"])
         self.seeds: list[int | None] = []
 
-    async def generate(self, input_ids, params, **options):
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
         self.seeds.append(params.sampling_seed)
         return await super().generate(input_ids, params, **options)
 
@@ -70,6 +72,7 @@ async def test_side_by_side_conversations_are_told_apart_by_their_list(chat: Cha
 
         async def one(sample: Sample, wait_for: anyio.Event, done: anyio.Event) -> None:
             await wait_for.wait()
+            assert isinstance(sample.prompt, list)
             await generate_single(sample.prompt)
             done.set()
 
@@ -88,7 +91,7 @@ class Asked:
     """A client of `generate_single` that sends its conversation in one of several ways."""
 
     def __init__(self, first: str) -> None:
-        self.messages = [{"role": "user", "content": first}]
+        self.messages: list[Message] = [{"role": "user", "content": first}]
 
     async def send(self, way: str) -> str:
         sent = self.messages
@@ -208,7 +211,7 @@ async def test_the_longest_beginning_wins(chat: Chat) -> None:
 class TwoWays(ScriptedEngine):
     """Writes the same text with other tokens each time."""
 
-    async def generate(self, input_ids, params, **options):
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
         answer = await super().generate(input_ids, params, **options)
         if len(self.calls) % 2:
             return answer
@@ -306,10 +309,11 @@ async def test_a_rows_own_tools_are_offered_and_parsed(chat: Chat) -> None:
 class AbortingEngine(ScriptedEngine):
     """Cuts every answer short, as a real engine does when it is paused."""
 
-    async def generate(self, input_ids, params, **options):
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
         answer = await super().generate(input_ids, params, **options)
-        cut = {"ids": answer.ids[:1], "log_probs": answer.log_probs[:1], "weight_versions": (("3", 0, 1),)}
-        return replace(answer, finish_reason=FinishReason("abort"), **cut)
+        ids, log_probs = answer.ids[:1], answer.log_probs[:1]
+        versions, finish = (("3", 0, 1),), FinishReason("abort")
+        return replace(answer, ids=ids, log_probs=log_probs, weight_versions=versions, finish_reason=finish)
 
 
 async def test_an_aborted_answer_is_no_finished_turn(chat: Chat) -> None:
@@ -326,7 +330,7 @@ async def test_the_engines_own_limit_is_an_overflow(chat: Chat) -> None:
 
 
 async def test_a_conversation_that_outgrows_the_context_keeps_what_was_written(chat: Chat) -> None:
-    async def generate(args, sample, params):
+    async def generate(args: Any, sample: Sample, params: dict[str, Any]) -> Sample:
         conversation = [{"role": "user", "content": "hello"}]
         while True:
             await generate_single(conversation)
@@ -347,7 +351,7 @@ async def test_a_close_that_fails_does_not_hide_a_deadline(chat: Chat) -> None:
         async def close(self) -> None:
             raise OSError("cannot close")
 
-    async def generate(args, sample, params):
+    async def generate(args: Any, sample: Sample, params: dict[str, Any]) -> Sample:
         if sample.index == 0:
             await anyio.sleep_forever()
         raise ToolFailure("cannot go on")
@@ -369,8 +373,8 @@ async def test_a_conversation_leaves_what_the_default_loop_leaves(chat: Chat) ->
         tools = (add,)
 
     context = make_context(chat, ScriptedEngine(chat, [f"I add.{END}", f"It is 5.{END}"]), Adding)
-    sample = Sample(index=0, prompt=[{"role": "user", "content": "2+3?"}])
-    conversation = list(sample.prompt)
+    conversation: list[Message] = [{"role": "user", "content": "2+3?"}]
+    sample = Sample(index=0, prompt=list(conversation))
     async with recording(Recorder(context, context.params(), Sample(group_index=0, index=0))):
         conversation.append({"role": "assistant", "content": await generate_single(conversation)})
         for arguments in ({"a": 2, "b": 3}, {"a": "x"}):

@@ -16,7 +16,11 @@ from agentrl.train.batch import TrainBatch
 
 
 def make_sample(
-    index: int = 0, model: int = 2, observed: int = 1, reward: float | None = 1.0, **changes: object
+    index: int = 0,
+    model: int = 2,
+    observed: int = 1,
+    reward: float | dict[str, Any] | None = 1.0,
+    **changes: object,
 ) -> Sample:
     sample = Sample(index=index, group_index=100, reward=reward)
     sample.set_prompt_tokens([1, 2, 3])
@@ -123,7 +127,7 @@ def test_a_removed_sample_may_lack_reward_and_log_probs() -> None:
 
 
 def test_dict_rewards() -> None:
-    samples = [make_sample(reward={"score": 0.5, "other": 2.0})]  # type: ignore[arg-type]
+    samples = [make_sample(reward={"score": 0.5, "other": 2.0})]
     assert TrainBatch.from_samples([samples], "score").rewards.tolist() == [0.5]
     with pytest.raises(SampleError, match="--reward-key"):
         TrainBatch.from_samples([samples])
