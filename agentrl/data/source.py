@@ -102,13 +102,7 @@ class RolloutDataSource:
     def build(self, group_id: int, place: Place) -> Group:
         """Fresh samples for the prompt at `place`; their running numbers follow from `group_id`."""
         row = PromptRow(place.prompt_index, "") if self.dataset is None else self.dataset[place.prompt_index]
-        first = Sample(
-            prompt=row.prompt,
-            label=row.label,
-            metadata={**row.metadata, **({"tools": row.tools} if row.tools is not None else {})},
-        )
-        n = self.n_samples_per_prompt
-        return number_group([copy.deepcopy(first) for _ in range(n)], group_id, n)
+        return pending_group(row, group_id, self.n_samples_per_prompt)
 
     def get_samples(self, num_groups: int) -> list[Group]:
         """The next groups in order; fewer when the data has come to its end."""
@@ -234,6 +228,13 @@ def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_g
         raise PluginError("--buffer-filter-path: the filter must return groups of the buffer, each at most once")
     buffer[:] = [group for group in buffer if id(group) not in taken]
     return chosen
+
+
+def pending_group(row: PromptRow, group_id: int, n: int, **recorded: Any) -> Group:
+    """`n` fresh samples of one prompt, numbered by `group_id`; `recorded` goes into their metadata."""
+    tools = {"tools": row.tools} if row.tools is not None else {}
+    first = Sample(prompt=row.prompt, label=row.label, metadata={**row.metadata, **tools, **recorded})
+    return number_group([copy.deepcopy(first) for _ in range(n)], group_id, n)
 
 
 def number_group(group: Group, group_id: int, n_samples_per_prompt: int) -> Group:

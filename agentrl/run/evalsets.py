@@ -1,6 +1,5 @@
 """The evaluation sets that `--eval-prompt-data` names."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,9 +7,9 @@ from pathlib import Path
 
 from agentrl.config import RunSettings
 from agentrl.data.prompts import PromptData
+from agentrl.data.source import pending_group
 from agentrl.errors import DataError, SettingsError
 from agentrl.groups import Group
-from agentrl.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class EvalSet:
 
     def groups(self) -> list[Group]:
         """Fresh groups of pending samples, one a prompt."""
-        return [self._group(at) for at in range(len(self.data))]
+        return [pending_group(row, row.index, self.n_samples, attempt="eval") for row in self.data]
 
     def check(self) -> None:
         """Read every row once.
@@ -33,20 +32,6 @@ class EvalSet:
         """
         with _named(self.name):
             self.data.check()
-
-    def _group(self, at: int) -> Group:
-        row = self.data[at]
-        tools = {"tools": row.tools} if row.tools is not None else {}
-        return [
-            Sample(
-                group_index=at,
-                index=at * self.n_samples + offset,
-                prompt=copy.deepcopy(row.prompt),
-                label=row.label,
-                metadata={**copy.deepcopy(row.metadata), **tools, "attempt": "eval"},
-            )
-            for offset in range(self.n_samples)
-        ]
 
 
 def eval_sets(settings: RunSettings) -> list[EvalSet]:
