@@ -7,7 +7,7 @@ import anyio
 from ray import ObjectRef
 from ray.exceptions import RayActorError, RayTaskError
 
-from agentrl.errors import AgentRLError, disk_trouble
+from agentrl.errors import AgentRLError, disk_trouble, ungrouped
 from agentrl.run.parts import PartLost
 
 
@@ -39,37 +39,22 @@ async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:
     The first failure ends the wait, even while the other calls hang in a collective that cannot finish.
     """
     found: list[Any] = [None] * len(references)
-    failures: list[AgentRLError] = []
-    async with anyio.create_task_group() as tasks:
 
-        async def one(at: int) -> None:
-            try:
-                found[at] = await value(references[at])
-            except AgentRLError as error:
-                failures.append(error)
-                tasks.cancel_scope.cancel()
+    async def one(at: int) -> None:
+        found[at] = await value(references[at])
 
-        for at in range(len(references)):
-            tasks.start_soon(one, at)
-    if failures:
-        raise failures[0]
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            for at in range(len(references)):
+                tasks.start_soon(one, at)
     return found
 
 
 async def unless(serving: "ObjectRef[Any]", reference: "ObjectRef[Any]") -> Any:
     """The value of `reference`; or what ended `serving`, which should not end before."""
-    found: list[Any] = []
-    async with anyio.create_task_group() as tasks:
-
-        async def first(of: "ObjectRef[Any]") -> None:
-            try:
-                found.append(await value(of))
-            except AgentRLError as error:
-                found.append(error)
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(value, serving)
+            found = await value(reference)
             tasks.cancel_scope.cancel()
-
-        tasks.start_soon(first, reference)
-        tasks.start_soon(first, serving)
-    if isinstance(found[0], AgentRLError):
-        raise found[0]
-    return found[0]
+    return found
