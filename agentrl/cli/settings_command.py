@@ -5,12 +5,12 @@
 
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from agentrl.config.fields import FieldRef, all_fields
-from agentrl.config.flags import ESSENTIAL, SECTION_TITLES, aliases, collect, help_text, options, rewrite
+from agentrl.config.fields import FieldRef, Sections, all_fields
+from agentrl.config.flags import ESSENTIAL, aliases, collect, help_text, options, rewrite
 from agentrl.config.settings import Purpose, RunSettings
 
 _OWN = ("--config", "--dry-run", "--debug", "--help", "--help-all")
@@ -94,11 +94,8 @@ def _own_options() -> list[click.Parameter]:
 
 
 def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        _print_all(ctx)
-
-
-def _print_all(ctx: click.Context) -> NoReturn:
+    if not wanted:
+        return
     formatter = ctx.make_formatter()
     ctx.command.format_usage(ctx, formatter)
     _own_section(ctx.command, ctx, formatter)
@@ -118,10 +115,10 @@ def _own_section(command: click.Command, ctx: click.Context, formatter: click.He
 
 
 def _groups(skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[FieldRef]]]:
-    for section, title in SECTION_TITLES.items():
+    for section, info in Sections.model_fields.items():
         group = [f for f in all_fields().values() if f.section == section and f.name not in skip]
         if group:
-            yield title, group
+            yield str(info.title), group
 
 
 def _names(field: FieldRef) -> str:

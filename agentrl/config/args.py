@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Never
 
-from agentrl.config.problems import did_you_mean, nearest
+from agentrl.config.problems import did_you_mean
 
 
 class Args:
@@ -28,8 +28,7 @@ class Args:
         try:
             return self._values[name]
         except KeyError:
-            hint = did_you_mean(nearest(name, self._values))
-            raise AttributeError(f"the run's settings have no {name!r}{hint}") from None
+            raise AttributeError(f"the run's settings have no {name!r}{did_you_mean(name, self._values)}") from None
 
     def __setattr__(self, name: str, value: object) -> Never:
         raise AttributeError(

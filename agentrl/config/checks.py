@@ -1,10 +1,10 @@
 """Checks across rooms: what each room accepts by itself but a run cannot do together.
 
 Each check is a pure function from the flat settings (and the model's shapes, where its config.json can be read) to
-sentences; a sentence names the flags, shows the numbers, and proposes numbers that work. An empty list means fine.
+sentences; a sentence names the flags, shows the numbers, and proposes numbers that work. No sentence means fine.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.config.model_info import ModelInfo
 
 Flat = Mapping[str, Any]
-Check = Callable[[Flat, ModelInfo | None], list[str]]
+Check = Callable[[Flat, ModelInfo | None], Iterator[str]]
+
+
+_PARTS = ("tensor_model", "pipeline_model", "context")
 
 
 def steps_and_batch(flat: Flat) -> tuple[int, int]:
@@ -30,7 +33,7 @@ def steps_and_batch(flat: Flat) -> tuple[int, int]:
     return batch, steps or max(total // batch, 1)
 
 
-def batch_arithmetic(flat: Flat, _: ModelInfo | None) -> list[str]:
+def batch_arithmetic(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
     prompts, n, total = flat["rollout_batch_size"], flat["n_samples_per_prompt"], _samples(flat)
     batch, steps = flat.get("global_batch_size"), flat.get("num_steps_per_rollout")
@@ -38,13 +41,13 @@ def batch_arithmetic(flat: Flat, _: ModelInfo | None) -> list[str]:
     if batch is None:
         if steps is not None and total % steps:
             divisor = _nearest_divisor(total, steps)
-            return [f"{made}, which {steps} equal steps cannot share; set --num-steps-per-rollout {divisor}"]
-        return []
+            yield f"{made}, which {steps} equal steps cannot share; set --num-steps-per-rollout {divisor}"
+        return
     wanted = batch * (steps or 1)
     if total == wanted or (steps is None and total % batch == 0):
-        return []
+        return
     used = f"--global-batch-size {batch}" + (f" x --num-steps-per-rollout {steps} = {wanted}" if steps else "")
-    return [f"{made}, but {used} does not use them up; set {_batch_proposal(prompts, n, batch, steps)}"]
+    yield f"{made}, but {used} does not use them up; set {_batch_proposal(prompts, n, batch, steps)}"
 
 
 def _batch_proposal(prompts: int, n: int, batch: int, steps: int | None) -> str:
@@ -65,142 +68,111 @@ def _batch_proposal(prompts: int, n: int, batch: int, steps: int | None) -> str:
     return " or ".join(ways)
 
 
-def layout(flat: Flat, model: ModelInfo | None) -> list[str]:
-    """The trainer's processes must divide by TP x PP x CP, and the model by TP and PP."""
-    sizes = _parallel(flat)
-    product = sizes["tensor"] * sizes["pipeline"] * sizes["context"]
+def layout(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
+    """Trainer processes divide by TP x PP x CP, the model by TP and PP, and each data-parallel rank has a sample."""
+    tensor, pipeline, context = (flat.get(f"{part}_parallel_size") or 1 for part in _PARTS)
+    product = tensor * pipeline * context
     nodes, per_node = flat["actor_num_nodes"], flat["actor_num_gpus_per_node"]
-    world, problems = nodes * per_node, []
+    world = nodes * per_node
     if world % product:
         up, down = -(-world // product) * product, world // product * product
         fits = " or ".join(str(w) for w in (down, up) if w)
-        problems.append(
+        yield (
             f"--actor-num-nodes {nodes} x --actor-num-gpus-per-node {per_node} = {world} trainer processes cannot hold "
-            f"tensor {sizes['tensor']} x pipeline {sizes['pipeline']} x context {sizes['context']} = {product} "
+            f"tensor {tensor} x pipeline {pipeline} x context {context} = {product} "
             f"model parts; use {fits} processes, or smaller parallel sizes"
         )
-    return problems + (_model_splits(sizes, model) if model else [])
+    if model:
+        yield from _model_splits(model, tensor, pipeline)
+    ranks, batch = world // product, steps_and_batch(flat)[0]
+    if world % product == 0 and batch < ranks:
+        yield (
+            f"--global-batch-size {batch} gives {ranks} data-parallel ranks less than one sample each; "
+            f"use at least {ranks}, or fewer trainer processes"
+        )
 
 
-def _model_splits(sizes: Mapping[str, int], model: ModelInfo) -> list[str]:
-    problems = []
-    tensor, pipeline = sizes["tensor"], sizes["pipeline"]
+def _model_splits(model: ModelInfo, tensor: int, pipeline: int) -> Iterator[str]:
     for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads")):
         if count and count % tensor:
-            problems.append(
+            yield (
                 f"--tensor-model-parallel-size {tensor} does not divide the model's {count} {what}; "
                 f"sizes that do: {_divisor_list(count)}"
             )
             break
     if model.layers and model.layers % pipeline:
-        problems.append(
+        yield (
             f"--pipeline-model-parallel-size {pipeline} does not divide the model's {model.layers} layers; "
             f"sizes that do: {_divisor_list(model.layers)}"
         )
-    return problems
 
 
-def data_parallel(flat: Flat, _: ModelInfo | None) -> list[str]:
-    """A training step must give every data-parallel rank at least one sample."""
-    sizes = _parallel(flat)
-    product = sizes["tensor"] * sizes["pipeline"] * sizes["context"]
-    world = flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"]
-    if world % product:
-        return []
-    ranks, batch = world // product, steps_and_batch(flat)[0]
-    if batch >= ranks:
-        return []
-    return [
-        f"--global-batch-size {batch} gives {ranks} data-parallel ranks less than one sample each; "
-        f"use at least {ranks}, or fewer trainer processes"
-    ]
-
-
-def engines(flat: Flat, _: ModelInfo | None) -> list[str]:
+def engines(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Engines must share their devices evenly; taking turns on one set of devices needs enough of them."""
     total, each = flat["rollout_num_gpus"], flat["rollout_num_gpus_per_engine"]
-    problems = []
     if total % each:
         fits = " or ".join(str(n) for n in (total // each * each, -(-total // each) * each) if n)
-        problems.append(
+        yield (
             f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}; "
             f"use --rollout-num-gpus {fits}"
         )
     if each > 1 and flat["engine"] == "embedded":
-        problems.append(
-            f"--rollout-num-gpus-per-engine {each}: the built-in engine uses one device; use 1, or --engine sglang"
-        )
-    return problems
+        yield f"--rollout-num-gpus-per-engine {each}: the built-in engine uses one device; use 1, or --engine sglang"
 
 
-def lengths(flat: Flat, model: ModelInfo | None) -> list[str]:
+def lengths(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
     """Prompt and one answer must fit the context that the run and the model allow."""
     response, prompt = flat.get("rollout_max_response_len"), flat.get("rollout_max_prompt_len")
     own, limit = flat.get("rollout_max_context_len"), model.context_length if model else None
-    problems = []
     if own and limit and own > limit:
-        problems.append(f"--rollout-max-context-len {own} is more than the model's context of {limit} tokens")
+        yield f"--rollout-max-context-len {own} is more than the model's context of {limit} tokens"
     context = min(filter(None, (own, limit)), default=None)
     if context is None or response is None or (prompt or 1) + response <= context:
-        return problems
+        return
     whose = f"--rollout-max-context-len {own}" if context == own else f"the model's context of {context} tokens"
     asked = f"--rollout-max-response-len {response}"
     if prompt:
         asked = f"--rollout-max-prompt-len {prompt} + {asked} = {prompt + response} tokens"
     room = context - (prompt or 1)
     fix = f"set --rollout-max-response-len to at most {room}" if room > 0 else f"prompts must be below {context} tokens"
-    return [*problems, f"{asked} does not fit {whose}; {fix}"]
+    yield f"{asked} does not fit {whose}; {fix}"
 
 
-def over_sampling(flat: Flat, _: ModelInfo | None) -> list[str]:
+def over_sampling(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Over-sampling must not be under-sampling."""
     over, prompts = flat.get("over_sampling_batch_size"), flat["rollout_batch_size"]
     if over is not None and over < prompts:
-        return [f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}; use at least {prompts}"]
-    return []
+        yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}; use at least {prompts}"
 
 
-def sharing_devices(flat: Flat, _: ModelInfo | None) -> list[str]:
+def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Flags of slime's that this version knows but does not carry out: ignoring them would be worse."""
-    return [
-        f"--{name.replace('_', '-')} is not supported yet: trainer and engines run on devices of their own; leave it out"
-        for name in ("colocate", "offload_train", "offload_rollout")
-        if flat.get(name)
-    ]
+    for name in ("colocate", "offload_train", "offload_rollout"):
+        if flat.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            yield f"{flag} is not supported yet: trainer and engines run on devices of their own; leave it out"
 
 
-def one_process(flat: Flat, _: ModelInfo | None) -> list[str]:
+def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """What `--backend local` cannot be: more than one trainer, more than one built-in engine, joined to Ray."""
     if flat["backend"] != "local":
-        return []
-    problems, trainers = [], flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"]
+        return
+    trainers, devices = flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"], flat["rollout_num_gpus"]
     if trainers > 1:
-        problems.append(f"--backend local has one trainer process, and {trainers} were asked for; use --backend ray")
-    if flat["engine"] == "embedded" and flat["rollout_num_gpus"] > 1:
-        problems.append(
-            f"--backend local has one built-in engine, and --rollout-num-gpus is {flat['rollout_num_gpus']}; use --backend ray"
-        )
+        yield f"--backend local has one trainer process, and {trainers} were asked for; use --backend ray"
+    if flat["engine"] == "embedded" and devices > 1:
+        yield f"--backend local has one built-in engine, and --rollout-num-gpus is {devices}; use --backend ray"
     if flat["ray_address"] is not None:
-        problems.append("--ray-address has no effect with --backend local; leave one of them out")
+        yield "--ray-address has no effect with --backend local; leave one of them out"
     threads = {flat["train_threads"], flat["embedded_threads"]} - {None}
     if len(threads) > 1:
-        problems.append(
+        yield (
             f"--train-threads {flat['train_threads']} and --embedded-threads {flat['embedded_threads']}: with "
             "--backend local trainer and engine share one number of threads; set one of them"
         )
-    return problems
 
 
-CHECKS: tuple[Check, ...] = (
-    one_process,
-    sharing_devices,
-    batch_arithmetic,
-    layout,
-    data_parallel,
-    engines,
-    lengths,
-    over_sampling,
-)
+CHECKS: tuple[Check, ...] = (one_process, sharing_devices, batch_arithmetic, layout, engines, lengths, over_sampling)
 
 
 def contradictions(flat: Flat, model: ModelInfo | None) -> list[str]:
@@ -208,36 +180,29 @@ def contradictions(flat: Flat, model: ModelInfo | None) -> list[str]:
     return [problem for check in CHECKS for problem in check(flat, model)]
 
 
-def missing(flat: Flat, purpose: str) -> list[str]:
+def missing(flat: Flat, purpose: str) -> Iterator[str]:
     """What `train`, `eval` or `rollout` needs and was not given."""
-    problems = []
     checkpoint = flat.get("hf_checkpoint")
     if not checkpoint:
-        problems.append(
-            "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
-        )
+        yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
     elif not Path(str(checkpoint)).expanduser().is_dir():
-        problems.append(f"--hf-checkpoint {checkpoint}: no such folder")
+        yield f"--hf-checkpoint {checkpoint}: no such folder"
     if purpose == "eval":
         if not flat.get("eval_prompt_data"):
-            problems.append("--eval-prompt-data NAME PATH is missing: the prompts to evaluate on")
-        return problems
+            yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on"
+        return
     sources = ("prompt_data", "env", "data_source_path", "load_debug_rollout_data")
     if not any(flat.get(name) for name in sources):
-        problems.append(
-            "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
-        )
+        yield "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
     data = flat.get("prompt_data")
     if data and not Path(str(data).partition("@[")[0]).expanduser().is_file():
-        problems.append(f"--prompt-data {data}: no such file")
-    return problems
+        yield f"--prompt-data {data}: no such file"
 
 
-def untrainable(flat: Flat) -> list[str]:
+def untrainable(flat: Flat) -> Iterator[str]:
     """What generates and evaluates well but cannot train, or would be asked for in vain."""
-    problems = []
     if not flat["rollout_temperature"]:
-        problems.append(
+        yield (
             "--rollout-temperature 0: the policy that is trained is the one that samples, and greedy choice has no "
             "probabilities to train; use 1 (--eval-temperature 0 evaluates greedily)"
         )
@@ -245,25 +210,17 @@ def untrainable(flat: Flat) -> list[str]:
     alone = flat["n_samples_per_prompt"] == 1 and flat["load_debug_rollout_data"] is None
     if alone and algorithm.compares_within_group:
         otherwise = ", or --no-rewards-normalization" if "rewards_normalization" in algorithm.takes else ""
-        problems.append(
+        yield (
             f"--n-samples-per-prompt 1: {algorithm.name} compares a trajectory with the others of its prompt, so that "
             f"one alone has advantage 0 and nothing is learned; use at least 2{otherwise}"
         )
     if flat["eval_interval"] is not None and not flat["eval_prompt_data"]:
-        problems.append(
-            f"--eval-interval {flat['eval_interval']}: there is nothing to evaluate; give --eval-prompt-data NAME PATH"
-        )
-    return problems
+        yield f"--eval-interval {flat['eval_interval']}: there is nothing to evaluate; give --eval-prompt-data NAME PATH"
 
 
 def _samples(flat: Flat) -> int:
     total: int = flat["rollout_batch_size"] * flat["n_samples_per_prompt"]
     return total
-
-
-def _parallel(flat: Flat) -> dict[str, int]:
-    names = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size"}
-    return {k: flat.get(v) or 1 for k, v in {**names, "context": "context_parallel_size"}.items()}
 
 
 def _divisors(number: int) -> list[int]:

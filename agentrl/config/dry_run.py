@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.config.fields import SECTIONS, all_fields
 from agentrl.config.settings import RunSettings
 
 
@@ -87,13 +86,12 @@ def show(settings: RunSettings, console: Console | None = None) -> None:
 
 
 def _show_tables(settings: RunSettings, placement: Placement, console: Console) -> None:
-    given = settings.given()
-    for section in SECTIONS:
+    for section, values in settings:
         table = Table(title=section, title_justify="left", title_style="bold", show_header=False, box=None)
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
-        for name, value in _section(settings, section):
-            table.add_row(name, render(value), style="bold" if name in given else "dim")
+        for name, value in values:
+            table.add_row(name, render(value), style="bold" if name in values.model_fields_set else "dim")
         console.print(table)
         console.print()
     console.print("Bold: given by you. Dim: defaults, and what follows from the rest.\n")
@@ -101,22 +99,17 @@ def _show_tables(settings: RunSettings, placement: Placement, console: Console) 
     for line in describe(settings, placement):
         console.print(line, markup=False)
     if len(placement.trainer) > 1:
-        console.print(_rank_table(placement))
-
-
-def _rank_table(placement: Placement) -> Table:
-    table = Table("rank", "node", "process", "TP", "CP", "DP", "PP", box=None, header_style="bold")
-    for r in placement.trainer:
-        table.add_row(*map(str, (r.rank, r.node, r.local, r.tp, r.cp, r.dp, r.pp)))
-    return table
+        ranks = Table("rank", "node", "process", "TP", "CP", "DP", "PP", box=None, header_style="bold")
+        for r in placement.trainer:
+            ranks.add_row(*map(str, (r.rank, r.node, r.local, r.tp, r.cp, r.dp, r.pp)))
+        console.print(ranks)
 
 
 def _show_plain(settings: RunSettings, placement: Placement, console: Console) -> None:
-    given = settings.given()
-    for section in SECTIONS:
+    for section, values in settings:
         _print(console, f"[{section}]")
-        for name, value in _section(settings, section):
-            _print(console, f"{name} = {render(value)}{'' if name in given else '  # default'}")
+        for name, value in values:
+            _print(console, f"{name} = {render(value)}{'' if name in values.model_fields_set else '  # default'}")
         _print(console, "")
     _print(console, "[placement]")
     for line in describe(settings, placement):
@@ -165,12 +158,6 @@ def _engine_line(settings: RunSettings, engine: EnginePlace) -> str:
     devices = ", ".join(map(str, engine.devices))
     pool = "the trainer's devices" if engine.shares_with_trainer else "engine devices"
     return f"engine {engine.index}: {settings.engine.engine}, on {pool} {devices}"
-
-
-def _section(settings: RunSettings, section: str) -> Iterator[tuple[str, Any]]:
-    for name, field in all_fields().items():
-        if field.section == section:
-            yield name, getattr(getattr(settings, section), name)
 
 
 def render(value: Any) -> str:

@@ -1,6 +1,6 @@
 """The list of all settings: which room owns a field, what it is called on the command line, what it accepts.
 
-1. `SECTIONS` maps a section of `RunSettings` to the room's settings model; its order is the order of `--help`.
+1. `Sections` is the one list of rooms; `SECTIONS` maps a section's name to the room's settings model.
 2. `all_fields()` is the one flat list; two rooms that use one name are a programming error and raise at once.
 3. `FieldRef.expected()` says in words what a value must be; error messages and help share it.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import annotated_types
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -32,17 +32,24 @@ from agentrl.rollout.settings import RolloutSettings
 from agentrl.settings import Settings
 from agentrl.train.settings import TrainSettings
 
-SECTIONS: Mapping[str, type[Settings]] = {
-    "rollout": RolloutSettings,
-    "rm_hub": RmHubSettings,
-    "data": DataSettings,
-    "buffer": BufferSettings,
-    "algorithm": AlgorithmSettings,
-    "train": TrainSettings,
-    "engine": EngineSettings,
-    "cluster": ClusterSettings,
-    "observability": ObservabilitySettings,
-}
+
+class Sections(Settings):
+    """One section a room, in the order of `--help`; a section's title is its headline there."""
+
+    rollout: RolloutSettings = Field(
+        default_factory=RolloutSettings, title="Rollout: trajectories, grading, evaluation"
+    )
+    rm_hub: RmHubSettings = Field(default_factory=RmHubSettings, title="Graders")
+    data: DataSettings = Field(default_factory=DataSettings, title="Data")
+    buffer: BufferSettings = Field(default_factory=BufferSettings, title="Ledger")
+    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings, title="Algorithm")
+    train: TrainSettings = Field(default_factory=TrainSettings, title="Trainer")
+    engine: EngineSettings = Field(default_factory=EngineSettings, title="Inference engine")
+    cluster: ClusterSettings = Field(default_factory=ClusterSettings, title="Placement")
+    observability: ObservabilitySettings = Field(default_factory=ObservabilitySettings, title="Metrics and output")
+
+
+SECTIONS: Mapping[str, type[Settings]] = {name: type(section) for name, section in Sections()}
 
 _SEQUENCES = (list, tuple, set, frozenset, Sequence, AbstractSet)
 _MAPPINGS = (dict, Mapping)

@@ -19,7 +19,7 @@ import yaml
 
 from agentrl.config.fields import SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import SGLANG_FIELD
-from agentrl.config.problems import did_you_mean, nearest, one_error
+from agentrl.config.problems import did_you_mean, one_error
 from agentrl.errors import SettingsError
 
 
@@ -40,7 +40,11 @@ def read_file(path: str | Path) -> FileSettings:
     file = Path(path).expanduser()
     if not file.is_file():
         raise SettingsError(f"--config: no file {file}")
-    document, lines = _read_toml(file) if file.suffix == ".toml" else _read_yaml(file)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file.name}: expected UTF-8 text ({error})") from error
+    document, lines = (_read_toml if file.suffix == ".toml" else _read_yaml)(file.name, text)
     return _Sorter(file.name, lines).run(document)
 
 
@@ -80,7 +84,7 @@ class _Sorter:
         elif key.startswith("sglang_") and SGLANG_FIELD in known:
             self._set(SGLANG_FIELD, {key.removeprefix("sglang_"): value}, where)
         else:
-            hint = did_you_mean(nearest(key, [*known, *SECTIONS]))
+            hint = did_you_mean(key, [*known, *SECTIONS])
             self.problems.append(f"{where}: unknown setting {path[-1]}{hint}")
 
     def _set(self, key: str, value: Any, where: str) -> None:
@@ -103,19 +107,18 @@ def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
     return value
 
 
-def _read_yaml(file: Path) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:
-    text = _text(file)
+def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:
     try:
         document = yaml.safe_load(text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise SettingsError(f"{file.name} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise SettingsError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if document is None:
         return {}, {}
     if not isinstance(document, dict) or not isinstance(node, yaml.MappingNode):
-        raise SettingsError(f"{file.name}: expected settings as `name: value`; got {type(document).__name__}")
+        raise SettingsError(f"{file}: expected settings as `name: value`; got {type(document).__name__}")
     lines: dict[tuple[str, ...], int] = {}
-    _mark(file.name, node, (), lines)
+    _mark(file, node, (), lines)
     return document, lines
 
 
@@ -130,12 +133,11 @@ def _mark(file: str, node: yaml.MappingNode, above: tuple[str, ...], lines: dict
             _mark(file, value, path, lines)
 
 
-def _read_toml(file: Path) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:
-    text = _text(file)
+def _read_toml(file: str, text: str) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file.name} is not valid TOML: {error}") from error
+        raise SettingsError(f"{file} is not valid TOML: {error}") from error
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -145,10 +147,3 @@ def _read_toml(file: Path) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int
         elif "=" in line and not line.startswith("#"):
             lines.setdefault((*table, line.split("=", 1)[0].strip(" \"'")), number)
     return document, lines
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{file.name}: expected UTF-8 text ({error})") from error

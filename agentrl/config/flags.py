@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from agentrl.config.fields import FieldRef, all_fields
-from agentrl.config.problems import did_you_mean, nearest
+from agentrl.config.problems import did_you_mean
 from agentrl.config.values import json_or_text, read_texts
 from agentrl.errors import SettingsError
 
@@ -38,18 +38,6 @@ ESSENTIAL: Mapping[str, tuple[str, ...]] = {
 }
 """Shown first in a command's `--help`: what its first use needs."""
 
-SECTION_TITLES: Mapping[str, str] = {
-    "rollout": "Rollout: trajectories, grading, evaluation",
-    "rm_hub": "Graders",
-    "data": "Data",
-    "buffer": "Ledger",
-    "algorithm": "Algorithm",
-    "train": "Trainer",
-    "engine": "Inference engine",
-    "cluster": "Placement",
-    "observability": "Metrics and output",
-}
-
 SGLANG_PREFIX = "--sglang-"
 SGLANG_FIELD = "sglang_options"
 
@@ -65,7 +53,6 @@ class Alias:
 _ALIASES: Mapping[str, Alias] = {
     "--disable-grpo-std-normalization": Alias("grpo_std_normalization", False),
     "--disable-rewards-normalization": Alias("rewards_normalization", False),
-    "--disable-compute-advantages-and-returns": Alias("compute_advantages_and_returns", False),
     "--not-eval-before-train": Alias("eval_before_train", False),
     "--skip-eval-before-train": Alias("eval_before_train", False),
     "--tp": Alias("tensor_model_parallel_size"),
@@ -193,7 +180,7 @@ class _Rewriter:
             self._sglang(name, value, rest)
         else:
             known = [*self.fields, *self.aliases, *self.extra, *(f"--no-{b[2:]}" for b in self.bools)]
-            raise SettingsError(f"unknown flag {name}{did_you_mean(nearest(name, known))}")
+            raise SettingsError(f"unknown flag {name}{did_you_mean(name, known)}")
 
     def _valued(self, field: FieldRef, value: str | None, rest: list[str]) -> None:
         values = [value] if value is not None else []

@@ -27,20 +27,15 @@ _ELSEWHERE: Mapping[str, str] = {
 """What other trainers call our settings: spelling alone would not lead there."""
 
 
-def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
-    """The known names closest to `name`, best first; empty if none is close."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean a or b?` with the known names closest to `name`, best first; nothing if none is close."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     plain = difflib.get_close_matches(name.lstrip("-").replace("-", "_"), _ELSEWHERE, n=1, cutoff=0.9)
     ours = [_ELSEWHERE[plain[0]], "--" + _ELSEWHERE[plain[0]].replace("_", "-")] if plain else []
     meant = [other for other in ours if other in names]
-    return [*meant, *(c for c in close if c not in meant)][:count]
-
-
-def did_you_mean(names: Iterable[str]) -> str:
-    """`; did you mean a or b?`, or nothing."""
-    names = list(names)
-    return f"; did you mean {' or '.join(names)}?" if names else ""
+    best = [*meant, *(c for c in close if c not in meant)][:3]
+    return f"; did you mean {' or '.join(best)}?" if best else ""
 
 
 def sentences(error: ValidationError, fields: Mapping[str, FieldRef], origins: Mapping[str, str]) -> list[str]:
@@ -49,7 +44,7 @@ def sentences(error: ValidationError, fields: Mapping[str, FieldRef], origins: M
     for item in error.errors(include_url=False):
         name = str(item["loc"][0]) if item["loc"] else ""
         field = fields.get(name)
-        message = _custom(item)
+        message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if field is None:
             out.append(f"{name}: {message}" if name else message)
             continue
@@ -70,10 +65,6 @@ def one_error(problems: list[str]) -> SettingsError:
     if len(problems) == 1:
         return SettingsError(problems[0])
     return SettingsError(f"{len(problems)} settings need attention:\n" + "\n".join(f"  - {p}" for p in problems))
-
-
-def _custom(item: Any) -> str:
-    return str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
 
 
 def _is_type_tag(part: Any) -> bool:

@@ -11,26 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from agentrl.algorithms.settings import AlgorithmSettings
-from agentrl.buffer.settings import BufferSettings
 from agentrl.config import checks
 from agentrl.config.args import Args
-from agentrl.config.fields import SECTIONS, all_fields
+from agentrl.config.fields import SECTIONS, Sections, all_fields
 from agentrl.config.files import read_file
 from agentrl.config.flags import SGLANG_FIELD, read_flags
 from agentrl.config.model_info import read_model_info
-from agentrl.config.placement import ClusterSettings
-from agentrl.config.problems import did_you_mean, nearest, one_error, sentences
-from agentrl.data.settings import DataSettings
-from agentrl.engine.settings import EngineSettings
+from agentrl.config.problems import did_you_mean, one_error, sentences
 from agentrl.errors import SettingsError
-from agentrl.observability.settings import ObservabilitySettings
-from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rollout.settings import RolloutSettings
 from agentrl.settings import Settings
-from agentrl.train.settings import TrainSettings
 
 Purpose = Literal["train", "eval", "rollout"]
 
@@ -38,18 +29,8 @@ _FOLLOWS = ("global_batch_size", "num_steps_per_rollout", "rollout_max_response_
 """Settings whose default gives way: the checks see None unless a value was given."""
 
 
-class RunSettings(Settings):
+class RunSettings(Sections):
     """The settings of a run; each section is owned, documented and checked by the room of its name."""
-
-    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
-    rm_hub: RmHubSettings = Field(default_factory=RmHubSettings)
-    data: DataSettings = Field(default_factory=DataSettings)
-    buffer: BufferSettings = Field(default_factory=BufferSettings)
-    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
-    train: TrainSettings = Field(default_factory=TrainSettings)
-    engine: EngineSettings = Field(default_factory=EngineSettings)
-    cluster: ClusterSettings = Field(default_factory=ClusterSettings)
-    observability: ObservabilitySettings = Field(default_factory=ObservabilitySettings)
 
     @model_validator(mode="after")
     def _hold_together(self) -> Self:
@@ -96,7 +77,7 @@ class RunSettings(Settings):
         known, problems = all_fields(), []
         for name, value in values.items():
             if name not in known:
-                problems.append(f"unknown setting {name}{did_you_mean(nearest(name, known))}")
+                problems.append(f"unknown setting {name}{did_you_mean(name, known)}")
             elif isinstance(value, bool) and known[name].is_number:
                 # Pydantic would take `lr: yes` for 1.
                 where = (origins or {}).get(name) or known[name].flag
@@ -115,8 +96,7 @@ class RunSettings(Settings):
     @classmethod
     def from_file(cls, path: str | Path, **overrides: Any) -> Self:
         """Build from a YAML or TOML file; `overrides` are flat names and win."""
-        found = read_file(path)
-        return cls.from_flat(*_merge((found.values, found.origins), (overrides, {})))
+        return cls.from_parts(overrides, {}, config=path)
 
     @classmethod
     def from_cli(cls, argv: Sequence[str]) -> Self:
@@ -125,7 +105,9 @@ class RunSettings(Settings):
         return cls.from_parts(*read_flags(rest), config=config)
 
     @classmethod
-    def from_parts(cls, values: Mapping[str, Any], origins: Mapping[str, str], *, config: str | None = None) -> Self:
+    def from_parts(
+        cls, values: Mapping[str, Any], origins: Mapping[str, str], *, config: str | Path | None = None
+    ) -> Self:
         """Build from flags already read and an optional file below them."""
         if config is None:
             return cls.from_flat(values, origins)
@@ -134,7 +116,7 @@ class RunSettings(Settings):
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its flat name."""
-        return {name: getattr(getattr(self, field.section), name) for name, field in all_fields().items()}
+        return {name: value for _, section in self for name, value in section}
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, by flat name, checked again.
@@ -146,7 +128,7 @@ class RunSettings(Settings):
 
     def given(self) -> frozenset[str]:
         """Names of the settings that were given a value; the others are defaults, or follow from those."""
-        return frozenset(name for section in SECTIONS for name in getattr(self, section).model_fields_set)
+        return frozenset(name for _, section in self for name in section.model_fields_set)
 
     @property
     def args(self) -> Args:
@@ -162,7 +144,7 @@ class RunSettings(Settings):
             SettingsError: lists what is missing or cannot be and how to give it.
         """
         flat = self.flat()
-        if problems := checks.missing(flat, purpose) + (checks.untrainable(flat) if purpose == "train" else []):
+        if problems := [*checks.missing(flat, purpose), *(checks.untrainable(flat) if purpose == "train" else ())]:
             raise one_error(problems)
         return self
 
