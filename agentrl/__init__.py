@@ -7,40 +7,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl.envs import Environment, Step, Turn
-    from agentrl.errors import AgentRLError, Blame, Failure
-    from agentrl.sample import Message, Sample, Status
-    from agentrl.tools import Tool, tool
+    from agentrl.envs import Environment as Environment
+    from agentrl.envs import Step as Step
+    from agentrl.envs import Turn as Turn
+    from agentrl.errors import AgentRLError as AgentRLError
+    from agentrl.errors import Blame as Blame
+    from agentrl.errors import Failure as Failure
+    from agentrl.sample import Message as Message
+    from agentrl.sample import Sample as Sample
+    from agentrl.sample import Status as Status
+    from agentrl.tools import Tool as Tool
+    from agentrl.tools import tool as tool
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Environment": "agentrl.envs",
-    "Step": "agentrl.envs",
-    "Turn": "agentrl.envs",
-    "AgentRLError": "agentrl.errors",
-    "Blame": "agentrl.errors",
-    "Failure": "agentrl.errors",
-    "Message": "agentrl.sample",
-    "Sample": "agentrl.sample",
-    "Status": "agentrl.sample",
-    "Tool": "agentrl.tools",
-    "tool": "agentrl.tools",
+    **dict.fromkeys(("Environment", "Step", "Turn"), "agentrl.envs"),
+    **dict.fromkeys(("AgentRLError", "Blame", "Failure"), "agentrl.errors"),
+    **dict.fromkeys(("Message", "Sample", "Status"), "agentrl.sample"),
+    **dict.fromkeys(("Tool", "tool"), "agentrl.tools"),
 }
 
-__all__ = [
-    "AgentRLError",
-    "Blame",
-    "Environment",
-    "Failure",
-    "Message",
-    "Sample",
-    "Status",
-    "Step",
-    "Tool",
-    "Turn",
-    "tool",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
+from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,38 +124,31 @@ class ParquetFile:
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a readable Parquet file: {error}") from error
         meta = self._file.metadata
-        self._starts: list[int] = []
-        rows = 0
-        for group in range(meta.num_row_groups):
-            self._starts.append(rows)
-            rows += meta.row_group(group).num_rows
-        self._rows = rows
-        self._cache: OrderedDict[int, Any] = OrderedDict()
-        if rows == 0:
+        counts = (meta.row_group(group).num_rows for group in range(meta.num_row_groups))
+        self._starts: list[int] = list(accumulate(counts, initial=0))
+        self._group = lru_cache(_CACHED_ROW_GROUPS)(self._read_group)
+        if not len(self):
             raise DataError(f"{path} is empty; expected at least one row")
 
     def __len__(self) -> int:
-        return self._rows
+        return self._starts[-1]
 
     def where(self, index: int) -> str:
         return f"{self.path} row {index}"
 
     def read(self, index: int) -> dict[str, Any]:
-        import pyarrow as pa
-
         group = bisect_right(self._starts, index) - 1
-        if group not in self._cache:
-            try:
-                self._cache[group] = self._file.read_row_group(group)
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{self.path}: row group {group} cannot be read: {error}") from error
-            if len(self._cache) > _CACHED_ROW_GROUPS:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end(group)
-        table = self._cache[group]
-        row: dict[str, Any] = table.slice(index - self._starts[group], 1).to_pylist()[0]
+        row: dict[str, Any] = self._group(group).slice(index - self._starts[group], 1).to_pylist()[0]
         # A column absent from a row reads as null in Parquet; JSONL rows leave it out.
         return {name: value for name, value in row.items() if value is not None}
+
+    def _read_group(self, group: int) -> Any:
+        import pyarrow as pa
+
+        try:
+            return self._file.read_row_group(group)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{self.path}: row group {group} cannot be read: {error}") from error
 
 
 def json_type(value: object) -> str:

@@ -12,10 +12,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+from agentrl.chat.messages import map_texts
 from agentrl.sample import Message
 
 OPEN, CLOSE, ESCAPE = "\U0010fffb", "\U0010fffc", "\U0010fffd"
@@ -52,11 +53,8 @@ class Codec:
         """The text of ids; nothing is cleaned up."""
         if self._backend is not None:
             return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
-        return str(
-            self.tokenizer.decode(
-                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-            )
-        )
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(ids), **options))
 
     def fingerprint(self) -> str:
         """Tells tokenizers apart for caching: class, size, added tokens, and how a mixed sentence splits."""
@@ -112,13 +110,7 @@ class SafeEncoder:
         return self._codec.encode(text)
 
     def _mark(self, value: Any, matcher: re.Pattern[str]) -> Any:
-        if isinstance(value, str):
-            return self._mark_text(value, matcher)
-        if isinstance(value, Mapping):
-            return {self._mark(k, matcher): self._mark(v, matcher) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._mark(item, matcher) for item in value]
-        return value
+        return map_texts(value, lambda text: self._mark_text(text, matcher))
 
     def _mark_text(self, text: str, matcher: re.Pattern[str]) -> str:
         if not text.isascii() and _RESERVED.search(text):
@@ -129,10 +121,8 @@ class SafeEncoder:
 
     def _split_control(self, control: str) -> tuple[int, ...]:
         """A control string as ordinary text: the shortest encoding of its two-part splits without control ids."""
-        splits = [
-            (*self._codec.encode(control[:cut]), *self._codec.encode(control[cut:])) for cut in range(1, len(control))
-        ]
-        splits.append(tuple(i for char in control for i in self._codec.encode(char)))
+        cuts = ((control[:cut], control[cut:]) for cut in range(1, len(control)))
+        splits = [tuple(i for part in parts for i in self._codec.encode(part)) for parts in (*cuts, tuple(control))]
         safe = [ids for ids in splits if not self._control_ids.intersection(ids)]
         faithful = [ids for ids in safe if self._codec.decode(ids) == control]
         return min(faithful or safe or [()], key=len)

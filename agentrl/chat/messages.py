@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,20 +83,29 @@ class ParsedTurn:
         return message
 
 
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with every string in it (also in keys, lists and dicts) changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {map_texts(key, change): map_texts(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_texts(item, change) for item in value]
+    return value
+
+
 def whole_text(value: Any) -> Any:
     """`value` with half surrogate pairs in its strings (also in keys, lists and dicts) replaced by U+FFFD.
 
     A model that writes half a pair as a JSON escape makes text that no tokenizer and no file takes.
     """
-    if isinstance(value, str):
-        if value.isascii() or not _SURROGATE.search(value):
-            return value
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, Mapping):
-        return {whole_text(key): whole_text(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [whole_text(item) for item in value]
-    return value
+    return map_texts(value, _whole)
+
+
+def _whole(text: str) -> str:
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

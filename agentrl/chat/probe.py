@@ -36,18 +36,8 @@ HISTORY_KWARGS: Mapping[str, bool] = {
 }
 """Arguments, and the values of them, by which templates keep reasoning in history."""
 
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "zqtool",
-        "description": "A tool.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "string", "description": "A value."}},
-            "required": ["a"],
-        },
-    },
-}
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "A value."}}, "required": ["a"]}
+_TOOL = {"type": "function", "function": {"name": "zqtool", "description": "A tool.", "parameters": _PARAMETERS}}
 _CACHE: dict[str, TemplateReport] = {}
 _CACHE_LOCK = threading.Lock()
 
@@ -133,7 +123,7 @@ class _Probe:
         can = self._capabilities()
         tools = [_TOOL] if can.tools else None
         prompt = self._render([user(1)], tools) or ""
-        generation_prompt = prompt[prompt.rfind("zqUser1zq") + 9 :] if "zqUser1zq" in prompt else ""
+        generation_prompt = _behind_user(prompt)
         start = self.codec.encode(generation_prompt)
         return TemplateReport(
             can=can,
@@ -176,9 +166,7 @@ class _Probe:
 
     def _after_user(self, tail: str) -> str:
         """The generation prompt alone: what a rendering without it does not already end with."""
-        bare = self._render([user(1)], None, generation_prompt=False) or ""
-        end = bare[bare.rfind("zqUser1zq") + 9 :] if "zqUser1zq" in bare else ""
-        return tail.removeprefix(end)
+        return tail.removeprefix(_behind_user(self._render([user(1)], None, generation_prompt=False) or ""))
 
     def _opens(self, prompt: str) -> bool:
         return self.tags is not None and prompt.rfind(self.tags.open) > prompt.rfind(self.tags.close)
@@ -198,14 +186,8 @@ class _Probe:
         return min(hits)[1] if hits else None
 
     def _uses_date(self, prompt: str) -> bool:
-        now = datetime.now()
-        dates = (
-            now.strftime("%Y-%m-%d"),
-            now.strftime("%d %b %Y"),
-            now.strftime("%B %d, %Y"),
-            now.strftime("%d %B %Y"),
-        )
-        return "strftime_now" in self.template.source and any(date in prompt for date in dates)
+        forms, now = ("%Y-%m-%d", "%d %b %Y", "%B %d, %Y", "%d %B %Y"), datetime.now()
+        return "strftime_now" in self.template.source and any(now.strftime(form) in prompt for form in forms)
 
     def _double_bos(self, prompt: str) -> bool:
         bos = self.template.special_tokens.get("bos_token")
@@ -317,6 +299,10 @@ def _cases(can: Capabilities, reasoning: bool) -> Iterator[tuple[str, list[Messa
     first, second = assistant(1, reasoning=reasoning), assistant(2, reasoning=reasoning)
     yield "answer, then user", [*start, first], [user(2)]
     yield "two answers, then user", [*start, first, user(3), second], [user(2)]
+
+
+def _behind_user(text: str) -> str:
+    return text.rpartition("zqUser1zq")[2] if "zqUser1zq" in text else ""
 
 
 def _edge(text: str | None) -> str:

@@ -6,15 +6,13 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 Point = tuple[float, float]
-
-WIDTH, HEIGHT = 460, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 12, 30
+Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +55,13 @@ class Chart:
     lines: tuple["Line", ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
-    width: int = WIDTH
-    height: int = HEIGHT
 
-    @property
-    def floor(self) -> int:
-        return HEIGHT - _BOTTOM
-
-    @property
-    def left(self) -> int:
-        return _LEFT
-
-    @property
-    def right(self) -> int:
-        return WIDTH - _RIGHT
+    width: ClassVar[int] = 460
+    height: ClassVar[int] = 210
+    left: ClassVar[int] = 52
+    right: ClassVar[int] = width - 14
+    top: ClassVar[int] = 12
+    floor: ClassVar[int] = height - 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +87,19 @@ def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
         lowest = 0.0
     if lowest == highest == 0:
         highest = 1.0
-    x_ticks = ticks(min(x for x, _ in everything), max(x for x, _ in everything), 6, whole=True)
+    first, last = min(x for x, _ in everything), max(x for x, _ in everything)
     y_ticks = ticks(lowest, highest, 4)
-    to_x = Scale(min(p[0] for p in everything), max(p[0] for p in everything), _LEFT, WIDTH - _RIGHT)
-    to_y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
+    to_x = _scale(first, last, Chart.left, Chart.right)
+    to_y = _scale(y_ticks[0], y_ticks[-1], Chart.floor, Chart.top)
     return Chart(
         title,
         tuple(_line(label, s, to_x, to_y) for label, s in series),
-        tuple((to_x(t), number(t)) for t in x_ticks if _inside(t, everything)),
+        tuple((to_x(t), number(t)) for t in ticks(first, last, 6, whole=True) if first <= t <= last),
         tuple((to_y(t), number(t)) for t in y_ticks),
     )
 
 
-def _inside(tick: float, points: Sequence[Point]) -> bool:
-    return min(p[0] for p in points) <= tick <= max(p[0] for p in points)
-
-
-def _line(label: str, series: Series, to_x: "Scale", to_y: "Scale") -> Line:
+def _line(label: str, series: Series, to_x: Scale, to_y: Scale) -> Line:
     path, pen_down = [], False
     for x, y in series.points:
         if math.isfinite(y):
@@ -123,15 +110,9 @@ def _line(label: str, series: Series, to_x: "Scale", to_y: "Scale") -> Line:
     return Line(label, " ".join(path), dots)
 
 
-class Scale:
-    """A linear map of [low, high] onto [start, end]."""
-
-    def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        self.low, self.span = low, (high - low) or 1.0
-        self.start, self.length = start, end - start
-
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / self.span * self.length
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
+    """The linear map of [low, high] onto [start, end]."""
+    return lambda value: start + (value - low) / ((high - low) or 1.0) * (end - start)
 
 
 def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:

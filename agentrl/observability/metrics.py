@@ -10,9 +10,8 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import orjson
@@ -54,17 +53,14 @@ class MetricsLogger:
         folder.mkdir(parents=True, exist_ok=True)
         self._sinks: list[Sink] = []
         with ExitStack() as opened:
-            self._add(JsonlSink(folder / FILE_NAME, resume_step=resume_step), opened)
+            self._sinks.append(opened.enter_context(closing(JsonlSink(folder / FILE_NAME, resume_step=resume_step))))
             if settings.use_tensorboard:
                 where = Path(settings.tensorboard_dir or folder / "tensorboard")
-                self._add(TensorBoardSink(where, resume_step=resume_step), opened)
+                self._sinks.append(opened.enter_context(closing(TensorBoardSink(where, resume_step=resume_step))))
             if settings.use_wandb:
-                self._add(WandbSink(settings, folder, resumed=resume_step > 0), opened)
+                wandb = WandbSink(settings, folder, resumed=resume_step > 0)
+                self._sinks.append(opened.enter_context(closing(wandb)))
             self._opened = opened.pop_all()
-
-    def _add(self, sink: Sink, opened: ExitStack) -> None:
-        self._sinks.append(sink)
-        opened.callback(sink.close)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one step's metrics. Steps between log intervals are skipped, but never those with `eval/` metrics."""
@@ -82,9 +78,7 @@ class MetricsLogger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -97,10 +91,7 @@ class JsonlSink:
         self._file = path.open("ab")
 
     def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        row: dict[str, Any] = {"step": step, "time": at, **metrics}
-        if odd := {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}:
-            row["nonfinite"] = odd
-        self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        self._file.write(_line({"step": step, "time": at, **metrics}))
         self._file.flush()
 
     def close(self) -> None:
@@ -190,6 +181,9 @@ def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
 def _cut_back(path: Path, resume_step: int) -> None:
     kept = [row for row in read_metrics(path) if row["step"] < resume_step] if resume_step > 0 else []
     with replacing(path) as draft, draft.open("wb") as file:
-        for row in kept:
-            odd = {k: str(v) for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
-            file.write(orjson.dumps({**row, "nonfinite": odd} if odd else row, option=orjson.OPT_APPEND_NEWLINE))
+        file.writelines(map(_line, kept))
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    odd = {name: str(value) for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+    return orjson.dumps({**row, "nonfinite": odd} if odd else row, option=orjson.OPT_APPEND_NEWLINE)

@@ -17,7 +17,7 @@ from jinja2 import Environment as Jinja
 from jinja2 import PackageLoader, StrictUndefined
 
 from agentrl.errors import DataError
-from agentrl.observability.charts import Chart, Series, collect_series, layout, number, write_png
+from agentrl.observability.charts import Series, collect_series, layout, number, write_png
 from agentrl.observability.metrics import FILE_NAME, read_metrics
 from agentrl.observability.trajectories import (
     TokenTexts,
@@ -112,7 +112,7 @@ def write_report(
         headlines=headlines(series),
         facts=_facts(rows, series, settings),
         charts=[layout(name, members) for name, members in groups],
-        more=_more(series, shown),
+        more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
         pairs=pairs,
         settings=settings,
         show=number,
@@ -142,9 +142,7 @@ def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
 
     A second curve that says the same as the first is left out.
     """
-    groups: list[tuple[str, list[tuple[str, Series]]]] = []
-    for label, members in _evaluations(series):
-        groups.append((f"Evaluation: {label}", members))
+    groups = [(f"Evaluation: {label}", members) for label, members in _evaluations(series)]
     for title, wanted in MAIN_CHARTS:
         members = [(label, series[name]) for label, name in wanted if name in series]
         distinct = [m for i, m in enumerate(members) if i == 0 or m[1].points != members[0][1].points]
@@ -162,10 +160,6 @@ def _evaluations(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
         if members and [one.points for _, one in members] not in known:
             found.append((label, members))
     return found
-
-
-def _more(series: Mapping[str, Series], shown: set[str]) -> list[Chart]:
-    return [layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown]
 
 
 def _facts(

@@ -118,12 +118,7 @@ def tokenizer_texts(folders: Sequence[Path]) -> TokenTexts | None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
-
-    def decode(ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
-
-    return lambda ids: split_texts(ids, decode)
+    return lambda ids: split_texts(ids, lambda part: str(tokenizer.decode(list(part), skip_special_tokens=False)))
 
 
 def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat.messages import ParsedTurn, ToolCall, whole_text
-from agentrl.chat.parsers.base import Parsed, ToolCallParser, read_arguments, read_json
+from agentrl.chat.parsers.base import Parsed, ToolCallParser
 from agentrl.chat.parsers.glm import parse_glm
 from agentrl.chat.parsers.hermes import parse_hermes
 from agentrl.chat.parsers.llama3 import parse_llama3
@@ -132,23 +132,4 @@ def detect_reasoning(template: str) -> ReasoningTags | None:
     return next((tags for tags in (THINK, BRACKET_THINK) if tags.close in template), None)
 
 
-__all__ = [
-    "FAMILIES",
-    "REASONING",
-    "Family",
-    "Parsed",
-    "ReasoningTags",
-    "ToolCallParser",
-    "TurnParser",
-    "detect_family",
-    "detect_reasoning",
-    "make_parser",
-    "parse_glm",
-    "parse_hermes",
-    "parse_llama3",
-    "parse_none",
-    "parse_qwen_xml",
-    "read_arguments",
-    "read_json",
-    "split_reasoning",
-]
+__all__ = ["FAMILIES", "REASONING", "Family", "Parsed", "ReasoningTags", "ToolCallParser", "TurnParser", "make_parser"]

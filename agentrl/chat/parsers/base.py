@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
 MAX_BROKEN = 64
 """A turn with more broken calls than this is noise: the last one reported takes the rest of the text."""
 
@@ -29,6 +31,9 @@ class Parsed:
     calls: list[tuple[str, dict[str, Any] | str]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
+
+Call = tuple[str, dict[str, Any], int]
+"""Name, arguments, and the position behind the call."""
 
 ToolCallParser = Callable[[str, Sequence[Mapping[str, Any]]], Parsed]
 
@@ -49,10 +54,34 @@ class Finder:
         return self._found
 
 
-def end_of_broken(text: str, start: int, close: str, already: int) -> int:
+def split_calls(
+    text: str, opening: re.Pattern[str], read: Callable[[int], Call | None], end_of_broken: Callable[[int], int]
+) -> Parsed:
+    """Split a turn whose calls begin with a tag into text, calls and broken calls.
+
+    Args:
+        opening: what a call may begin with.
+        read: the call that begins at a position, None if it is broken.
+        end_of_broken: where the broken call that begins at a position ends.
+    """
+    out, kept, at = Parsed(), [], 0
+    while found := opening.search(text, at):
+        start = found.start()
+        kept.append(text[at:start])
+        if (call := read(start)) is not None:
+            name, arguments, at = call
+            out.calls.append((name, arguments))
+        else:
+            at = end_of_broken(start) if len(out.broken) < MAX_BROKEN else len(text)
+            out.broken.append(text[start:at])
+    out.text = "".join([*kept, text[at:]])
+    return out
+
+
+def behind_close(text: str, start: int) -> int:
     """Where a broken call at `start` ends: behind its closing tag, or with the text."""
-    end = text.find(close, start) if already < MAX_BROKEN else -1
-    return end + len(close) if end >= 0 else len(text)
+    end = text.find(CLOSE, start)
+    return end + len(CLOSE) if end >= 0 else len(text)
 
 
 def read_json(text: str, start: int) -> tuple[Any, int] | None:
@@ -94,12 +123,7 @@ def coerce(value: str, schema: Any) -> Any:
     if "boolean" in types and text.lower() in ("true", "false"):
         return text.lower() == "true"
     found = _json_or_text(value)
-    kinds: dict[str, tuple[type, ...]] = {
-        "integer": (int,),
-        "number": (int, float),
-        "object": (dict,),
-        "array": (list,),
-    }
+    kinds: dict[str, Any] = {"integer": int, "number": int | float, "object": dict, "array": list}
     fits = any(isinstance(found, kinds[name]) for name in types if name in kinds)
     return found if fits and not isinstance(found, bool) else value
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.parsers.base import Parsed, coerce, end_of_broken, parameter_schemas
+from agentrl.chat.parsers.base import OPEN, Call, Parsed, behind_close, coerce, parameter_schemas, split_calls
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = re.compile(OPEN)
 _NAME = re.compile(r"<tool_call>\s*([^<\s]+)")
 _KEY = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
 _VALUE_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
@@ -22,21 +22,10 @@ _END = re.compile(r"\s*</tool_call>")
 def parse_glm(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     """Split a turn (without its reasoning) into text, calls and broken calls."""
     schemas = parameter_schemas(tools)
-    out, kept, at = Parsed(), [], 0
-    while (start := text.find(OPEN, at)) >= 0:
-        kept.append(text[at:start])
-        call = _call(text, start, schemas)
-        if call is not None:
-            out.calls.append((call[0], call[1]))
-            at = call[2]
-        else:
-            at = end_of_broken(text, start, CLOSE, len(out.broken))
-            out.broken.append(text[start:at])
-    out.text = "".join([*kept, text[at:]])
-    return out
+    return split_calls(text, _OPEN, lambda at: _call(text, at, schemas), lambda at: behind_close(text, at))
 
 
-def _call(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any], int] | None:
+def _call(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]]) -> Call | None:
     name = _NAME.match(text, start)
     if name is None:
         return None

@@ -9,30 +9,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.parsers.base import MAX_BROKEN, Parsed, read_arguments, read_json
+from agentrl.chat.parsers.base import CLOSE, OPEN, Call, Parsed, read_arguments, read_json, split_calls
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = re.compile(OPEN)
 _TAG = re.compile("</?tool_call>")
 
 
 def parse_hermes(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     """Split a turn (without its reasoning) into text, calls and broken calls."""
-    out, kept, at = Parsed(), [], 0
-    while (start := text.find(OPEN, at)) >= 0:
-        kept.append(text[at:start])
-        call = _call(text, start + len(OPEN))
-        if call is not None:
-            out.calls.append((call[0], call[1]))
-            at = call[2]
-        else:
-            at = _end_of_broken(text, start + len(OPEN)) if len(out.broken) < MAX_BROKEN else len(text)
-            out.broken.append(text[start:at])
-    out.text = "".join([*kept, text[at:]])
-    return out
+    return split_calls(text, _OPEN, lambda at: _call(text, at), lambda at: _end_of_broken(text, at))
 
 
-def _call(text: str, start: int) -> tuple[str, dict[str, Any], int] | None:
-    found = read_json(text, start)
+def _call(text: str, start: int) -> Call | None:
+    found = read_json(text, start + len(OPEN))
     if found is None or not isinstance(found[0], dict):
         return None
     body, at = found
@@ -47,7 +36,7 @@ def _call(text: str, start: int) -> tuple[str, dict[str, Any], int] | None:
 
 def _end_of_broken(text: str, start: int) -> int:
     """A broken call ends with its closing tag, or before the next opening one, or with the text."""
-    tag = _TAG.search(text, start)
+    tag = _TAG.search(text, start + len(OPEN))
     if tag is None:
         return len(text)
     return tag.end() if tag[0] == CLOSE else tag.start()

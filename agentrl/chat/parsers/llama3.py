@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.parsers.base import Parsed, read_arguments, read_json
+from agentrl.chat.parsers.base import Call, Parsed, read_arguments, read_json
 
 PYTHON_TAG = "<|python_tag|>"
 _SEPARATOR = re.compile(r"\s*;?\s*")
@@ -25,8 +25,8 @@ def parse_llama3(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     calls: list[tuple[str, dict[str, Any] | str]] = []
     at = 0
     while (call := _call(body, at)) is not None:
-        calls.append((call[0], call[1]))
-        at = call[2]
+        name, arguments, at = call
+        calls.append((name, arguments))
         if separator := _SEPARATOR.match(body, at):
             at = separator.end()
     rest = body[at:]
@@ -35,7 +35,7 @@ def parse_llama3(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     return Parsed(before + rest, calls)
 
 
-def _call(text: str, start: int) -> tuple[str, dict[str, Any], int] | None:
+def _call(text: str, start: int) -> Call | None:
     found = read_json(text, start)
     if found is None or not isinstance(found[0], dict):
         return None

@@ -15,9 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.parsers.base import Finder, Parsed, coerce, end_of_broken, parameter_schemas
+from agentrl.chat.parsers.base import Call, Finder, Parsed, behind_close, coerce, parameter_schemas, split_calls
 
-CLOSE = "</tool_call>"
 _START = re.compile(r"<tool_call>|<function=")
 _HEAD = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]+)>")
 _KEY = re.compile(r"\s*<parameter=([^<>\n]+)>")
@@ -30,18 +29,7 @@ _END = re.compile(r"\s*</function>\s*(?:</tool_call>|(?=<tool_call>|<function=|$
 def parse_qwen_xml(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
     """Split a turn (without its reasoning) into text, calls and broken calls."""
     reader = _Reader(text, parameter_schemas(tools))
-    out, kept, at = Parsed(), [], 0
-    while start := _START.search(text, at):
-        kept.append(text[at : start.start()])
-        call = reader.call(start.start())
-        if call is not None:
-            out.calls.append((call[0], call[1]))
-            at = call[2]
-        else:
-            at = end_of_broken(text, start.start(), CLOSE, len(out.broken))
-            out.broken.append(text[start.start() : at])
-    out.text = "".join([*kept, text[at:]])
-    return out
+    return split_calls(text, _START, reader.call, lambda at: behind_close(text, at))
 
 
 class _Reader:
@@ -50,7 +38,7 @@ class _Reader:
         self._value_ends = Finder(_VALUE_END, text)
         self._loose_ends = Finder(_LOOSE_VALUE_END, text)
 
-    def call(self, start: int) -> tuple[str, dict[str, Any], int] | None:
+    def call(self, start: int) -> Call | None:
         """(name, arguments, position behind) of the call at `start`, or None if it is broken."""
         head = _HEAD.match(self._text, start)
         if head is None:
