@@ -7,48 +7,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl.engine.launcher import EngineProcess, check_launch, launch, launch_blocking
-    from agentrl.engine.pool import EnginePool
-    from agentrl.engine.settings import EngineSettings
-    from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup, WeightUpdate
-    from agentrl.engine.wire import FinishReason, Generation, SamplingParams
-
-__all__ = [
-    "BroadcastUpdate",
-    "DiskUpdate",
-    "EnginePool",
-    "EngineProcess",
-    "EngineSettings",
-    "FinishReason",
-    "Generation",
-    "SamplingParams",
-    "TensorSpec",
-    "WeightGroup",
-    "WeightUpdate",
-    "check_launch",
-    "launch",
-    "launch_blocking",
-]
+    from agentrl.engine.launcher import EngineProcess as EngineProcess
+    from agentrl.engine.launcher import check_launch as check_launch
+    from agentrl.engine.launcher import launch as launch
+    from agentrl.engine.launcher import launch_blocking as launch_blocking
+    from agentrl.engine.pool import EnginePool as EnginePool
+    from agentrl.engine.settings import EngineSettings as EngineSettings
+    from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
+    from agentrl.engine.weights import DiskUpdate as DiskUpdate
+    from agentrl.engine.weights import TensorSpec as TensorSpec
+    from agentrl.engine.weights import WeightGroup as WeightGroup
+    from agentrl.engine.weights import WeightUpdate as WeightUpdate
+    from agentrl.engine.wire import FinishReason as FinishReason
+    from agentrl.engine.wire import Generation as Generation
+    from agentrl.engine.wire import SamplingParams as SamplingParams
 
 _HOMES = {
-    "BroadcastUpdate": "weights",
-    "DiskUpdate": "weights",
-    "EnginePool": "pool",
-    "EngineProcess": "launcher",
-    "EngineSettings": "settings",
-    "FinishReason": "wire",
-    "Generation": "wire",
-    "SamplingParams": "wire",
-    "TensorSpec": "weights",
-    "WeightGroup": "weights",
-    "WeightUpdate": "weights",
-    "check_launch": "launcher",
-    "launch": "launcher",
-    "launch_blocking": "launcher",
+    **dict.fromkeys(("EngineProcess", "check_launch", "launch", "launch_blocking"), "launcher"),
+    **dict.fromkeys(("EnginePool",), "pool"),
+    **dict.fromkeys(("EngineSettings",), "settings"),
+    **dict.fromkeys(("BroadcastUpdate", "DiskUpdate", "TensorSpec", "WeightGroup", "WeightUpdate"), "weights"),
+    **dict.fromkeys(("FinishReason", "Generation", "SamplingParams"), "wire"),
 }
+
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
