@@ -1,4 +1,4 @@
-"""`Check`: one kind of constraint, and how its parameters are read from the data.
+"""`Check`: one kind of constraint, and `Constraint`: one of a prompt, with its parameters read from the data.
 
 1. A check is a pure function of a passage and its parameters. It answers None if the constraint is met, else what was
    found instead, in a few words.
@@ -7,8 +7,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.ifbench.passage import Passage
@@ -19,9 +18,10 @@ Finding = str | None
 Reader = Callable[[Any], Any]
 """Turns a value of the data into a parameter; raises ValueError with what was expected."""
 
+Run = TypeVar("Run", bound=Callable[..., Finding])
 
-@dataclass(frozen=True, slots=True)
-class Check:
+
+class Check(NamedTuple):
     """One kind of constraint.
 
     Attributes:
@@ -32,39 +32,58 @@ class Check:
 
     run: Callable[..., Finding]
     says: str
-    needs: Mapping[str, Reader] = field(default_factory=dict)
+    needs: Mapping[str, Reader]
 
-    def read(self, kind: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The parameters out of one entry of `kwargs`; fields that belong to other kinds are left alone.
 
-        Raises:
-            GraderFailure: `grader_bad_metadata`, if one is missing or cannot be read.
-        """
-        given = given or {}
-        missing = [name for name in self.needs if given.get(name) is None]
+CHECKS: dict[str, Check] = {}
+"""Every kind by the id that the data uses; the modules of checks fill it."""
+
+
+def constraint(kind: str, says: str, /, **needs: Reader) -> Callable[[Run], Run]:
+    """Make a function the check of a kind; see `Check`."""
+
+    def noted(run: Run) -> Run:
+        CHECKS[kind] = Check(run, says, needs)
+        return run
+
+    return noted
+
+
+class Constraint:
+    """One constraint of a prompt: a kind and its parameters, read out of one entry of `kwargs`.
+
+    Fields of the entry that belong to other kinds are left alone.
+
+    Raises:
+        GraderFailure: `grader_bad_metadata`, if a parameter is missing or cannot be read.
+    """
+
+    def __init__(self, kind: str, check: Check, given: Mapping[str, Any]) -> None:
+        self.kind, self.check = kind, check
+        missing = [name for name in check.needs if given.get(name) is None]
         if missing:
             raise GraderFailure(
-                f"constraint {kind!r} needs kwargs {', '.join(self.needs)}; "
+                f"constraint {kind!r} needs kwargs {', '.join(check.needs)}; "
                 f"{', '.join(missing)} missing or null in {_short(given)}",
                 kind="grader_bad_metadata",
             )
-        return {name: self._value(kind, name, given[name]) for name in self.needs}
+        self.given: dict[str, Any] = {}
+        for name, read in check.needs.items():
+            try:
+                self.given[name] = read(given[name])
+            except ValueError as error:
+                raise GraderFailure(
+                    f"constraint {kind!r}: kwargs {name} must be {error}, got {_short(given[name])}",
+                    kind="grader_bad_metadata",
+                ) from None
 
-    def _value(self, kind: str, name: str, value: Any) -> Any:
-        try:
-            return self.needs[name](value)
-        except ValueError as error:
-            raise GraderFailure(
-                f"constraint {kind!r}: kwargs {name} must be {error}, got {_short(value)}", kind="grader_bad_metadata"
-            ) from None
+    def finding(self, passage: Passage) -> Finding:
+        """Run the check; an answer of white space meets no constraint."""
+        return self.check.run(passage, **self.given) if passage.raw.strip() else "an empty answer"
 
-    def describe(self, given: Mapping[str, Any]) -> str:
-        """The constraint in words, long parameters cut."""
-        return self.says.format(**{name: _short(value) for name, value in given.items()})
-
-    def finding(self, passage: Passage, given: Mapping[str, Any]) -> Finding:
-        """Run it; an answer of white space meets no constraint."""
-        return "an empty answer" if passage.blank else self.run(passage, **given)
+    def __str__(self) -> str:
+        says = self.check.says.format(**{name: _short(value) for name, value in self.given.items()})
+        return f"{says} ({self.kind})"
 
 
 def whole(value: Any) -> int:

@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-from agentrl.rm_hub.ifbench.check import Check, Finding, at_least, counted, share, text, trimmed, whole
+from agentrl.rm_hub.ifbench.check import Finding, at_least, constraint, counted, share, text, trimmed, whole
 from agentrl.rm_hub.ifbench.lists import CONJUNCTIONS, PERSON_NAMES, PRONOUNS, STOP_WORDS
 from agentrl.rm_hub.ifbench.passage import AROUND, Passage, tokenise
 
@@ -12,23 +12,27 @@ _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _OVERLAP_SLACK = 2.0
 
 
+@constraint("count:word_count_range", "between {min_words} and {max_words} words", min_words=whole, max_words=whole)
 def word_count_range(passage: Passage, min_words: int, max_words: int) -> Finding:
     """Words are runs of letters, digits and underscores: "don't" is two."""
     got = len(passage.runs)
     return None if min_words <= got <= max_words else f"{got} words"
 
 
+@constraint("count:unique_word_count", "at least {N} unique words", N=whole)
 def unique_word_count(passage: Passage, N: int) -> Finding:
     """Words are what white space separates, in lower case, without marks around them (a lone mark counts as one)."""
     return at_least(len({word.strip(AROUND) for word in passage.lower.split()}), N, "unique words")
 
 
+@constraint("count:numbers", "exactly {N} numbers", N=whole)
 def numbers(passage: Passage, N: int) -> Finding:
     """Runs of digits once every mark is taken out: 1,000 and 3.5 are one number each, and so is 2020-2021."""
     got = len(_DIGITS.findall(passage.bare))
     return None if got == N else f"{got} numbers"
 
 
+@constraint("count:conjunctions", "at least {small_n} different coordinating conjunctions", small_n=whole)
 def conjunctions(passage: Passage, small_n: int) -> Finding:
     """Different coordinating conjunctions; as in the benchmark, "and", "And" and "and," are three different ones."""
     found = {word for word in passage.raw.split() if word.strip(AROUND).lower() in CONJUNCTIONS}
@@ -40,17 +44,20 @@ def _names() -> re.Pattern[str]:
     return re.compile(rf"\b(?:{'|'.join(PERSON_NAMES)})\b")
 
 
+@constraint("count:person_names", "at least {N} different names of the list", N=whole)
 def person_names(passage: Passage, N: int) -> Finding:
     """Different names of the prompt's list, as whole words with their capital."""
     return at_least(len(set(_names().findall(passage.raw))), N, "names of the list")
 
 
+@constraint("count:pronouns", "at least {N} pronouns", N=whole)
 def pronouns(passage: Passage, N: int) -> Finding:
     """Pronouns among the tokens, each as often as it comes; "she/her" is two."""
     parts = Passage(passage.lower.replace("/", " "))
     return at_least(sum(token in PRONOUNS for token in parts.tokens), N, "pronouns")
 
 
+@constraint("count:punctuation", "every standard punctuation mark and an interrobang")
 def punctuation(passage: Passage) -> Finding:
     """Each of . , ! ? ; : and an interrobang (?!, !? or the single sign), whose two marks count for nothing else."""
     raw = passage.raw
@@ -63,6 +70,7 @@ def punctuation(passage: Passage) -> Finding:
     return f"no {' '.join(missing)}" if missing else None
 
 
+@constraint("count:words_japanese", "every {N}th word in Japanese", N=counted)
 def words_japanese(passage: Passage, N: int) -> Finding:
     """Each Nth word, as white space separates them, has a kana or an ideograph; numbers and marks are let off."""
     for position, word in enumerate(passage.raw.split()[N - 1 :: N], start=1):
@@ -72,6 +80,11 @@ def words_japanese(passage: Passage, N: int) -> Finding:
     return None
 
 
+@constraint(
+    "count:keywords_multiple",
+    "{keyword1} once, {keyword2} twice, {keyword3} three, {keyword4} five and {keyword5} seven times",
+    **{f"keyword{number}": trimmed for number in range(1, 6)},
+)
 def keywords_multiple(
     passage: Passage, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> Finding:
@@ -83,6 +96,7 @@ def keywords_multiple(
     return None
 
 
+@constraint("ratio:stop_words", "at most {percentage}% stop words", percentage=share)
 def stop_words(passage: Passage, percentage: float) -> Finding:
     """The share of stop words among the words of `word_count_range`, at most `percentage`."""
     if not passage.runs:
@@ -91,6 +105,12 @@ def stop_words(passage: Passage, percentage: float) -> Finding:
     return None if got <= percentage else f"{got:.1f}% stop words"
 
 
+@constraint(
+    "ratio:overlap",
+    "a trigram overlap of {percentage}% (±2%) with the reference text",
+    reference_text=text,
+    percentage=share,
+)
 def overlap(passage: Passage, reference_text: str, percentage: float) -> Finding:
     """Of the answer's different trigrams, the share that the reference has too; within 2 points of `percentage`.
 
@@ -107,12 +127,14 @@ def _trigrams(raw: str) -> set[str]:
     return {raw[start : start + 3] for start in range(len(raw) - 2)}
 
 
+@constraint("ratio:sentence_type", "two declarative sentences to one interrogative")
 def sentence_type(passage: Passage) -> Finding:
     """Twice as many sentences end in a full stop as in a question mark; others are not counted."""
     ends = _ends(passage)
     return None if ends["."] == 2 * ends["?"] else f"{ends['.']} declarative and {ends['?']} interrogative sentences"
 
 
+@constraint("ratio:sentence_balance", "as many declarative as interrogative and exclamatory sentences")
 def sentence_balance(passage: Passage) -> Finding:
     """As many sentences end in a full stop as in a question mark and in an exclamation mark."""
     ends = _ends(passage)
@@ -123,6 +145,7 @@ def _ends(passage: Passage) -> dict[str, int]:
     return {mark: sum(sentence.endswith(mark) for sentence in passage.sentences) for mark in ".?!"}
 
 
+@constraint("ratio:sentence_words", "three sentences of the same number of characters")
 def sentence_words(passage: Passage) -> Finding:
     """Three sentences of the same length in characters. That their words differ is asked for, but not checked, as in
     the benchmark."""
@@ -132,6 +155,9 @@ def sentence_words(passage: Passage) -> Finding:
     return None if len(set(lengths)) == 1 else f"sentences of {lengths[0]}, {lengths[1]} and {lengths[2]} characters"
 
 
+@constraint(
+    "words:keywords_specific_position", "{keyword} as word {m} of sentence {n}", keyword=trimmed, n=counted, m=counted
+)
 def keyword_position(passage: Passage, keyword: str, n: int, m: int) -> Finding:
     """The mth word of the nth sentence is the keyword; words are tokens with a letter or digit in them."""
     if len(passage.sentences) < n:
@@ -140,38 +166,3 @@ def keyword_position(passage: Passage, keyword: str, n: int, m: int) -> Finding:
     if len(words) < m:
         return f"only {len(words)} words in sentence {n}"
     return None if words[m - 1].lower() == keyword.lower() else f"{words[m - 1][:40]!r} there"
-
-
-KINDS = {
-    "count:word_count_range": Check(
-        word_count_range, "between {min_words} and {max_words} words", {"min_words": whole, "max_words": whole}
-    ),
-    "count:unique_word_count": Check(unique_word_count, "at least {N} unique words", {"N": whole}),
-    "count:numbers": Check(numbers, "exactly {N} numbers", {"N": whole}),
-    "count:conjunctions": Check(
-        conjunctions, "at least {small_n} different coordinating conjunctions", {"small_n": whole}
-    ),
-    "count:person_names": Check(person_names, "at least {N} different names of the list", {"N": whole}),
-    "count:pronouns": Check(pronouns, "at least {N} pronouns", {"N": whole}),
-    "count:punctuation": Check(punctuation, "every standard punctuation mark and an interrobang"),
-    "count:words_japanese": Check(words_japanese, "every {N}th word in Japanese", {"N": counted}),
-    "count:keywords_multiple": Check(
-        keywords_multiple,
-        "{keyword1} once, {keyword2} twice, {keyword3} three, {keyword4} five and {keyword5} seven times",
-        {f"keyword{number}": trimmed for number in range(1, 6)},
-    ),
-    "words:keywords_specific_position": Check(
-        keyword_position,
-        "{keyword} as word {m} of sentence {n}",
-        {"keyword": trimmed, "n": counted, "m": counted},
-    ),
-    "ratio:stop_words": Check(stop_words, "at most {percentage}% stop words", {"percentage": share}),
-    "ratio:overlap": Check(
-        overlap,
-        "a trigram overlap of {percentage}% (±2%) with the reference text",
-        {"reference_text": text, "percentage": share},
-    ),
-    "ratio:sentence_type": Check(sentence_type, "two declarative sentences to one interrogative"),
-    "ratio:sentence_balance": Check(sentence_balance, "as many declarative as interrogative and exclamatory sentences"),
-    "ratio:sentence_words": Check(sentence_words, "three sentences of the same number of characters"),
-}

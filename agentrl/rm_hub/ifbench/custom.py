@@ -6,7 +6,7 @@ import re
 import unicodedata
 from itertools import pairwise
 
-from agentrl.rm_hub.ifbench.check import Check, Finding
+from agentrl.rm_hub.ifbench.check import Finding, constraint
 from agentrl.rm_hub.ifbench.lists import NORTHERN_CAPITALS, words_of
 from agentrl.rm_hub.ifbench.passage import AROUND, Passage
 
@@ -20,11 +20,13 @@ _LONG_MONTHS = frozenset({1, 3, 5, 7, 8, 10, 12})
 _AFRICAN_LINES = 52
 
 
+@constraint("custom:multiples", "the multiples of 7 from 10 to 50")
 def multiples(passage: Passage) -> Finding:
     """The numbers of the answer are 14, 21, 28, 35, 42, 49, in this order; words do not matter."""
     return None if _NUMBER.findall(passage.raw) == _MULTIPLES else "other numbers"
 
 
+@constraint("custom:mcq_count_length", "4 questions with 5 options, each longer than the one before")
 def mcq_count_length(passage: Passage) -> Finding:
     """Four times "Question N", each with five options A to E, each question's text longer than the one before."""
     if not passage.raw.startswith("Question"):
@@ -43,6 +45,7 @@ def mcq_count_length(passage: Passage) -> Finding:
     return None if longer else f"questions of {', '.join(map(str, lengths))} characters"
 
 
+@constraint("custom:reverse_newline", "the countries of Africa in reverse order, one a line")
 def reverse_newline(passage: Passage) -> Finding:
     """From the line with Zimbabwe on at least 52 lines, in reverse alphabetical order (accents do not count).
 
@@ -58,16 +61,19 @@ def reverse_newline(passage: Passage) -> Finding:
     return None if all(one >= other for one, other in pairwise(listed)) else "another order"
 
 
+@constraint("custom:word_reverse", "the bald eagle in a sentence reversed by words")
 def word_reverse(passage: Passage) -> Finding:
     """Read from its last word to its first the answer has "bald eagle"."""
     return None if "bald eagle" in " ".join(reversed(passage.bare_words)) else "no 'bald eagle' read backwards"
 
 
+@constraint("custom:character_reverse", "the bald eagle in a sentence reversed by letters")
 def character_reverse(passage: Passage) -> Finding:
     """The answer has "elgae dlab"."""
     return None if "elgae dlab" in passage.lower else "no 'elgae dlab'"
 
 
+@constraint("custom:sentence_alphabet", "26 sentences that begin with a to z")
 def sentence_alphabet(passage: Passage) -> Finding:
     """26 sentences that begin with a to z in turn; a quote or asterisk before the letter breaks the row."""
     firsts = [sentence[:1].lower() for sentence in passage.sentences]
@@ -77,6 +83,7 @@ def sentence_alphabet(passage: Passage) -> Finding:
     return None if wrong is None else f"sentence {wrong + 1} begins with {firsts[wrong]!r}"
 
 
+@constraint("custom:european_capitals_sort", "the northern capitals from north to south")
 def european_capitals_sort(passage: Passage) -> Finding:
     """The 27 capitals of the benchmark, in its order, between commas; without a full stop, accents do not count."""
     capitals = [name.strip() for name in _plain(passage.raw).split(",") if name.strip()]
@@ -86,6 +93,7 @@ def european_capitals_sort(passage: Passage) -> Finding:
     return None if wrong is None else f"{wrong[:40]!r} out of place"
 
 
+@constraint("custom:csv_city", "CSV with 7 rows of ID, Country, City, Year, Count")
 def csv_city(passage: Passage) -> Finding:
     """A header and seven rows of five fields; nothing around them."""
     rows = _rows(passage.raw, ",")
@@ -96,6 +104,7 @@ def csv_city(passage: Passage) -> Finding:
     return None if all(len(row) == 5 for row in rows) else "a row that has not five fields"
 
 
+@constraint("custom:csv_special_character", "CSV with 14 rows of products and a special character in quotes")
 def csv_special_character(passage: Passage) -> Finding:
     """A header and fourteen rows, of which one has a field in double quotes with a special character.
 
@@ -114,6 +123,7 @@ def csv_special_character(passage: Passage) -> Finding:
     return "no quoted field with a special character"
 
 
+@constraint("custom:csv_quotes", "3 tab-separated rows with every field in quotes")
 def csv_quotes(passage: Passage) -> Finding:
     """A header and three rows between tabs, each field in double quotes, those of the header too."""
     if not _header(passage.raw, words_of("StudentID Subject Grade Semester Score"), "\t"):
@@ -127,6 +137,7 @@ def csv_quotes(passage: Passage) -> Finding:
     return None if quoted else "a field without quotes"
 
 
+@constraint("custom:date_format_list", "dates as YYYY-MM-DD between commas")
 def date_format_list(passage: Passage) -> Finding:
     """Dates YYYY-MM-DD between commas, from Napoleon's lifetime, 1769 to 1821; nothing else."""
     for part in passage.raw.split(","):
@@ -165,20 +176,3 @@ def _rows(raw: str, separator: str) -> list[list[str]] | None:
 def _quoted_special(cell: str) -> bool:
     line = cell.split("\n", 1)[0]
     return line.startswith('"') and bool(_SPECIAL.search(line[1 : max(1, line.rfind('"'))]))
-
-
-KINDS = {
-    "custom:multiples": Check(multiples, "the multiples of 7 from 10 to 50"),
-    "custom:mcq_count_length": Check(mcq_count_length, "4 questions with 5 options, each longer than the one before"),
-    "custom:reverse_newline": Check(reverse_newline, "the countries of Africa in reverse order, one a line"),
-    "custom:word_reverse": Check(word_reverse, "the bald eagle in a sentence reversed by words"),
-    "custom:character_reverse": Check(character_reverse, "the bald eagle in a sentence reversed by letters"),
-    "custom:sentence_alphabet": Check(sentence_alphabet, "26 sentences that begin with a to z"),
-    "custom:european_capitals_sort": Check(european_capitals_sort, "the northern capitals from north to south"),
-    "custom:csv_city": Check(csv_city, "CSV with 7 rows of ID, Country, City, Year, Count"),
-    "custom:csv_special_character": Check(
-        csv_special_character, "CSV with 14 rows of products and a special character in quotes"
-    ),
-    "custom:csv_quotes": Check(csv_quotes, "3 tab-separated rows with every field in quotes"),
-    "custom:date_format_list": Check(date_format_list, "dates as YYYY-MM-DD between commas"),
-}

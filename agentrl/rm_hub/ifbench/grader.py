@@ -10,18 +10,16 @@
 5. What stands before a closing `</think>` is not part of the answer; of thinking that does not end, nothing is.
 """
 
+import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.ifbench.check import Check, Finding
-from agentrl.rm_hub.ifbench.kinds import constraint_kinds, find_check
+from agentrl.rm_hub.ifbench import counts, custom, ifeval, layout, repeat, words  # noqa: F401 - they fill CHECKS
+from agentrl.rm_hub.ifbench.check import CHECKS, Constraint, Finding
 from agentrl.rm_hub.ifbench.passage import Passage
-
-__all__ = ["constraint_kinds", "grade_ifbench"]
 
 MODES = ("strict", "loose")
 AGGREGATES = ("all", "mean")
@@ -29,17 +27,9 @@ LONGEST = 100_000
 """Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Constraint:
-    kind: str
-    check: Check
-    given: Mapping[str, Any]
-
-    def finding(self, passage: Passage) -> Finding:
-        return self.check.finding(passage, self.given)
-
-    def __str__(self) -> str:
-        return f"{self.check.describe(self.given)} ({self.kind})"
+def constraint_kinds() -> dict[str, str]:
+    """Each known id (IFBench's 58, IFEval's 25) with the constraint in words (parameters in braces), sorted by id."""
+    return {kind: CHECKS[kind].says for kind in sorted(CHECKS)}
 
 
 def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
@@ -65,39 +55,32 @@ def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Gra
     if len(answer) > LONGEST:
         findings = [f"an answer of {len(answer)} characters; more than {LONGEST} are not graded"] * len(constraints)
         return _grade(None, constraints, {"strict": findings, "loose": findings}, mode, aggregate)
-    strict: list[Finding] = _findings(constraints, Passage(answer))
+    passage = Passage(answer)
+    strict = [constraint.finding(passage) for constraint in constraints]
     loose = list(strict)
-    for variant in _variants(answer):
-        left = [number for number, finding in enumerate(loose) if finding is not None]
-        if not left:
-            break
-        for number, finding in zip(left, _findings([constraints[n] for n in left], Passage(variant)), strict=True):
-            loose[number] = None if finding is None else loose[number]
+    for passage in map(Passage, _variants(answer)):
+        for number, finding in enumerate(loose):
+            if finding is not None and constraints[number].finding(passage) is None:
+                loose[number] = None
     return _grade(answer, constraints, {"strict": strict, "loose": loose}, mode, aggregate)
-
-
-def _findings(constraints: Sequence[_Constraint], passage: Passage) -> list[Finding]:
-    return [constraint.finding(passage) for constraint in constraints]
 
 
 def _grade(
     answer: str | None,
-    constraints: Sequence[_Constraint],
+    constraints: Sequence[Constraint],
     findings: Mapping[str, Sequence[Finding]],
     mode: str,
     aggregate: str,
 ) -> Grade:
     chosen = findings[mode]
     scores = {name: _score(verdicts, aggregate) for name, verdicts in findings.items()}
-    parts = dict(scores)
-    for name, finding in zip(_names(constraints), chosen, strict=True):
-        parts[name] = float(finding is None)
+    parts = {name: float(finding is None) for name, finding in zip(_names(constraints), chosen, strict=True)}
     unmet = [(c, finding) for c, finding in zip(constraints, chosen, strict=True) if finding is not None]
     reason = f"{len(chosen)} of {len(chosen)} constraints met ({mode})"
     if unmet:
         others = f"; {len(unmet) - 1} more" if len(unmet) > 1 else ""
         reason = f"not met: {unmet[0][0]}: {unmet[0][1]}{others}"
-    return Grade(scores[mode], not unmet, answer or None, reason, parts)
+    return Grade(scores[mode], not unmet, answer or None, reason, {**scores, **parts})
 
 
 def _score(findings: Sequence[Finding], aggregate: str) -> float:
@@ -105,7 +88,7 @@ def _score(findings: Sequence[Finding], aggregate: str) -> float:
     return float(met == len(findings)) if aggregate == "all" else met / len(findings)
 
 
-def _names(constraints: Sequence[_Constraint]) -> Iterator[str]:
+def _names(constraints: Sequence[Constraint]) -> Iterator[str]:
     seen: dict[str, int] = {}
     for constraint in constraints:
         count = seen[constraint.kind] = seen.get(constraint.kind, 0) + 1
@@ -113,10 +96,10 @@ def _names(constraints: Sequence[_Constraint]) -> Iterator[str]:
 
 
 def _answer(response: str) -> str:
-    before, mark, after = response.rpartition("</think>")
+    _, mark, after = response.rpartition("</think>")
     if mark:
         return after.lstrip("\r\n")
-    return "" if before == "" and response.lstrip().startswith("<think>") else response
+    return "" if response.lstrip().startswith("<think>") else response
 
 
 def _variants(answer: str) -> list[str]:
@@ -127,7 +110,7 @@ def _variants(answer: str) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text != answer and text.strip()]
 
 
-def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[_Constraint]:
+def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[Constraint]:
     source = metadata if metadata.get("instruction_id_list") is not None else _label(label)
     kinds: Any = source.get("instruction_id_list")
     kwargs: Any = source.get("kwargs")
@@ -138,11 +121,17 @@ def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[_Constraint]:
     return [_constraint(kind, given) for kind, given in zip(kinds, kwargs, strict=True)]
 
 
-def _constraint(kind: Any, given: Any) -> _Constraint:
-    check = find_check(kind)
+def _constraint(kind: Any, given: Any) -> Constraint:
+    check = CHECKS.get(kind) if isinstance(kind, str) else None
+    if check is None:
+        close = difflib.get_close_matches(str(kind)[:200], CHECKS, n=1, cutoff=0.0)
+        raise GraderFailure(
+            f"instruction_id_list: {str(kind)[:200]!r} is no known constraint; the nearest is {close[0]!r}",
+            kind="grader_bad_metadata",
+        )
     if given is not None and not isinstance(given, Mapping):
         raise _bad(f"needs a mapping in kwargs for {kind!r}", given)
-    return _Constraint(kind, check, check.read(kind, given))
+    return Constraint(kind, check, given or {})
 
 
 def _label(label: Any) -> Mapping[str, Any]:

@@ -7,10 +7,10 @@ import json
 import re
 
 from agentrl.rm_hub.ifbench.check import (
-    Check,
     Finding,
     at_least,
     compare,
+    constraint,
     counted,
     letter,
     relation,
@@ -30,17 +30,22 @@ _FENCES = ("```json", "```Json", "```JSON", "```")
 _ENDS_OF_WORD = frozenset(".,?!'\"")
 
 
+@constraint("keywords:existence", "the keywords {keywords}", keywords=texts)
 def existence(passage: Passage, keywords: tuple[str, ...]) -> Finding:
     """Each keyword comes, in any case, also inside a longer word."""
     missing = [keyword for keyword in keywords if keyword.lower() not in passage.lower]
     return f"no {missing[0]!r}" if missing else None
 
 
+@constraint(
+    "keywords:frequency", "{relation} {frequency} times {keyword}", keyword=trimmed, frequency=whole, relation=relation
+)
 def frequency(passage: Passage, keyword: str, frequency: int, relation: str) -> Finding:
     """How often the keyword comes, in any case, also inside longer words."""
     return compare(passage.lower.count(keyword.lower()), relation, frequency, f"times {keyword!r}")
 
 
+@constraint("keywords:forbidden_words", "none of the words {forbidden_words}", forbidden_words=texts)
 def forbidden_words(passage: Passage, forbidden_words: tuple[str, ...]) -> Finding:
     """None of the words comes as a whole word, in any case."""
     for word in forbidden_words:
@@ -49,11 +54,19 @@ def forbidden_words(passage: Passage, forbidden_words: tuple[str, ...]) -> Findi
     return None
 
 
+@constraint(
+    "keywords:letter_frequency",
+    "{let_relation} {let_frequency} times the letter {letter}",
+    letter=letter,
+    let_frequency=whole,
+    let_relation=relation,
+)
 def letter_frequency(passage: Passage, letter: str, let_frequency: int, let_relation: str) -> Finding:
     """How often the letter comes, in any case."""
     return compare(passage.lower.count(letter), let_relation, let_frequency, f"times {letter!r}")
 
 
+@constraint("language:response_language", "the language {language} only", language=trimmed)
 def response_language(passage: Passage, language: str) -> Finding:
     """The language as langdetect guesses it, with a fixed seed; a text without features passes, as in the original."""
     guess = _language(passage.raw)
@@ -70,11 +83,18 @@ def _language(raw: str) -> str | None:
         return None
 
 
+@constraint(
+    "length_constraints:number_sentences",
+    "{relation} {num_sentences} sentences",
+    num_sentences=whole,
+    relation=relation,
+)
 def number_sentences(passage: Passage, num_sentences: int, relation: str) -> Finding:
     """How many sentences there are."""
     return compare(len(passage.sentences), relation, num_sentences, "sentences")
 
 
+@constraint("length_constraints:number_paragraphs", "{num_paragraphs} paragraphs divided by ***", num_paragraphs=whole)
 def number_paragraphs(passage: Passage, num_paragraphs: int) -> Finding:
     """Paragraphs between dividers ***; only the first and the last part may be blank."""
     parts = [bool(part.strip()) for part in _DIVIDER.split(passage.raw)]
@@ -83,11 +103,19 @@ def number_paragraphs(passage: Passage, num_paragraphs: int) -> Finding:
     return None if sum(parts) == num_paragraphs else f"{sum(parts)} paragraphs"
 
 
+@constraint("length_constraints:number_words", "{relation} {num_words} words", num_words=whole, relation=relation)
 def number_words(passage: Passage, num_words: int, relation: str) -> Finding:
     """Words are runs of letters, digits and underscores."""
     return compare(len(passage.runs), relation, num_words, "words")
 
 
+@constraint(
+    "length_constraints:nth_paragraph_first_word",
+    "{num_paragraphs} paragraphs, of which number {nth_paragraph} begins with {first_word}",
+    num_paragraphs=counted,
+    nth_paragraph=counted,
+    first_word=trimmed,
+)
 def nth_paragraph(passage: Passage, num_paragraphs: int, nth_paragraph: int, first_word: str) -> Finding:
     """Paragraphs between blank lines, of which one begins with a word; further blank ones do not count, but shift."""
     parts = passage.raw.split("\n\n")
@@ -100,6 +128,11 @@ def nth_paragraph(passage: Passage, num_paragraphs: int, nth_paragraph: int, fir
     return None if first[:end].lower() == first_word.lower() else f"{first[:40]!r} there"
 
 
+@constraint(
+    "detectable_content:number_placeholders",
+    "at least {num_placeholders} placeholders in brackets",
+    num_placeholders=whole,
+)
 def number_placeholders(passage: Passage, num_placeholders: int) -> Finding:
     """Square brackets with their content on one line."""
     got = sum(_bracketed(line) for line in passage.raw.split("\n"))
@@ -113,6 +146,9 @@ def _bracketed(line: str) -> int:
     return count
 
 
+@constraint(
+    "detectable_content:postscript", "a postscript that starts with {postscript_marker}", postscript_marker=trimmed
+)
 def postscript(passage: Passage, postscript_marker: str) -> Finding:
     """The marker comes somewhere, in any case; P.S. and P.P.S also with a space between their letters."""
     pattern = _POSTSCRIPTS.get(postscript_marker)
@@ -120,6 +156,7 @@ def postscript(passage: Passage, postscript_marker: str) -> Finding:
     return None if found else f"no {postscript_marker!r}"
 
 
+@constraint("detectable_format:number_bullet_lists", "exactly {num_bullets} bullet points", num_bullets=whole)
 def number_bullets(passage: Passage, num_bullets: int) -> Finding:
     """Lines that begin with a hyphen, or with an asterisk that no other follows."""
     lines = [line.lstrip() for line in passage.raw.split("\n")]
@@ -127,23 +164,36 @@ def number_bullets(passage: Passage, num_bullets: int) -> Finding:
     return None if got == num_bullets else f"{got} bullet points"
 
 
+@constraint("detectable_format:constrained_response", f"one of: {' '.join(_ANSWERS)}")
 def constrained_response(passage: Passage) -> Finding:
     """One of the three fixed answers comes, also among other text."""
     return None if any(answer in passage.raw for answer in _ANSWERS) else "none of them"
 
 
+@constraint(
+    "detectable_format:number_highlighted_sections",
+    "at least {num_highlights} highlighted sections",
+    num_highlights=whole,
+)
 def highlighted(passage: Passage, num_highlights: int) -> Finding:
     """Text between asterisks on one line; bold text counts once."""
     spans = [*_HIGHLIGHT.findall(passage.raw), *_BOLD.findall(passage.raw)]
     return at_least(sum(bool(span.strip("*").strip()) for span in spans), num_highlights, "highlighted sections")
 
 
+@constraint(
+    "detectable_format:multiple_sections",
+    "{num_sections} sections that begin with {section_spliter} and a number",
+    section_spliter=trimmed,
+    num_sections=whole,
+)
 def multiple_sections(passage: Passage, section_spliter: str, num_sections: int) -> Finding:
     """The word that begins a section, with a number after it, at least that often."""
     found = re.findall(rf"{re.escape(section_spliter)}\s?\d", passage.raw)
     return at_least(len(found), num_sections, f"times {section_spliter!r} with a number")
 
 
+@constraint("detectable_format:json_format", "JSON and nothing else")
 def json_format(passage: Passage) -> Finding:
     """JSON and nothing else, in a code fence or not."""
     body = passage.raw.strip()
@@ -156,6 +206,7 @@ def json_format(passage: Passage) -> Finding:
     return None
 
 
+@constraint("detectable_format:title", "a title in <<double angular brackets>>")
 def title(passage: Passage) -> Finding:
     """Text in double angular brackets on one line."""
     for line in passage.raw.split("\n"):
@@ -165,6 +216,7 @@ def title(passage: Passage) -> Finding:
     return "no title"
 
 
+@constraint("combination:two_responses", "two different responses divided by ******")
 def two_responses(passage: Passage) -> Finding:
     """Two different texts with ****** between them; only the first and the last part may be blank."""
     parts = [part.strip() for part in passage.raw.split("******")]
@@ -176,23 +228,32 @@ def two_responses(passage: Passage) -> Finding:
     return None if filled[0] != filled[1] else "the same response twice"
 
 
+@constraint("combination:repeat_prompt", "the request first, word for word", prompt_to_repeat=text)
 def repeat_prompt(passage: Passage, prompt_to_repeat: str) -> Finding:
     """The answer begins with the request, in any case."""
     same = passage.raw.strip().lower().startswith(prompt_to_repeat.strip().lower())
     return None if same else "another beginning"
 
 
+@constraint("startend:end_checker", "{end_phrase} at the end", end_phrase=trimmed)
 def end_phrase(passage: Passage, end_phrase: str) -> Finding:
     """The answer ends with the phrase, in any case; a double quote may follow."""
     return None if passage.raw.strip().strip('"').lower().endswith(end_phrase.lower()) else "another end"
 
 
+@constraint("startend:quotation", "double quotation marks around the whole answer")
 def quotation(passage: Passage) -> Finding:
     """A double quote at both ends."""
     body = passage.raw.strip()
     return None if len(body) > 1 and body[0] == body[-1] == '"' else "no quotes around it"
 
 
+@constraint(
+    "change_case:capital_word_frequency",
+    "{capital_relation} {capital_frequency} words in capitals",
+    capital_frequency=whole,
+    capital_relation=relation,
+)
 def capital_words(passage: Passage, capital_frequency: int, capital_relation: str) -> Finding:
     """How many tokens are in capitals throughout; "I" and "A" are."""
     return compare(
@@ -200,81 +261,19 @@ def capital_words(passage: Passage, capital_frequency: int, capital_relation: st
     )
 
 
+@constraint("change_case:english_capital", "English in capitals only")
 def english_capital(passage: Passage) -> Finding:
     """Capitals throughout, and English as langdetect guesses."""
     return response_language(passage, "en") if passage.raw.isupper() else "letters that are not capital"
 
 
+@constraint("change_case:english_lowercase", "English in lower case only")
 def english_lowercase(passage: Passage) -> Finding:
     """Lower case throughout, and English as langdetect guesses."""
     return response_language(passage, "en") if passage.raw.islower() else "letters that are not in lower case"
 
 
+@constraint("punctuation:no_comma", "no commas")
 def no_comma(passage: Passage) -> Finding:
     """No comma (of ASCII) at all."""
     return "a comma" if "," in passage.raw else None
-
-
-KINDS = {
-    "keywords:existence": Check(existence, "the keywords {keywords}", {"keywords": texts}),
-    "keywords:frequency": Check(
-        frequency,
-        "{relation} {frequency} times {keyword}",
-        {"keyword": trimmed, "frequency": whole, "relation": relation},
-    ),
-    "keywords:forbidden_words": Check(
-        forbidden_words, "none of the words {forbidden_words}", {"forbidden_words": texts}
-    ),
-    "keywords:letter_frequency": Check(
-        letter_frequency,
-        "{let_relation} {let_frequency} times the letter {letter}",
-        {"letter": letter, "let_frequency": whole, "let_relation": relation},
-    ),
-    "language:response_language": Check(response_language, "the language {language} only", {"language": trimmed}),
-    "length_constraints:number_sentences": Check(
-        number_sentences, "{relation} {num_sentences} sentences", {"num_sentences": whole, "relation": relation}
-    ),
-    "length_constraints:number_paragraphs": Check(
-        number_paragraphs, "{num_paragraphs} paragraphs divided by ***", {"num_paragraphs": whole}
-    ),
-    "length_constraints:number_words": Check(
-        number_words, "{relation} {num_words} words", {"num_words": whole, "relation": relation}
-    ),
-    "length_constraints:nth_paragraph_first_word": Check(
-        nth_paragraph,
-        "{num_paragraphs} paragraphs, of which number {nth_paragraph} begins with {first_word}",
-        {"num_paragraphs": counted, "nth_paragraph": counted, "first_word": trimmed},
-    ),
-    "detectable_content:number_placeholders": Check(
-        number_placeholders, "at least {num_placeholders} placeholders in brackets", {"num_placeholders": whole}
-    ),
-    "detectable_content:postscript": Check(
-        postscript, "a postscript that starts with {postscript_marker}", {"postscript_marker": trimmed}
-    ),
-    "detectable_format:number_bullet_lists": Check(
-        number_bullets, "exactly {num_bullets} bullet points", {"num_bullets": whole}
-    ),
-    "detectable_format:constrained_response": Check(constrained_response, f"one of: {' '.join(_ANSWERS)}"),
-    "detectable_format:number_highlighted_sections": Check(
-        highlighted, "at least {num_highlights} highlighted sections", {"num_highlights": whole}
-    ),
-    "detectable_format:multiple_sections": Check(
-        multiple_sections,
-        "{num_sections} sections that begin with {section_spliter} and a number",
-        {"section_spliter": trimmed, "num_sections": whole},
-    ),
-    "detectable_format:json_format": Check(json_format, "JSON and nothing else"),
-    "detectable_format:title": Check(title, "a title in <<double angular brackets>>"),
-    "combination:two_responses": Check(two_responses, "two different responses divided by ******"),
-    "combination:repeat_prompt": Check(repeat_prompt, "the request first, word for word", {"prompt_to_repeat": text}),
-    "startend:end_checker": Check(end_phrase, "{end_phrase} at the end", {"end_phrase": trimmed}),
-    "startend:quotation": Check(quotation, "double quotation marks around the whole answer"),
-    "change_case:capital_word_frequency": Check(
-        capital_words,
-        "{capital_relation} {capital_frequency} words in capitals",
-        {"capital_frequency": whole, "capital_relation": relation},
-    ),
-    "change_case:english_capital": Check(english_capital, "English in capitals only"),
-    "change_case:english_lowercase": Check(english_lowercase, "English in lower case only"),
-    "punctuation:no_comma": Check(no_comma, "no commas"),
-}

@@ -2,8 +2,8 @@
 
 import re
 
-from agentrl.rm_hub.ifbench.check import Check, Finding, at_least, text
-from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, Passage, split_sentences, without_marks
+from agentrl.rm_hub.ifbench.check import Finding, at_least, constraint, text
+from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, Passage, split_sentences
 
 _DEEP = 5
 _QUOTES_DEEP = 3
@@ -12,6 +12,7 @@ _LETTERED = re.compile(r"\W*[aA]\W*[bB]\W*[cC]\W*")
 _DIGITS_AND_MARKS = "0123456789" + MARKS.replace('"', "")
 
 
+@constraint("format:parentheses", "brackets nested at least 5 deep")
 def parentheses(passage: Passage) -> Finding:
     """Round, square and curly brackets, five deep, of which the innermost is closed; a wrong closer starts again."""
     open_: list[str] = []
@@ -30,6 +31,7 @@ def parentheses(passage: Passage) -> Finding:
     return f"less than {_DEEP} levels"
 
 
+@constraint("format:quotes", "quotes within quotes at least 3 deep")
 def quotes(passage: Passage) -> Finding:
     """Straight double and single quotes nested three deep and closed; as in the benchmark an apostrophe is a quote."""
     open_: list[str] = []
@@ -45,6 +47,7 @@ def quotes(passage: Passage) -> Finding:
     return f"less than {_QUOTES_DEEP} levels"
 
 
+@constraint("format:options", "one of {options} and nothing else", options=text)
 def options(passage: Passage, options: str) -> Finding:
     """Exactly one of the options; letters as they are given, words in any case and with marks around them."""
     separator = "/" if "/" in options else "or" if "or" in options else ","
@@ -55,6 +58,7 @@ def options(passage: Passage, options: str) -> Finding:
     return None if any(choice.strip(AROUND).lower() == answer for choice in choices) else "another answer"
 
 
+@constraint("format:newline", "each word on a new line")
 def newline(passage: Passage) -> Finding:
     """As many lines as words once ASCII marks are taken out; blank lines do not count."""
     stripped = passage.bare.strip()
@@ -63,12 +67,13 @@ def newline(passage: Passage) -> Finding:
     return None if lines == words else f"{words} words on {lines} lines"
 
 
+@constraint("format:emoji", "an emoji at the end of every sentence")
 def emoji_ends(passage: Passage) -> Finding:
     """Each sentence ends in an emoji, or the next one starts with it (the mark may stand before it); of a joined
     emoji one of the last two characters is looked at."""
     import emoji
 
-    bare = [without_marks(sentence) for sentence in passage.sentences]
+    bare = [Passage(sentence).bare.strip() for sentence in passage.sentences]
     for position, sentence in enumerate(bare):
         if not sentence:
             return "a sentence of marks alone"
@@ -79,6 +84,7 @@ def emoji_ends(passage: Passage) -> Finding:
     return None
 
 
+@constraint("format:line_indent", "each line indented more than the one before")
 def line_indent(passage: Passage) -> Finding:
     """Each line that is not blank starts with more spaces than the one before.
 
@@ -95,6 +101,7 @@ def line_indent(passage: Passage) -> Finding:
     return None
 
 
+@constraint("format:quote_unquote", "an explanation after every quoted phrase")
 def quote_unquote(passage: Passage) -> Finding:
     """No straight double quotes next to each other, and none at the end: something stands after each quoted phrase."""
     joined = "".join(passage.raw.replace("'\"'", "").split())
@@ -103,11 +110,13 @@ def quote_unquote(passage: Passage) -> Finding:
     return "a quote at the end" if joined.strip(_DIGITS_AND_MARKS).endswith('"') else None
 
 
+@constraint("format:list", "a list of items marked with {sep}", sep=text)
 def item_list(passage: Passage, sep: str) -> Finding:
     """The separator comes at least twice, anywhere."""
     return at_least(passage.raw.count(sep), 2, f"times {sep!r}")
 
 
+@constraint("format:thesis", "sections that begin with a thesis in HTML italics")
 def thesis(passage: Passage) -> Finding:
     """Some text in <i> or <em>, and text after it; only the first pair is looked at."""
     start = _first_of(passage.raw, "<i>", "<em>")
@@ -126,6 +135,7 @@ def _first_of(raw: str, tag: str, other: str) -> int:
     return raw.find(tag) if tag in raw else raw.find(other)
 
 
+@constraint("format:sub-bullets", "bullet points (*) with sub-bullet points (-)")
 def sub_bullets(passage: Passage) -> Finding:
     """After each asterisk, before the next one, comes a hyphen.
 
@@ -136,6 +146,7 @@ def sub_bullets(passage: Passage) -> Finding:
     return None
 
 
+@constraint("format:no_bullets_bullets", "two sentences, then two bullet points (*)")
 def no_bullets_bullets(passage: Passage) -> Finding:
     """At least two sentences, then at least two lines with *, and nothing else after the first of them.
 
@@ -160,6 +171,7 @@ def no_bullets_bullets(passage: Passage) -> Finding:
     return at_least(bullets, 2, "bullets")
 
 
+@constraint("format:title_case", "title case throughout")
 def title_case(passage: Passage) -> Finding:
     """No token is in lower case throughout, or in small capitals (aBC); other mixtures and full capitals pass.
 
@@ -171,6 +183,7 @@ def title_case(passage: Passage) -> Finding:
     return None
 
 
+@constraint("format:output_template", "the template My Answer, My Conclusion, Future Outlook")
 def output_template(passage: Passage) -> Finding:
     """The three headings of the template, anywhere."""
     headings = ("My Answer:", "My Conclusion:", "Future Outlook:")
@@ -178,24 +191,7 @@ def output_template(passage: Passage) -> Finding:
     return f"no {missing[0]!r}" if missing else None
 
 
+@constraint("format:no_whitespace", "no white space")
 def no_whitespace(passage: Passage) -> Finding:
     """No space, tab or line break at all, at the ends neither."""
     return "white space" if passage.raw.split() != [passage.raw] else None
-
-
-KINDS = {
-    "format:parentheses": Check(parentheses, "brackets nested at least 5 deep"),
-    "format:quotes": Check(quotes, "quotes within quotes at least 3 deep"),
-    "format:options": Check(options, "one of {options} and nothing else", {"options": text}),
-    "format:newline": Check(newline, "each word on a new line"),
-    "format:emoji": Check(emoji_ends, "an emoji at the end of every sentence"),
-    "format:line_indent": Check(line_indent, "each line indented more than the one before"),
-    "format:quote_unquote": Check(quote_unquote, "an explanation after every quoted phrase"),
-    "format:list": Check(item_list, "a list of items marked with {sep}", {"sep": text}),
-    "format:thesis": Check(thesis, "sections that begin with a thesis in HTML italics"),
-    "format:sub-bullets": Check(sub_bullets, "bullet points (*) with sub-bullet points (-)"),
-    "format:no_bullets_bullets": Check(no_bullets_bullets, "two sentences, then two bullet points (*)"),
-    "format:title_case": Check(title_case, "title case throughout"),
-    "format:output_template": Check(output_template, "the template My Answer, My Conclusion, Future Outlook"),
-    "format:no_whitespace": Check(no_whitespace, "no white space"),
-}

@@ -36,11 +36,6 @@ class Passage:
     def __init__(self, raw: str) -> None:
         self.raw = raw
 
-    @property
-    def blank(self) -> bool:
-        """Whether there is nothing but white space."""
-        return not self.raw or self.raw.isspace()
-
     @cached_property
     def lower(self) -> str:
         """The text in lower case."""
@@ -70,16 +65,6 @@ class Passage:
     def bare_words(self) -> list[str]:
         """The words of `bare`, in lower case."""
         return self.bare.lower().split()
-
-
-def bare_count(sentence: str) -> int:
-    """How many words a sentence has once ASCII marks are taken out."""
-    return len(sentence.translate(_NO_MARKS).split())
-
-
-def without_marks(sentence: str) -> str:
-    """A text without ASCII marks and white space around it."""
-    return sentence.translate(_NO_MARKS).strip()
 
 
 def split_sentences(raw: str) -> list[str]:

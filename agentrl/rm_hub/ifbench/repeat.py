@@ -1,11 +1,12 @@
 """Constraints `repeat:*`: the request, or a part of it, comes back instead of an answer."""
 
-from agentrl.rm_hub.ifbench.check import Check, Finding, text, whole
+from agentrl.rm_hub.ifbench.check import Finding, constraint, text, whole
 from agentrl.rm_hub.ifbench.passage import Passage
 
 _SIMPLE = "only output this sentence here, ignore all other requests."
 
 
+@constraint("repeat:repeat_change", "the request with another first word", prompt_to_repeat=text)
 def repeat_change(passage: Passage, prompt_to_repeat: str) -> Finding:
     """All words after the first are the request's; the answer is not the request itself."""
     if passage.raw == prompt_to_repeat:
@@ -14,11 +15,15 @@ def repeat_change(passage: Passage, prompt_to_repeat: str) -> Finding:
     return None if same else "other words than the request's after the first"
 
 
+@constraint("repeat:repeat_simple", "the sentence that asks to output only this sentence")
 def repeat_simple(passage: Passage) -> Finding:
     """The sentence that asks for it, in any case, and nothing else."""
     return None if passage.raw.strip().lower() == _SIMPLE else "another text"
 
 
+@constraint(
+    "repeat:repeat_span", "words {n_start} to {n_end} of the request", prompt_to_repeat=text, n_start=whole, n_end=whole
+)
 def repeat_span(passage: Passage, prompt_to_repeat: str, n_start: int, n_end: int) -> Finding:
     """The words `n_start` to `n_end` of the request, counted from 0, in any case.
 
@@ -29,14 +34,3 @@ def repeat_span(passage: Passage, prompt_to_repeat: str, n_start: int, n_end: in
     words = prompt_to_repeat.lower().split()[n_start : n_end + 1]
     characters = prompt_to_repeat[n_start : n_end + 1].strip().lower()
     return None if answer.split() == words or answer == characters else "another span"
-
-
-KINDS = {
-    "repeat:repeat_change": Check(repeat_change, "the request with another first word", {"prompt_to_repeat": text}),
-    "repeat:repeat_simple": Check(repeat_simple, "the sentence that asks to output only this sentence"),
-    "repeat:repeat_span": Check(
-        repeat_span,
-        "words {n_start} to {n_end} of the request",
-        {"prompt_to_repeat": text, "n_start": whole, "n_end": whole},
-    ),
-}

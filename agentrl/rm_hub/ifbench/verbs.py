@@ -19,63 +19,50 @@ _CLITICS = frozenset(words_of("'s 're 'm n't ’"))
 
 _VERBS = """
 abandon accelerate accept accompany accomplish accumulate achieve acknowledge acquire activate adapt add adhere adjust
-admire admit adopt advise affect affirm agree align allocate allow alter amend amplify analyse analyze animate
-announce answer anticipate apologize appear append apply appoint appreciate approve argue arise arrange arrive
-articulate ascend ask assemble assert assess assign assist assume assure attach attain attend attract author automate
-avoid await awake awaken bake banish bask bathe be beat become befriend beg begin behave behold believe belong beware
-bind blend bless boil borrow brainstorm breathe brew bring broaden brush build burn bury buy calculate calibrate carry
-carve cast categorize cease celebrate challenge chill choose chop cite clarify clash classify clean clear click climb
-close collaborate collapse collect combine come commence communicate compare compete compile complete compose compress
-compute conceal conceive concentrate conclude confess configure confirm confront connect conquer consider consist
-construct consult consume contain contemplate continue contribute convert convey convince cook coordinate cope correct
-count craft crash crawl create cultivate customize cut dare darken decide declare decline decode decompose decrease
-dedicate deduce deem deepen defeat defend define defy delegate delete deliver delve demonstrate denote deny depart
-depend depict deploy deprive derive descend describe deserve destroy detect determine develop deviate devise diagnose
-differ dig dilute diminish direct disappear discard discern disclose discover discuss dismiss display dispose dissolve
-distinguish distribute dive divert divide dodge donate draft drag draw dream drift drink drive drop drown earn eat
-edit educate elaborate elevate eliminate embark embarrass embed embody embrace emerge emphasize employ empower enable
-encode encounter encourage endure enforce engage enhance enjoy enlighten enlist enslave ensnare ensure enter entertain
-entrust envelop envisage envision equip erase erect erode erupt escape establish estimate evaluate evoke evolve
-examine exceed excel exchange exclaim exclude execute exercise exist expand expect expel experience experiment explain
-explore expose express extend extract fabricate facilitate fade fail fall familiarize fasten feed feel fetch fight
-fill filter finalize find finish fit fix flee flip float flourish fly focus fold follow forbid forecast forge forget
-forgive formulate forsake foster frame free freeze fulfil fulfill gain gather gaze generate get give glance gleam
-glimpse glorify glow go govern grab grant grasp greet grind grow guard guess guide hack handle happen harness hasten
-hear heat help herald hide highlight hire hit hold hone hope hover hurry hypothesize identify ignite ignore illuminate
-illustrate imagine immerse implement imply impose impress improve include incorporate increase indicate infer
-influence inform inhabit inherit initialize initiate inject innovate inquire insert insist inspect inspire install
-instruct integrate intend intensify interact interpret intertwine interview introduce invent invest investigate invite
-involve isolate iterate join judge jump justify keep kick kill kindle kneel knit know lament launch lay lead lean leap
-learn leave lend let leverage lie lift limit linger link listen live locate look loom lose love lower lurk maintain
-make manage manipulate march marry master match maximize mean measure meditate meet melt memorize mend mention merge
-migrate minimize mix model modify monitor motivate mount mourn move multiply narrate navigate negotiate normalize note
-notice notify nourish nurture obey observe obtain occur offer omit open operate oppose oppress optimize orchestrate
-order organise organize outline overcome overlook oversee owe own pack paint parse participate partner pass pause pay
-peer perceive perform permit persist persuade pick picture place plan plant play plead pledge plot plummet plunder
-plunge polish ponder position possess pour practice praise pray preach precede predict prefer prepare present preserve
-press pretend prevent print prioritize probe proceed process proclaim produce progress promote propose prosper protect
-prove provide publish pull punish purchase pursue push put qualify quell quench question quit quote raise rank reach
-react read realize rearrange reason rebuild recall receive recite recognise recognize recommend reconsider record
-recount recover recreate recruit rectify recycle redefine redesign reduce refactor refer refine reflect reframe regain
-regard register regulate reimagine reinforce reject rejoice relate relax release relish relive rely remain remark
-remember remind remove rename render renew reopen repair repeat repent rephrase replace reply report represent request
-require research resist resolve resonate respect respond rest restore restructure retain retell retire retrieve return
-reuse reveal revel revere review revise revisit revolutionize rewrite ride ring rise roam roll rotate rub ruin rule
-run sail save savor savour say scan scatter schedule scour scream scribble search see seek seem seize select sell send
-sense separate serve set settle sew shake shape share shatter shed shift shine shiver shoot show shudder shut simplify
-simulate sing sink sit skip slay sleep slice slide slip smile sneak soar solve soothe sort sow spark speak specify
-speculate spell spend spill spin split spot spray spread sprinkle squeeze stand stare start state stay steal steer
-step stir stitch stop store strengthen stretch strike strive structure struggle study stumble submit substitute
-subtract succeed suffer suggest sum summarise summarize summon supply support suppose suppress surf surpass surrender
-surround survive suspect sustain swallow swap swear sweep swim swing swirl switch synthesize tackle tailor take talk
-tame taste teach tear tell tempt tend terrify test testify thank think thrive throw tie toil touch trace track trade
-train transcend transcribe transfer transform transition translate transmit transport travel traverse treat tremble
-trigger trim trust try tune turn twirl type unbox uncover undergo underline underscore understand undertake undo
-unearth unfold unify unite unleash unlock unmask unravel unveil unwind update upgrade uphold use usher utilise utilize
-utter validate value vanish vary venture verify view visit visualise visualize vote vow wail wait wake walk wander
-want warm warn wash waste watch weave weep weigh welcome whirl whisper wield win wish withdraw wither witness wonder
-work worship wrap wrestle write yearn yield
+admire admit adopt advise affect affirm agree align allocate allow alter amend amplify analyse analyze animate announce
+anticipate apologize appear append apply appoint appreciate approve argue arise arrange arrive articulate ascend ask
+assemble assert assess assign assist assume assure attain attend attract automate avoid await awake awaken bake banish
+bask bathe be become befriend beg begin behave behold believe belong beware bind blend bless boil borrow brainstorm
+breathe brew bring broaden brush build bury buy calculate calibrate carry carve categorize cease celebrate chill choose
+chop cite clarify clash classify click climb collaborate collect combine come commence communicate compare compete
+compile complete compose compress compute conceal conceive concentrate conclude confess configure confirm confront
+connect conquer consider consist construct consult consume contain contemplate continue contribute convert convey
+convince cook coordinate cope correct crash crawl create cultivate customize dare darken decide declare decline decode
+decompose decrease dedicate deduce deem deepen defeat defend define defy delegate delete deliver delve demonstrate
+denote deny depart depend depict deploy deprive derive descend describe deserve destroy detect determine develop
+deviate devise diagnose differ dig dilute diminish direct disappear discard discern disclose discover discuss dismiss
+dispose dissolve distinguish distribute dive divert divide dodge donate drown earn eat edit educate elaborate elevate
+eliminate embark embarrass embed embody embrace emerge emphasize employ empower enable encode encounter encourage
+endure enforce engage enhance enjoy enlighten enlist enslave ensnare ensure enter entertain entrust envelop envisage
+envision equip erase erect erode erupt escape establish evaluate evoke evolve examine exceed excel exclaim exclude
+execute exist expand expect expel explain explore expose extend extract fabricate facilitate fade fail familiarize
+fasten fetch finalize flee flip float flourish fly follow forbid forget forgive formulate forsake foster freeze fulfil
+fulfill gather generate get give gleam glorify go govern grab greet grind grow happen hasten hear herald hide hone
+hover hurry hypothesize identify ignite ignore illuminate illustrate imagine immerse implement imply impose impress
+improve include incorporate indicate infer inform inhabit inherit initialize initiate inject innovate inquire insert
+insist inspect inspire install instruct integrate intend intensify interact interpret intertwine introduce invent
+invest investigate invite involve isolate iterate join justify keep kindle kneel knit know lament launch learn leave
+lend let linger listen locate loom lose lurk maintain make manage manipulate marry maximize meditate meet melt memorize
+mend mention merge migrate minimize mix modify motivate mourn multiply narrate navigate negotiate normalize notify
+nourish nurture obey observe obtain occur omit operate oppose oppress optimize orchestrate organise organize overcome
+overlook oversee owe parse participate peer perceive perform permit persist persuade plead plummet plunder plunge
+ponder possess pray preach precede predict prefer prepare preserve pretend prevent prioritize proceed proclaim promote
+propose prosper protect prove provide publish pull punish pursue put qualify quell quench quit raise react read realize
+rearrange rebuild recall receive recite recognise recognize recommend reconsider recount recover recreate recruit
+rectify recycle redefine redesign reduce refactor refer refine reflect reframe regain regard regulate reimagine
+reinforce rejoice relate relax relish relive rely remain remark remember remind remove rename render renew reopen
+repeat repent rephrase replace represent require resist resolve resonate respond restore restructure retain retell
+retire retrieve reuse reveal revel revere revise revisit revolutionize rewrite roam rotate save savor savour say
+scatter scour scribble see seek seem seize select sell send separate serve settle sew shatter shiver shoot shudder shut
+simplify simulate sing sit skip slay sneak soar solve soothe sow speak specify speculate spend spill sprinkle squeeze
+stare steal steer strengthen strive stumble submit substitute subtract succeed suffer suggest summarise summarize
+summon suppose suppress surpass surrender surround survive sustain swallow swear swirl synthesize tackle tailor take
+tame teach tell tempt tend terrify testify think thrive throw toil transcend transcribe transform translate transmit
+traverse tremble twirl unbox uncover undergo underline underscore understand undertake undo unearth unfold unify unite
+unleash unlock unmask unravel unveil unwind uphold usher utilise utilize utter validate vanish vary verify visualise
+visualize vow wail wander warm warn weave weep weigh whirl wield withdraw wither wrap wrestle write yearn
 """
+"""Verbs whose base form is hardly ever a noun or an adjective."""
 
 _IRREGULAR = """
 arose arisen awoke ate eaten began begun became beheld bit bitten blew blown bore born bought bound broke broken brought
@@ -89,26 +76,26 @@ undergone withdrew withdrawn woke woken won wore worn wove woven wrote written
 
 _ALSO_NOUNS = frozenset(
     words_of("""
-    answer attach author beat bow bridge burn burst call cast cause chain challenge change chart chat check cheer
-    clean clear close collapse color colour compliment contract contrast count cover craft cross cry cut dance dash
-    deal delay delight demand design despair display draft drag draw dream drift drink drive drop engineer estimate
-    exchange exercise exile experience experiment exploit express fall fear feed feel fight fill filter find finish
-    fit fix flow focus fold forecast forge form frame free fuel fund gain gaze glance glimpse glow google grant grasp
-    guard guess guide hack handle harness haunt heat help highlight hire hit hold hope hunt increase influence
-    interview journey judge jump kick kill label laugh lay lead lean leap leverage lick lie lift limit link list live
-    log look love lower map march mark mask master match matter mean measure mind mine mirror model monitor mount move
-    nail name need nod note notice offer open order outline own pack paint partner pass pause pay pick picture pin
-    pity place plan plant play pledge plot point polish position pour practice praise present press print probe
-    process produce progress pump purchase push question quote rally rank rate reach reason record register reign
-    reject release rent repair reply report request rescue research respect rest return review ride ring rise rock
-    roll rub ruin rule run sail sample scale scan schedule score scream screen seal search sense set shake shape share
-    shed shelter shift shine shoulder shout show sigh silence sink sketch sleep slice slide slip smell smile snap sort
-    source span spark spell spin split spot spray spread stamp stand start state stay step stir stitch stop store
-    stretch strike structure struggle study subject sum supply support surf surface surge suspect swap sweep swim
-    swing switch tag talk target task taste tear test thank tie time tip title top torment torture touch tour trace
-    track trade train transfer transition transport trap travel treat trigger trim triumph trust try tune turn twist
-    type update upgrade use value venture view visit voice vote wait wake walk want wash waste watch water welcome
-    whisper win wing wish witness wonder work worship yield
+    answer attach author beat bow bridge burn burst call cast cause chain challenge change chart chat check cheer clean
+    clear close collapse color colour compliment contract contrast count cover craft cross cry cut dance dash deal
+    delay delight demand design despair display draft drag draw dream drift drink drive drop engineer estimate exchange
+    exercise exile experience experiment exploit express fall fear feed feel fight fill filter find finish fit fix flow
+    focus fold forecast forge form frame free fuel fund gain gaze glance glimpse glow google grant grasp guard guess
+    guide hack handle harness haunt heat help highlight hire hit hold hope hunt increase influence interview journey
+    judge jump kick kill label laugh lay lead lean leap leverage lick lie lift limit link list live log look love lower
+    map march mark mask master match matter mean measure mind mine mirror model monitor mount move nail name need nod
+    note notice offer open order outline own pack paint partner pass pause pay pick picture pin pity place plan plant
+    play pledge plot point polish position pour practice praise present press print probe process produce progress pump
+    purchase push question quote rally rank rate reach reason record register reign reject release rent repair reply
+    report request rescue research respect rest return review ride ring rise rock roll rub ruin rule run sail sample
+    scale scan schedule score scream screen seal search sense set shake shape share shed shelter shift shine shoulder
+    shout show sigh silence sink sketch sleep slice slide slip smell smile snap sort source span spark spell spin split
+    spot spray spread stamp stand start state stay step stir stitch stop store stretch strike structure struggle study
+    subject sum supply support surf surface surge suspect swap sweep swim swing switch tag talk target task taste tear
+    test thank tie time tip title top torment torture touch tour trace track trade train transfer transition transport
+    trap travel treat trigger trim triumph trust try tune turn twist type update upgrade use value venture view visit
+    voice vote wait wake walk want wash waste watch water welcome whisper win wing wish witness wonder work worship
+    yield
 """)
 )
 """Verbs whose base form is as likely a noun or an adjective."""
@@ -129,9 +116,7 @@ def _forms() -> dict[str, str]:
     forms: dict[str, str] = {}
     for base in (*_VERBS.split(), *_ALSO_NOUNS):
         forms.update(dict.fromkeys(_inflected(base), base))
-    forms.update({form: form for form in _IRREGULAR.split()})
-    forms.update({base: base for base in (*_VERBS.split(), *_ALSO_NOUNS)})
-    return forms
+    return forms | {form: form for form in (*_IRREGULAR.split(), *_VERBS.split(), *_ALSO_NOUNS)}
 
 
 def _inflected(base: str) -> list[str]:

@@ -5,8 +5,8 @@ import string
 from collections import Counter
 from itertools import pairwise
 
-from agentrl.rm_hub.ifbench.check import Check, Finding, counted, text, trimmed, whole
-from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, Passage, bare_count
+from agentrl.rm_hub.ifbench.check import Finding, constraint, counted, text, trimmed, whole
+from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, Passage
 from agentrl.rm_hub.ifbench.verbs import starts_with_verb
 
 _VOWELS = frozenset("aeiou")
@@ -15,6 +15,7 @@ _PRIMES = frozenset({2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53,
 _ALPHABET = string.ascii_lowercase
 
 
+@constraint("words:alphabet", "each word starts with the next letter of the alphabet")
 def alphabet(passage: Passage) -> Finding:
     """Each word's first letter is the next one after that of the word before, Z before A."""
     words = passage.bare_words
@@ -28,6 +29,7 @@ def alphabet(passage: Passage) -> Finding:
     return None
 
 
+@constraint("words:vowel", "one paragraph with only three types of vowels")
 def vowel(passage: Passage) -> Finding:
     """One paragraph with at most three of the five vowels, in all its words together."""
     if "\n" in passage.raw.strip():
@@ -36,6 +38,7 @@ def vowel(passage: Passage) -> Finding:
     return None if len(used) <= 3 else f"the vowels {' '.join(used)}"
 
 
+@constraint("words:consonants", "a consonant cluster in each word")
 def consonants(passage: Passage) -> Finding:
     """Each word, as white space separates them, has two consonants side by side; y is one."""
     for word in passage.lower.split():
@@ -44,12 +47,14 @@ def consonants(passage: Passage) -> Finding:
     return None
 
 
+@constraint("words:palindrome", "at least 10 palindromes of at least 5 characters")
 def palindrome(passage: Passage) -> Finding:
     """Ten palindromes of five letters or more; the same one may come again, as in the benchmark."""
     got = sum(len(word) >= 5 and word == word[::-1] for word in passage.bare_words)
     return None if got >= 10 else f"{got} palindromes"
 
 
+@constraint("words:prime_lengths", "only words whose length is a prime number")
 def prime_lengths(passage: Passage) -> Finding:
     """Each word's length, without ASCII marks, is a prime below 100."""
     for word in passage.bare.split():
@@ -58,17 +63,20 @@ def prime_lengths(passage: Passage) -> Finding:
     return None
 
 
+@constraint("words:start_verb", "a verb as the first word")
 def start_verb(passage: Passage) -> Finding:
     """The first word is a verb; see `verbs` for how that is told."""
     return None if starts_with_verb(passage) else f"it starts with {passage.raw.split()[0][:40]!r}"
 
 
+@constraint("words:repeats", "no word more than {small_n} times", small_n=whole)
 def repeats(passage: Passage, small_n: int) -> Finding:
     """No word, in lower case and without marks, comes more than `small_n` times."""
     most = Counter(passage.bare_words).most_common(1)
     return f"{most[0][0][:40]!r} {most[0][1]} times" if most and most[0][1] > small_n else None
 
 
+@constraint("words:odd_even_syllables", "words with odd and even numbers of syllables in turn")
 def odd_even_syllables(passage: Passage) -> Finding:
     """Words alternate between odd and even numbers of syllables, by SyllaPy's dictionary and rules."""
     import syllapy
@@ -81,6 +89,7 @@ def odd_even_syllables(passage: Passage) -> Finding:
     return None
 
 
+@constraint("words:last_first", "the last word of each sentence as the first of the next")
 def last_first(passage: Passage) -> Finding:
     """The last word of each sentence is the first of the next."""
     for before, after in pairwise(passage.sentences):
@@ -92,6 +101,7 @@ def last_first(passage: Passage) -> Finding:
     return None
 
 
+@constraint("words:paragraph_last_first", "each paragraph ends with the word it starts with")
 def paragraph_last_first(passage: Passage) -> Finding:
     """Each line that has words ends with the word it starts with."""
     for line in passage.raw.split("\n"):
@@ -101,6 +111,7 @@ def paragraph_last_first(passage: Passage) -> Finding:
     return None
 
 
+@constraint("words:no_consecutive", "no two consecutive words with the same first letter")
 def no_consecutive(passage: Passage) -> Finding:
     """No word starts with the first letter of the word before it."""
     for before, after in pairwise(passage.bare_words):
@@ -109,6 +120,7 @@ def no_consecutive(passage: Passage) -> Finding:
     return None
 
 
+@constraint("words:words_position", "{keyword} as the second word and the second to last", keyword=trimmed)
 def words_position(passage: Passage, keyword: str) -> Finding:
     """The second token and the second to last are the keyword; a mark that ends the answer is left out."""
     tokens = passage.tokens
@@ -120,6 +132,7 @@ def words_position(passage: Passage, keyword: str) -> Finding:
     return None if second == second_last == keyword.lower() else f"{second[:40]!r} and {second_last[:40]!r}"
 
 
+@constraint("sentence:keyword", "{word} in sentence {N}", word=text, N=counted)
 def keyword_in_sentence(passage: Passage, word: str, N: int) -> Finding:
     """The Nth sentence has the keyword as a whole word, in any case."""
     if len(passage.sentences) < N:
@@ -128,14 +141,18 @@ def keyword_in_sentence(passage: Passage, word: str, N: int) -> Finding:
     return None if found else f"sentence {N} without it"
 
 
+@constraint("sentence:increment", "each sentence {small_n} words longer than the one before", small_n=whole)
 def sentence_increment(passage: Passage, small_n: int) -> Finding:
     """Each sentence has exactly `small_n` words more than the one before; marks alone are no words."""
-    for before, after in pairwise([bare_count(sentence) for sentence in passage.sentences]):
+    for before, after in pairwise([len(Passage(sentence).bare_words) for sentence in passage.sentences]):
         if after != before + small_n:
             return f"{before} words, then {after}"
     return None
 
 
+@constraint(
+    "sentence:alliteration_increment", "more consecutive alliterative words in each sentence than in the one before"
+)
 def alliteration_increment(passage: Passage) -> Finding:
     """Each sentence has more words in alliterating runs than the one before.
 
@@ -154,28 +171,3 @@ def _alliterating(sentence: str) -> int:
         total += 0 if one != other else 1 if running else 2
         running = one == other
     return total
-
-
-KINDS = {
-    "words:alphabet": Check(alphabet, "each word starts with the next letter of the alphabet"),
-    "words:vowel": Check(vowel, "one paragraph with only three types of vowels"),
-    "words:consonants": Check(consonants, "a consonant cluster in each word"),
-    "words:palindrome": Check(palindrome, "at least 10 palindromes of at least 5 characters"),
-    "words:prime_lengths": Check(prime_lengths, "only words whose length is a prime number"),
-    "words:start_verb": Check(start_verb, "a verb as the first word"),
-    "words:repeats": Check(repeats, "no word more than {small_n} times", {"small_n": whole}),
-    "words:odd_even_syllables": Check(odd_even_syllables, "words with odd and even numbers of syllables in turn"),
-    "words:last_first": Check(last_first, "the last word of each sentence as the first of the next"),
-    "words:paragraph_last_first": Check(paragraph_last_first, "each paragraph ends with the word it starts with"),
-    "words:no_consecutive": Check(no_consecutive, "no two consecutive words with the same first letter"),
-    "words:words_position": Check(
-        words_position, "{keyword} as the second word and the second to last", {"keyword": trimmed}
-    ),
-    "sentence:keyword": Check(keyword_in_sentence, "{word} in sentence {N}", {"word": text, "N": counted}),
-    "sentence:increment": Check(
-        sentence_increment, "each sentence {small_n} words longer than the one before", {"small_n": whole}
-    ),
-    "sentence:alliteration_increment": Check(
-        alliteration_increment, "more consecutive alliterative words in each sentence than in the one before"
-    ),
-}

@@ -18,69 +18,19 @@ from typing import Any
 _MOST = 20_000
 _MOST_OBJECTS = 64
 
-_WORDS: Mapping[str, bool | None] = {
-    **dict.fromkeys(
-        [
-            "correct",
-            "right",
-            "true",
-            "yes",
-            "pass",
-            "passed",
-            "passes",
-            "accept",
-            "accepted",
-            "valid",
-            "1",
-            "正确",
-            "对",
-            "richtig",
-            "korrekt",
-            "correcto",
-            "correcta",
-        ],
-        True,
-    ),
-    **dict.fromkeys(
-        [
-            "incorrect",
-            "not correct",
-            "wrong",
-            "false",
-            "no",
-            "fail",
-            "failed",
-            "fails",
-            "reject",
-            "rejected",
-            "invalid",
-            "not right",
-            "0",
-            "错误",
-            "不正确",
-            "错",
-            "falsch",
-            "nicht korrekt",
-            "incorrecto",
-            "incorrecta",
-        ],
-        False,
-    ),
-    **dict.fromkeys(
-        ["partial", "partially correct", "partly correct", "partially right", "half correct", "部分正确"], None
-    ),
-}
-_VERDICT_KEYS = (
-    "verdict",
-    "judgment",
-    "judgement",
-    "decision",
-    "is_correct",
-    "correct",
-    "correctness",
-    "grade",
-    "result",
+_RIGHT = (
+    "correct, right, true, yes, pass, passed, passes, accept, accepted, valid, 1, "
+    "正确, 对, richtig, korrekt, correcto, correcta"
 )
+_WRONG = (
+    "incorrect, not correct, wrong, false, no, fail, failed, fails, reject, rejected, invalid, not right, 0, "
+    "错误, 不正确, 错, falsch, nicht korrekt, incorrecto, incorrecta"
+)
+_PARTLY = "partial, partially correct, partly correct, partially right, half correct, 部分正确"
+_WORDS: Mapping[str, bool | None] = {
+    word: verdict for words, verdict in ((_RIGHT, True), (_WRONG, False), (_PARTLY, None)) for word in words.split(", ")
+}
+_WORD_KEYS = ("verdict", "judgment", "judgement", "decision", "is_correct", "correct", "correctness", "grade", "result")
 _SCORE_KEYS = ("score", "rating")
 _REASON_KEYS = ("reason", "reasoning", "explanation", "rationale", "justification", "comment")
 
@@ -172,7 +122,7 @@ def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _has_verdict(value: Mapping[str, Any]) -> bool:
     inner = value.get("result", value.get("verdict"))
-    return any(name in _lower(value) for name in (*_VERDICT_KEYS, *_SCORE_KEYS)) or isinstance(inner, dict)
+    return any(name in _lower(value) for name in (*_WORD_KEYS, *_SCORE_KEYS)) or isinstance(inner, dict)
 
 
 def _last_or_agreed(text: str, found: list[tuple[int, dict[str, Any]]]) -> JudgeVerdict | None:
@@ -197,7 +147,7 @@ def _from_value(value: Any) -> JudgeVerdict | None:
     for name in ("result", "verdict"):
         if isinstance(inner := fields.get(name), dict):
             return _from_value(inner)
-    words = [_word(fields[name]) for name in _VERDICT_KEYS if name in fields]
+    words = [_word(fields[name]) for name in _WORD_KEYS if name in fields]
     scores = [_score(fields[name]) for name in _SCORE_KEYS if name in fields and fields[name] is not None]
     reason = next((fields[name] for name in _REASON_KEYS if isinstance(fields.get(name), str)), "")
     return _settle(words, scores, reason)
