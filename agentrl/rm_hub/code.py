@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
 
@@ -28,19 +28,15 @@ from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rm_hub.submissions.compare import same_output, same_value
 from agentrl.rm_hub.submissions.extract import extract_code
+from agentrl.rm_hub.submissions.sessions import MOST_OVERRUNS, NOT_RUN, Submission, run_asserts
 from agentrl.rm_hub.submissions.tests import Asserts, Calls, Cases, Programs, read_tests
+from agentrl.sandbox import Sandbox, SandboxBusy, SandboxFailure, SandboxLimits
 from agentrl.tools.threads import run_in_daemon_thread
-
-if TYPE_CHECKING:
-    from agentrl.rm_hub.submissions.sessions import Submission
-    from agentrl.sandbox import Sandbox
 
 T = TypeVar("T")
 
 _OUTPUT_BYTES = 1 << 20
 _SHORT = 20_000
-_MOST_OVERRUNS = 3
-"""Tests that may overrun their deadline before the rest counts as failed without a try."""
 
 
 class CodeGrader:
@@ -61,8 +57,6 @@ class CodeGrader:
     async def __aenter__(self) -> Self:
         self._places = anyio.CapacityLimiter(self._settings.code_concurrency)
         if self._own:
-            from agentrl.sandbox import Sandbox, SandboxLimits
-
             limits = SandboxLimits(
                 wall_seconds=self._settings.code_timeout,
                 cpu_seconds=self._settings.code_timeout,
@@ -89,8 +83,6 @@ class CodeGrader:
         program, where = await _aside(len(response), partial(extract_code, response, _needed(cases)))
         if program is None:
             return Grade(0.0, False, None, where)
-        from agentrl.sandbox import SandboxBusy, SandboxFailure
-
         try:
             async with self._places:
                 results = await self._results(program, cases)
@@ -101,26 +93,23 @@ class CodeGrader:
     async def _results(self, program: str, cases: Cases) -> list[str]:
         """For each test nothing, or why it failed."""
         ends = time.monotonic() + self._settings.code_timeout
-        if isinstance(cases, Programs):
-            return await self._programs(program, cases, ends)
-        from agentrl.rm_hub.submissions.sessions import Submission, run_asserts
-
         assert self._sandbox is not None
+        if isinstance(cases, Programs):
+            return await self._programs(self._sandbox, program, cases, ends)
         async with Submission(self._sandbox, program, self._settings.code_test_timeout, ends) as submission:
             if isinstance(cases, Asserts):
                 return await run_asserts(self._sandbox, submission, cases)
-            return await self._calls(submission, cases)
+            return [await _call(submission, cases, number) for number in range(len(cases.values))]
 
-    async def _programs(self, program: str, cases: Programs, ends: float) -> list[str]:
-        assert self._sandbox is not None
+    async def _programs(self, sandbox: Sandbox, program: str, cases: Programs, ends: float) -> list[str]:
         results: list[str] = []
         overruns = 0
         for given, want in zip(cases.inputs, cases.outputs, strict=True):
             seconds = min(self._settings.code_test_timeout, ends - time.monotonic())
-            if seconds <= 0 or overruns >= _MOST_OVERRUNS:
-                results.append("not run: earlier tests took all the time")
+            if seconds <= 0 or overruns >= MOST_OVERRUNS:
+                results.append(NOT_RUN)
                 continue
-            run = await self._sandbox.run(program, stdin=given, timeout=seconds)
+            run = await sandbox.run(program, stdin=given, timeout=seconds)
             overruns += run.outcome == "timeout"
             if not run.ok:
                 said = run.stderr.strip().splitlines()[-1:] or [""]
@@ -128,16 +117,6 @@ class CodeGrader:
                 continue
             same = await _aside(len(run.stdout) + len(want), partial(same_output, run.stdout, want))
             results.append("" if same else f"printed {run.stdout.strip()!r:.80}, expected {want.strip()!r:.80}")
-        return results
-
-    async def _calls(self, submission: Submission, cases: Calls) -> list[str]:
-        results: list[str] = []
-        for arguments, want in zip(cases.arguments, cases.values, strict=True):
-            if submission.overruns >= _MOST_OVERRUNS:
-                results.append("not run: earlier tests took all the time")
-                continue
-            value, why = await submission.call(cases.name, arguments)
-            results.append(why or ("" if _same(value, want) else f"returned {value!r:.80}, expected {want!r:.80}"))
         return results
 
 
@@ -157,11 +136,17 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
     return result
 
 
-def _same(value: Any, want: Any) -> bool:
+async def _call(submission: Submission, cases: Calls, number: int) -> str:
+    """Make one call; nothing, or why its test failed."""
+    if submission.overruns >= MOST_OVERRUNS:
+        return NOT_RUN
+    want = cases.values[number]
+    value, why = await submission.call(cases.name, cases.arguments[number])
     try:
-        return same_value(value, want)
+        same = not why and same_value(value, want)
     except (RecursionError, ValueError, TypeError, IndexError):
-        return False  # the submission's process made the value up: it is of no known form
+        same = False  # the submission's process made the value up: it is of no known form
+    return why or ("" if same else f"returned {value!r:.80}, expected {want!r:.80}")
 
 
 def _needed(cases: Cases) -> set[str]:

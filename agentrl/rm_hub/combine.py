@@ -193,13 +193,11 @@ class Combined:
 
     async def scores(self, args: Any, sample: Sample) -> dict[str, float]:
         """The reward as "score", and all its parts; parts behind a closed gate are 0."""
-        gates = await _all([partial(_checked, args, sample, gate) for gate in self._gates])
-        failed = [gate for gate, passed in zip(self._gates, gates, strict=True) if not passed]
-        parts: dict[str, float] = {gate.label: float(ok) for gate, ok in zip(self._gates, gates, strict=True)}
+        parts, failed = await _verified(args, sample, self._gates)
         closed = any(gate.otherwise == "zero" for gate in failed)
         trajectory = 0.0
-        work = [] if closed else [partial(_scored, args, sample, part) for part in self._parts]
-        found = await _all(work) if not closed else [(0.0, {})] * len(self._parts)
+        work = [partial(_scored, args, sample, part) for part in self._parts]
+        found = [(0.0, {})] * len(work) if closed else await _all(work)
         for part, (score, checks) in zip(self._parts, found, strict=True):
             parts |= {part.label: score, **checks}
             trajectory += part.weight * score
@@ -267,9 +265,7 @@ async def _all(work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
 
 async def _scored(args: Any, sample: Sample, part: Weighted) -> tuple[float, dict[str, float]]:
     """A part's score after its own verifiers, and what those said."""
-    passed = await _all([partial(_checked, args, sample, verifier) for verifier in part.verifiers])
-    checks = {verifier.label: float(ok) for verifier, ok in zip(part.verifiers, passed, strict=True)}
-    failed = [verifier for verifier, ok in zip(part.verifiers, passed, strict=True) if not ok]
+    checks, failed = await _verified(args, sample, part.verifiers)
     if any(verifier.otherwise == "zero" for verifier in failed):
         return 0.0, checks
     result = await _asked(args, sample, part.grader)
@@ -282,6 +278,15 @@ async def _scored(args: Any, sample: Sample, part: Weighted) -> tuple[float, dic
     for verifier in failed:
         score = verifier.apply(score)
     return score, checks
+
+
+async def _verified(
+    args: Any, sample: Sample, verifiers: Sequence[Verifier]
+) -> tuple[dict[str, float], list[Verifier]]:
+    """What each check said, by its name among the parts, and those that failed."""
+    passed = await _all([partial(_checked, args, sample, verifier) for verifier in verifiers])
+    said = {verifier.label: float(ok) for verifier, ok in zip(verifiers, passed, strict=True)}
+    return said, [verifier for verifier, ok in zip(verifiers, passed, strict=True) if not ok]
 
 
 async def _checked(args: Any, sample: Sample, verifier: Verifier) -> bool:

@@ -56,8 +56,6 @@ def grade_tool_call(response: str, label: Any, metadata: Mapping[str, Any]) -> G
         made = _made(response, metadata)
     except Broken as error:
         return Grade(0.0, False, None, str(error), {"name": 0.0, "arguments": 0.0})
-    if made is None:
-        return Grade(0.0, False, None, "the answer is empty", {"name": 0.0, "arguments": 0.0})
     grades = [_compare(made, calls, rules) for calls in wanted]
     return max(grades, key=lambda grade: (grade.score, sum(grade.parts.values())))
 
@@ -95,33 +93,31 @@ def _label_calls(value: Any, label: Any, rules: Rules) -> list[Call]:
     return known
 
 
-def _made(response: str, metadata: Mapping[str, Any]) -> list[Call] | None:
-    """The calls that the model made; None if it said nothing at all."""
-    messages = metadata.get("messages", ())
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise bad_metadata("tool_call", "messages", "a list of messages", messages)
-    if not all(isinstance(message, Mapping) for message in messages):
-        raise bad_metadata("tool_call", "messages", "a list of messages", messages)
+def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:
+    """The calls that the model made; `Broken` if it said nothing at all."""
+    messages = _mappings("messages", metadata.get("messages", ()), "a list of messages")
     calls: list[Call] = []
     for message in messages:
         if message.get("role") == "user":
             calls = []
         elif message.get("role") == "assistant":
-            calls += [_native(call) for call in message.get("tool_calls") or ()]
+            for value in message.get("tool_calls") or ():
+                if (call := call_of(value)) is None:
+                    raise Broken("a tool call of the messages has no name")
+                calls.append(call)
     if calls:
         return calls
-    tools = metadata.get("tools") or ()
-    if isinstance(tools, str) or not isinstance(tools, Sequence) or not all(isinstance(t, Mapping) for t in tools):
-        raise bad_metadata("tool_call", "tools", "a list of tool schemas", tools)
+    tools = _mappings("tools", metadata.get("tools") or (), "a list of tool schemas")
     text = after_reasoning(in_one_notation(_RESULT.sub("", response)))
-    return read_calls(text, tools) if text else None
+    if not text:
+        raise Broken("the answer is empty")
+    return read_calls(text, tools)
 
 
-def _native(value: Any) -> Call:
-    call = call_of(value)
-    if call is None:
-        raise Broken("a tool call of the messages has no name")
-    return call
+def _mappings(field: str, value: Any, expected: str) -> Sequence[Mapping[str, Any]]:
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, Mapping) for one in value):
+        return value
+    raise bad_metadata("tool_call", field, expected, value)
 
 
 def _compare(made: list[Call], wanted: list[Call], rules: Rules) -> Grade:
@@ -197,15 +193,10 @@ def _share(got: Call, want: Call, rules: Rules) -> float:
 
 
 def _argument(got: Call, want: Call, key: str, rules: Rules) -> bool:
-    if key not in want.arguments:
-        return False
-    accepted = want.arguments[key]
-    if key not in got.arguments:
-        return rules.accepted_values and "" in accepted
-    value = got.arguments[key]
     if rules.accepted_values:
-        return any(_accepts(value, option, rules, 0) for option in accepted)
-    return _equal(value, accepted, rules, 0)
+        return _field(got.arguments, want.arguments, key, rules, 0)
+    both = key in want.arguments and key in got.arguments
+    return both and _equal(got.arguments[key], want.arguments[key], rules, 0)
 
 
 def _accepts(got: Any, option: Any, rules: Rules, depth: int) -> bool:
@@ -216,7 +207,7 @@ def _accepts(got: Any, option: Any, rules: Rules, depth: int) -> bool:
         if not all(isinstance(values, (list, tuple)) for values in option.values()):
             return _equal(got, option, rules, depth)
         fields = {**option, **got}
-        return all(_field(got, option, key, rules, depth) for key in fields)
+        return all(_field(got, option, key, rules, depth + 1) for key in fields)
     if isinstance(option, (list, tuple)) and isinstance(got, (list, tuple)):
         both = zip(got, option, strict=False)
         return len(got) == len(option) and all(_accepts(a, b, rules, depth + 1) for a, b in both)
@@ -224,11 +215,10 @@ def _accepts(got: Any, option: Any, rules: Rules, depth: int) -> bool:
 
 
 def _field(got: Mapping[str, Any], option: Mapping[str, Any], key: str, rules: Rules, depth: int) -> bool:
-    if key not in option:
-        return False
-    if key not in got:
-        return "" in option[key]
-    return any(_accepts(got[key], value, rules, depth + 1) for value in option[key])
+    """Whether a field has one of its accepted values, among them "" for none."""
+    if key not in option or key not in got:
+        return key in option and "" in option[key]
+    return any(_accepts(got[key], value, rules, depth) for value in option[key])
 
 
 def _equal(got: Any, want: Any, rules: Rules, depth: int) -> bool:

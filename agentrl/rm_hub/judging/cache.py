@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self
 
 import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.judging.verdict import JudgeVerdict
 from agentrl.tools.threads import run_in_daemon_thread
-
-T = TypeVar("T")
 
 _WAIT = 30.0
 """Seconds to wait for another process's write."""
@@ -53,19 +50,21 @@ class JudgeCache:
 
     async def get(self, key: str) -> JudgeVerdict | None:
         """The verdict kept under `key`, or None."""
-        row = await self._run(partial(self._read, key))
+        found = "SELECT correct, score, reason FROM verdicts WHERE key=?"
+        row = await self._run(lambda: self._db.execute(found, (key,)).fetchone())
         return None if row is None else JudgeVerdict(bool(row[0]), float(row[1]), str(row[2]))
 
     async def put(self, key: str, verdict: JudgeVerdict) -> None:
         """Keep a verdict; an older one under the same key stays."""
-        await self._run(partial(self._write, key, verdict))
+        reason = verdict.reason.encode(errors="replace").decode()  # SQLite takes no lone surrogates
+        row = (key, verdict.correct, verdict.score, reason)
+        await self._run(lambda: self._db.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", row))
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[[], Any]) -> Any:
         async with self._one_at_a_time:
             try:
                 with anyio.fail_after(2 * _WAIT):
-                    result: T = await run_in_daemon_thread(work)
-                    return result
+                    return await run_in_daemon_thread(work)
             except (sqlite3.Error, TimeoutError) as error:
                 raise GraderFailure(
                     f"the judge's cache {self.path} failed: {error or 'it is locked'}; free space, or name another "
@@ -79,15 +78,3 @@ class JudgeCache:
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, correct INT, score REAL, reason TEXT)")
         return db
-
-    def _read(self, key: str) -> tuple[int, float, str] | None:
-        row: tuple[int, float, str] | None = self._db.execute(
-            "SELECT correct, score, reason FROM verdicts WHERE key=?", (key,)
-        ).fetchone()
-        return row
-
-    def _write(self, key: str, verdict: JudgeVerdict) -> None:
-        reason = verdict.reason.encode(errors="replace").decode()  # SQLite takes no lone surrogates
-        self._db.execute(
-            "INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", (key, verdict.correct, verdict.score, reason)
-        )

@@ -80,9 +80,7 @@ def parse_verdict(text: str, response: str = "") -> JudgeVerdict | None:
     if objects:
         quoted = [value for _, value in _objects(response[-_MOST:])]
         own = [(end, value) for end, value in objects if value not in quoted]
-        if own:
-            return _last_or_agreed(text, own)
-        return None
+        return _last_or_agreed(text, own) if own else None
     return _from_text(text, response)
 
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agentrl.errors import DataError, SettingsError
+from agentrl.files import replacing
 
 _BATCH = 256
 SUFFIXES = (".jsonl", ".parquet")
@@ -129,12 +129,6 @@ def _parquet(file: Path) -> Iterator[Row]:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
 
 
-class Writer(Protocol):
-    """Takes results one after another."""
-
-    def write(self, row: Mapping[str, Any]) -> None: ...
-
-
 @contextmanager
 def writing(path: str | None, inputs: str) -> Iterator[Writer | None]:
     """Open a results file by its suffix; it is there when the block ends without an error, and not before.
@@ -152,24 +146,10 @@ def writing(path: str | None, inputs: str) -> Iterator[Writer | None]:
         raise SettingsError(f"--out {path} is the file that is read; name another")
     if not target.parent.is_dir():
         raise SettingsError(f"--out {path}: the folder {target.parent} does not exist")
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    writer: JsonlWriter | ParquetWriter = JsonlWriter(part) if target.suffix == ".jsonl" else ParquetWriter(part)
-    try:
+    with replacing(target) as part:
+        writer = JsonlWriter(part) if target.suffix == ".jsonl" else ParquetWriter(part)
         yield writer
         writer.close()
-        _sync(part)
-        part.replace(target)
-    finally:
-        with suppress(FileNotFoundError):
-            part.unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class JsonlWriter:
@@ -218,6 +198,10 @@ class ParquetWriter:
         if self._rows:
             self._file.write_table(self._pa.Table.from_pylist(self._rows, schema=self._schema))
             self._rows.clear()
+
+
+Writer = JsonlWriter | ParquetWriter
+"""Takes results one after another."""
 
 
 def _utf8(value: Any) -> Any:

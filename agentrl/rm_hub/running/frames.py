@@ -127,26 +127,23 @@ def _head(job: dict[str, Any], needs: tuple[str, ...]) -> bytes:
     try:
         return frame(_bytes(json.dumps(job, ensure_ascii=False)))
     except _NOT_JSON:
-        rm_type, metadata = job["rm_type"], job["metadata"]
-        _check(rm_type, "the label", job["label"], kind="grader_bad_label")
-        plain = {}
-        for name, value in metadata.items():
-            if name in needs:
-                _check(rm_type, f"metadata {name!r}", value, kind="grader_bad_metadata")
-            if _encodes(value):
-                plain[str(name)] = value
+        metadata = job["metadata"]
+        read = {
+            "the label": job["label"],
+            **{f"metadata {name!r}": metadata[name] for name in needs if name in metadata},
+        }
+        for what, value in read.items():
+            if not _encodes(value):
+                raise GraderFailure(
+                    f"--rm-type {job['rm_type']}: {what} must be plain JSON (text, numbers, lists, mappings), "
+                    f"got {type(value).__name__}",
+                    kind="grader_bad_label" if what == "the label" else "grader_bad_metadata",
+                ) from None
+        plain = {str(name): value for name, value in metadata.items() if _encodes(value)}
         return frame(_bytes(json.dumps({**job, "metadata": plain}, ensure_ascii=False)))
 
 
 _NOT_JSON = (TypeError, ValueError, RecursionError)
-
-
-def _check(rm_type: str, what: str, value: Any, *, kind: str) -> None:
-    if not _encodes(value):
-        raise GraderFailure(
-            f"--rm-type {rm_type}: {what} must be plain JSON (text, numbers, lists, mappings), got {type(value).__name__}",
-            kind=kind,
-        )
 
 
 def _encodes(value: Any) -> bool:

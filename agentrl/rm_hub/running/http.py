@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 import anyio
@@ -131,8 +132,4 @@ class HttpStatus(GraderFailure):
         self.status = status
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_status, (str(self), self.kind, self.status))
-
-
-def _rebuild_status(message: str, kind: str, status: int) -> HttpStatus:
-    return HttpStatus(message, kind=kind, status=status)
+        return (partial(HttpStatus, kind=self.kind, status=self.status), (str(self),))

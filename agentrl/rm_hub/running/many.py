@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import anyio
@@ -41,22 +42,17 @@ def grade_many(
         SettingsError: no such grader, or a setting that it needs is missing.
     """
     own = (settings or RmHubSettings()).model_copy(update={"grader_processes": processes, "grader_timeout": timeout})
-    results: list[list[Grade | GraderFailure]] = []
-    errors: list[BaseException] = []
+    done: Future[list[Grade | GraderFailure]] = Future()
 
     def run() -> None:
         try:
-            results.append(anyio.run(_all, rm_type, items, own, progress))
+            done.set_result(anyio.run(_all, rm_type, items, own, progress))
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
-            errors.append(first_error(error))
+            done.set_exception(first_error(error))
 
     # A thread of its own, so that it works where an event loop is running already (a notebook).
-    thread = threading.Thread(target=run, name="agentrl-grade-many", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    threading.Thread(target=run, name="agentrl-grade-many", daemon=True).start()
+    return done.result()
 
 
 async def _all(

@@ -113,9 +113,7 @@ class GraderPool:
     def __del__(self) -> None:
         # While the interpreter shuts down nothing can be called safely; the kernel ends the workers with it.
         if not self._closed and not sys.is_finalizing():
-            for worker in (*self._idle, *self._busy):
-                worker.kill()
-            self._nursery.close()
+            self.close()
 
     async def _grade(
         self, rm_type: str, response: str, label: Any, metadata: Mapping[str, Any], timeout: float

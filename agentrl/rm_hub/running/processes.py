@@ -173,17 +173,13 @@ class NurseryProcess:
             self._process = None
         self.loaded = frozenset()
 
-    async def _order(self, message: dict[str, Any], passed: socket.socket | None = None) -> tuple[Any, list[int]]:
+    async def _order(self, message: dict[str, Any], *passed: socket.socket) -> tuple[Any, list[int]]:
         """One order and its answer; not to be cut in half, so a cancellation waits for it (milliseconds)."""
         with anyio.CancelScope(shield=True):
             try:
                 with anyio.fail_after(self.start_timeout):
                     control = self._start()
-                    sent = json.dumps(message).encode()
-                    if passed is None:
-                        control.send(sent)
-                    else:
-                        socket.send_fds(control, [sent], [passed.fileno()])
+                    socket.send_fds(control, [json.dumps(message).encode()], [s.fileno() for s in passed])
                     await anyio.wait_readable(control)
                     data, fds, _, _ = socket.recv_fds(control, PACKET, 1)
                 if not data:

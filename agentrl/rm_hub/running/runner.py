@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.registry import BOXED, GraderSpec, check_inputs, checked, find, unbox
+from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find
 from agentrl.rm_hub.running.pool import GraderPool
 from agentrl.rm_hub.running.services import SERVICES, Service, service
 from agentrl.rm_hub.settings import RmHubSettings
@@ -67,17 +67,8 @@ class GraderRunner:
         spec = find(rm_type)
         if spec.runs == "process":
             return await self.pool.grade(rm_type, response, label, metadata)
-        return await self._wait_for(rm_type, spec, response, label, metadata or {})
-
-    async def _wait_for(
-        self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any]
-    ) -> Grade:
+        metadata = metadata or {}
         check_inputs(rm_type, spec, response, label, metadata)
-        if rm_type.startswith(BOXED):
-            boxed = unbox(response)
-            if boxed is None:
-                return Grade(0.0, False, None, "no box found")
-            response = boxed
         timeout = self.settings.grader_total_timeout
         try:
             with anyio.fail_after(timeout) as scope:
@@ -100,15 +91,14 @@ class GraderRunner:
 
     async def _function(self, rm_type: str, spec: GraderSpec) -> Callable[..., Awaitable[Grade]]:
         """What grades: a service, opened by the first that asks, or a function that keeps nothing open."""
-        name = rm_type.removeprefix(BOXED)
-        if name not in SERVICES:
+        if rm_type not in SERVICES:
             function: Callable[..., Awaitable[Grade]] = spec.load()
             return function
-        if name not in self._services:
+        if rm_type not in self._services:
             async with self._opening:
-                if name not in self._services:
-                    self._services[name] = await self._stack.enter_async_context(service(name, self.settings))
-        return self._services[name].grade
+                if rm_type not in self._services:
+                    self._services[rm_type] = await self._stack.enter_async_context(service(rm_type, self.settings))
+        return self._services[rm_type].grade
 
 
 _ENTERED: ContextVar[GraderRunner | None] = ContextVar("agentrl_grader_runner", default=None)
@@ -118,10 +108,7 @@ _OF_LOOP: RunVar[dict[RmHubSettings, GraderRunner]] = RunVar("agentrl_grader_run
 @contextmanager
 def entered(runner: GraderRunner | None) -> Iterator[None]:
     """Make `runner` the one that `async_rm` uses in the code inside and the tasks it starts; None changes nothing."""
-    if runner is None:
-        yield
-        return
-    token = _ENTERED.set(runner)
+    token = _ENTERED.set(runner or _ENTERED.get())
     try:
         yield
     finally:

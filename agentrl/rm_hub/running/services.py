@@ -6,7 +6,7 @@ caches and sandboxes between answers.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -40,6 +40,5 @@ def service(rm_type: str, settings: RmHubSettings) -> Service:
     """
     if rm_type not in SERVICES:
         raise SettingsError(f"--rm-type {rm_type!r} is no service; these are {', '.join(SERVICES)}")
-    module, _, name = SERVICES[rm_type].partition(":")
-    found: Service = getattr(importlib.import_module(module), name)(settings)
+    found: Service = pkgutil.resolve_name(SERVICES[rm_type])(settings)
     return found

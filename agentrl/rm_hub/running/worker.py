@@ -20,7 +20,6 @@ import select
 import signal
 import socket
 import sys
-from array import array
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -55,7 +54,7 @@ class Nursery:
             self._bury(pidfd)
 
     def _answer(self) -> bool:
-        packet, ancillary, _, _ = self.control.recvmsg(PACKET, socket.CMSG_LEN(array("i").itemsize))
+        packet, fds, _, _ = socket.recv_fds(self.control, PACKET, 1)
         if not packet:
             return False
         order = json.loads(packet)
@@ -63,16 +62,15 @@ class Nursery:
             case "load":
                 self._say(load(order["names"]))
             case "fork":
-                self._fork(int.from_bytes(ancillary[0][2], sys.byteorder))
+                self._fork(fds[0])
             case "ended":
                 for pidfd in [fd for fd, pid in self.children.items() if pid == order["pid"]]:
                     self._bury(pidfd)
                 self._say({"status": self.ended.get(order["pid"])})
         return True
 
-    def _say(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
-        self.control.sendmsg([json.dumps(message).encode()], ancillary)
+    def _say(self, message: dict[str, Any], *fds: int) -> None:
+        socket.send_fds(self.control, [json.dumps(message).encode()], fds)
 
     def _fork(self, serving: int) -> None:
         parent = os.getpid()
@@ -92,7 +90,7 @@ class Nursery:
         os.close(serving)
         pidfd = os.pidfd_open(pid)
         self.children[pidfd] = pid
-        self._say({"pid": pid}, (pidfd,))
+        self._say({"pid": pid}, pidfd)
 
     def _bury(self, pidfd: int) -> None:
         """Wait for an ended worker, after killing what it left behind: until then nobody else can have its number."""

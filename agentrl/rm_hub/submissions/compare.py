@@ -56,11 +56,8 @@ def same_value(got: Any, want: Any) -> bool:
     return _equal(plain, want) or (isinstance(want, list) and len(want) == 1 and _equal(plain, want[0]))
 
 
-class _NoData:
-    """Stands for what is no data: equal to nothing."""
-
-
-_NO_DATA = _NoData()
+_NO_DATA = object()
+"""Stands for what is no data: equal to nothing."""
 
 
 def _plain(data: Any) -> Any:

@@ -21,7 +21,9 @@ from agentrl.rm_hub.submissions.tests import Asserts
 from agentrl.sandbox import Sandbox, SandboxSession
 
 _START_SECONDS = 15.0
-_MOST_OVERRUNS = 3
+MOST_OVERRUNS = 3
+"""Tests that may overrun their deadline before the rest counts as failed without a try."""
+NOT_RUN = "not run: earlier tests took all the time"
 
 
 @functools.cache
@@ -148,12 +150,9 @@ async def run_asserts(sandbox: Sandbox, submission: Submission, cases: Asserts) 
     """
     results: list[str] = []
     while len(results) < len(cases.sources):
-        if submission.overruns >= _MOST_OVERRUNS or time.monotonic() >= submission.ends:
-            results += ["not run: earlier tests took all the time"] * (len(cases.sources) - len(results))
-            break
-        if why := await submission.load(submission.deadline()):
-            results += [why] * (len(cases.sources) - len(results))
-            break
+        late = submission.overruns >= MOST_OVERRUNS or time.monotonic() >= submission.ends
+        if why := NOT_RUN if late else await submission.load(submission.deadline()):
+            return results + [why] * (len(cases.sources) - len(results))
         await _run_some(sandbox, submission, cases, results)
     return results
 
@@ -182,8 +181,11 @@ async def _run_some(sandbox: Sandbox, submission: Submission, cases: Asserts, re
                 reply, lost = await submission.request(wanted["ask"], deadline)
                 answer = {"abandon": lost} if lost else reply
                 continue
-            _note(wanted["result"], results)
-            if len(results) == len(cases.sources) or submission.overruns >= _MOST_OVERRUNS:
+            _, outcome, reason = wanted["result"]
+            if outcome == "broken":
+                raise GraderFailure(f"--rm-type code cannot use the item's tests: {reason}", kind="grader_bad_label")
+            results.append("" if outcome == "passed" else reason or "failed")
+            if len(results) == len(cases.sources) or submission.overruns >= MOST_OVERRUNS:
                 return
             deadline = submission.deadline()
             if lost := await submission.load(deadline):
@@ -192,13 +194,6 @@ async def _run_some(sandbox: Sandbox, submission: Submission, cases: Asserts, re
             answer = {"names": submission.names}
     finally:
         await tests.close()
-
-
-def _note(result: Sequence[Any], results: list[str]) -> None:
-    _, outcome, reason = result
-    if outcome == "broken":
-        raise GraderFailure(f"--rm-type code cannot use the item's tests: {reason}", kind="grader_bad_label")
-    results.append("" if outcome == "passed" else reason or "failed")
 
 
 def _refuse(value: Any) -> Any:

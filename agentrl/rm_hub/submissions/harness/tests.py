@@ -61,25 +61,6 @@ class Remote:
     def __ne__(self, other: Any) -> bool:
         return not self == other
 
-    def __lt__(self, other: Any) -> bool:
-        return self._order("lt", other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._order("le", other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._order("gt", other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._order("ge", other)
-
-    def _order(self, name: str, other: Any) -> bool:
-        if isinstance(other, Remote):
-            return bool(self._tests.ask(name, self, (other,)))
-        if self._plain is None:
-            raise TypeError(f"an object of the answer's own class cannot be compared with {type(other).__name__}")
-        return bool(getattr(self._plain, f"__{name}__")(other))
-
     def __contains__(self, item: Any) -> bool:
         if self._plain is not None:
             return item in self._plain
@@ -91,6 +72,17 @@ class Remote:
 def _forward(name: str) -> Callable[..., Any]:
     def method(self: Remote, *args: Any) -> Any:
         return self._tests.ask(name, self, args)
+
+    return method
+
+
+def _ordering(name: str) -> Callable[[Remote, Any], bool]:
+    def method(self: Remote, other: Any) -> bool:
+        if isinstance(other, Remote):
+            return bool(self._tests.ask(name, self, (other,)))
+        if self._plain is None:
+            raise TypeError(f"an object of the answer's own class cannot be compared with {type(other).__name__}")
+        return bool(getattr(self._plain, f"__{name}__")(other))
 
     return method
 
@@ -111,6 +103,8 @@ def _arithmetic(name: str, reverse: bool) -> Callable[[Remote, Any], Any]:
 
 for _name in (*_ASKED, *_ASKED_WITH):
     setattr(Remote, f"__{_name}__", _forward(_name))
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Remote, f"__{_name}__", _ordering(_name))
 for _name in _ARITHMETIC:
     setattr(Remote, f"__{_name}__", _arithmetic(_name, reverse=False))
     setattr(Remote, f"__r{_name}__", _arithmetic(_name, reverse=True))
