@@ -25,6 +25,7 @@ import anyio
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.running.services import alone
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rm_hub.submissions.compare import same_output, same_value
 from agentrl.rm_hub.submissions.extract import extract_code
@@ -120,12 +121,8 @@ class CodeGrader:
         return results
 
 
-async def grade_code(
-    response: str, label: Any, metadata: Mapping[str, Any], *, settings: RmHubSettings | None = None
-) -> Grade:
-    """One answer in a sandbox of its own; `CodeGrader` keeps the sandbox for many."""
-    async with CodeGrader(settings or RmHubSettings()) as grader:
-        return await grader.grade(response, label, metadata)
+grade_code = alone(CodeGrader)
+"""One answer in a sandbox of its own; `CodeGrader` keeps the sandbox for many."""
 
 
 async def _aside(size: int, work: Callable[[], T]) -> T:

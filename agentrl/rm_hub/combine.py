@@ -75,13 +75,9 @@ class Verifier:
 
     def apply(self, score: float) -> float:
         """The score after the check has failed."""
-        match self.otherwise:
-            case "zero":
-                return 0.0
-            case "multiply":
-                return score * self.amount
-            case _:
-                return score - self.amount
+        if self.otherwise == "zero":
+            return 0.0
+        return score * self.amount if self.otherwise == "multiply" else score - self.amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +189,7 @@ class Combined:
 
     async def scores(self, args: Any, sample: Sample) -> dict[str, float]:
         """The reward as "score", and all its parts; parts behind a closed gate are 0."""
-        parts, failed = await _verified(args, sample, self._gates)
+        parts, failed = await _tried(args, sample, self._gates)
         closed = any(gate.otherwise == "zero" for gate in failed)
         trajectory = 0.0
         work = [partial(_scored, args, sample, part) for part in self._parts]
@@ -201,28 +197,19 @@ class Combined:
         for part, (score, checks) in zip(self._parts, found, strict=True):
             parts |= {part.label: score, **checks}
             trajectory += part.weight * score
-        rewards = step_rewards(sample) if self._steps is not None else []
-        stepped = self._steps.total(rewards) if self._steps is not None else 0.0
-        score = trajectory + stepped
+        score = trajectory
+        if self._steps is not None:
+            rewards = step_rewards(sample)
+            parts["steps"] = self._steps.total(rewards)
+            score += parts["steps"]
+            credit = self._steps.credit(rewards, trajectory, _turns(sample, rewards))
+            for gate in failed:  # a factor acts on every step, a penalty on the last
+                first = len(credit) - 1 if gate.otherwise == "subtract" else 0
+                credit[first:] = map(gate.apply, credit[first:])
+            sample.metadata["step_credit"] = credit
         for gate in failed:
             score = gate.apply(score)
-        if self._steps is not None:
-            parts["steps"] = stepped
-            sample.metadata["step_credit"] = self._credit(sample, rewards, trajectory, failed)
         return {"score": score, "trajectory": trajectory, **parts}
-
-    def _credit(
-        self, sample: Sample, rewards: Sequence[float | None], trajectory: float, failed: Sequence[Verifier]
-    ) -> list[float]:
-        """Each step's share. A factor acts on every step, a penalty on the last."""
-        assert self._steps is not None
-        credit = self._steps.credit(rewards, trajectory, _turns(sample, rewards))
-        for gate in failed:
-            if gate.otherwise == "subtract":
-                credit[-1] = gate.apply(credit[-1])
-            else:
-                credit = [gate.apply(one) for one in credit]
-        return credit
 
 
 def combine(*parts: Weighted, gate: Verifier | Sequence[Verifier] = (), steps: StepRewards | None = None) -> Combined:
@@ -265,7 +252,7 @@ async def _all(work: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
 
 async def _scored(args: Any, sample: Sample, part: Weighted) -> tuple[float, dict[str, float]]:
     """A part's score after its own verifiers, and what those said."""
-    checks, failed = await _verified(args, sample, part.verifiers)
+    checks, failed = await _tried(args, sample, part.verifiers)
     if any(verifier.otherwise == "zero" for verifier in failed):
         return 0.0, checks
     result = await _asked(args, sample, part.grader)
@@ -280,13 +267,11 @@ async def _scored(args: Any, sample: Sample, part: Weighted) -> tuple[float, dic
     return score, checks
 
 
-async def _verified(
-    args: Any, sample: Sample, verifiers: Sequence[Verifier]
-) -> tuple[dict[str, float], list[Verifier]]:
+async def _tried(args: Any, sample: Sample, checks: Sequence[Verifier]) -> tuple[dict[str, float], list[Verifier]]:
     """What each check said, by its name among the parts, and those that failed."""
-    passed = await _all([partial(_checked, args, sample, verifier) for verifier in verifiers])
-    said = {verifier.label: float(ok) for verifier, ok in zip(verifiers, passed, strict=True)}
-    return said, [verifier for verifier, ok in zip(verifiers, passed, strict=True) if not ok]
+    passed = await _all([partial(_checked, args, sample, check) for check in checks])
+    said = {check.label: float(ok) for check, ok in zip(checks, passed, strict=True)}
+    return said, [check for check, ok in zip(checks, passed, strict=True) if not ok]
 
 
 async def _checked(args: Any, sample: Sample, verifier: Verifier) -> bool:

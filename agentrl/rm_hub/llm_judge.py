@@ -24,6 +24,7 @@ from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.judging.cache import JudgeCache
 from agentrl.rm_hub.judging.verdict import JudgeVerdict, parse_verdict
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
+from agentrl.rm_hub.running.services import alone
 from agentrl.rm_hub.settings import RmHubSettings
 
 DEFAULT_RUBRIC = """\
@@ -180,12 +181,8 @@ class LLMJudge:
             ) from refused
 
 
-async def grade_llm_judge(
-    response: str, label: Any, metadata: Mapping[str, Any], *, settings: RmHubSettings | None = None
-) -> Grade:
-    """One answer over a connection of its own; `LLMJudge` keeps connection and cache for many."""
-    async with LLMJudge(settings or RmHubSettings()) as judge:
-        return await judge.grade(response, label, metadata)
+grade_llm_judge = alone(LLMJudge)
+"""One answer over a connection of its own; `LLMJudge` keeps connection and cache for many."""
 
 
 def read_rubric(given: str | None) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from agentrl.errors import SettingsError
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.running.http import JsonService
+from agentrl.rm_hub.running.services import alone
 from agentrl.rm_hub.settings import RmHubSettings
 
 _EXPECTED = 'a finite number, or an object with a number under "score" or "reward"'
@@ -66,12 +67,8 @@ class RemoteRM:
         return grade
 
 
-async def grade_remote_rm(
-    response: str, label: Any, metadata: Mapping[str, Any], *, settings: RmHubSettings | None = None
-) -> Grade:
-    """One answer over a connection of its own; `RemoteRM` keeps the connection for many."""
-    async with RemoteRM(settings or RmHubSettings()) as server:
-        return await server.grade(response, label, metadata)
+grade_remote_rm = alone(RemoteRM)
+"""One answer over a connection of its own; `RemoteRM` keeps the connection for many."""
 
 
 def read_answer(answer: Any) -> Grade | None:
@@ -84,13 +81,13 @@ def read_answer(answer: Any) -> Grade | None:
         return None
     correct = answer.get("correct", score > 0)
     extracted, reason = answer.get("extracted"), answer.get("reason")
-    numbers = {str(name): number for name, value in answer.items() if (number := _number(value)) is not None}
+    others = {name: value for name, value in answer.items() if name not in ("score", "reward")}
     return Grade(
         score,
         correct if isinstance(correct, bool) else score > 0,
         extracted if isinstance(extracted, str) else None,
         reason if isinstance(reason, str) else "scored by the reward server",
-        {name: number for name, number in numbers.items() if name not in ("score", "reward")},
+        {name: number for name, value in others.items() if (number := _number(value)) is not None},
     )
 
 

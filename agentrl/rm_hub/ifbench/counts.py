@@ -85,11 +85,9 @@ def words_japanese(passage: Passage, N: int) -> Finding:
     "{keyword1} once, {keyword2} twice, {keyword3} three, {keyword4} five and {keyword5} seven times",
     **{f"keyword{number}": trimmed for number in range(1, 6)},
 )
-def keywords_multiple(
-    passage: Passage, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
-) -> Finding:
+def keywords_multiple(passage: Passage, **keywords: str) -> Finding:
     """The five keywords come 1, 2, 3, 5 and 7 times, in any case and also inside longer words."""
-    for keyword, want in zip((keyword1, keyword2, keyword3, keyword4, keyword5), (1, 2, 3, 5, 7), strict=True):
+    for keyword, want in zip(keywords.values(), (1, 2, 3, 5, 7), strict=True):
         got = passage.lower.count(keyword.lower())
         if got != want:
             return f"{keyword!r} {got} times instead of {want}"

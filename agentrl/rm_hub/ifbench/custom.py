@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import unicodedata
+from collections.abc import Sequence
 from itertools import pairwise
 
 from agentrl.rm_hub.ifbench.check import Finding, constraint
@@ -156,7 +157,7 @@ def _plain(raw: str) -> str:
     return unicodedata.normalize("NFKD", raw).encode("ascii", "ignore").decode("ascii")
 
 
-def _header(raw: str, names: list[str], separator: str) -> bool:
+def _header(raw: str, names: Sequence[str], separator: str) -> bool:
     """Whether the first line has these names, quoted or not, with white space after the separators at most."""
     cells = raw.split("\n", 1)[0].strip().split(separator)
     space = " " if separator == "\t" else " \t"

@@ -69,18 +69,14 @@ def letter_frequency(passage: Passage, letter: str, let_frequency: int, let_rela
 @constraint("language:response_language", "the language {language} only", language=trimmed)
 def response_language(passage: Passage, language: str) -> Finding:
     """The language as langdetect guesses it, with a fixed seed; a text without features passes, as in the original."""
-    guess = _language(passage.raw)
-    return None if guess in (None, language) else f"language {guess!r}"
-
-
-def _language(raw: str) -> str | None:
     import langdetect
 
     langdetect.DetectorFactory.seed = 0
     try:
-        return str(langdetect.detect(raw))
+        guess = langdetect.detect(passage.raw)
     except langdetect.LangDetectException:
         return None
+    return None if guess == language else f"language {guess!r}"
 
 
 @constraint(

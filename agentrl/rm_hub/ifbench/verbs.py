@@ -8,14 +8,14 @@ the benchmark. Expect other verdicts than the tagger's on rare verbs, and on amb
 
 from functools import cache
 
-from agentrl.rm_hub.ifbench.lists import words_of
+from agentrl.rm_hub.ifbench.lists import set_of
 from agentrl.rm_hub.ifbench.passage import Passage, tokenise
 
 _ENOUGH = 1_000
 """Characters that the first two words are looked for in."""
 
-_AUXILIARIES = frozenset(words_of("am are is was were be been being have has had having do does did done doing"))
-_CLITICS = frozenset(words_of("'s 're 'm n't ’"))
+_AUXILIARIES = set_of("am are is was were be been being have has had having do does did done doing")
+_CLITICS = set_of("'s 're 'm n't ’")
 
 _VERBS = """
 abandon accelerate accept accompany accomplish accumulate achieve acknowledge acquire activate adapt add adhere adjust
@@ -74,8 +74,7 @@ stole stolen stood stuck struck swam swept swore sworn swung taken taught threw 
 undergone withdrew withdrawn woke woken won wore worn wove woven wrote written
 """
 
-_ALSO_NOUNS = frozenset(
-    words_of("""
+_ALSO_NOUNS = set_of("""
     answer attach author beat bow bridge burn burst call cast cause chain challenge change chart chat check cheer clean
     clear close collapse color colour compliment contract contrast count cover craft cross cry cut dance dash deal
     delay delight demand design despair display draft drag draw dream drift drink drive drop engineer estimate exchange
@@ -97,16 +96,13 @@ _ALSO_NOUNS = frozenset(
     voice vote wait wake walk want wash waste watch water welcome whisper win wing wish witness wonder work worship
     yield
 """)
-)
 """Verbs whose base form is as likely a noun or an adjective."""
 
-_AFTER_A_VERB = frozenset(
-    words_of("""
+_AFTER_A_VERB = set_of("""
     a an the this that these those my your our his her its their me you him us them it each every all any some both
     no one two three what how why whether who where when which with into on up out through over around back down away
     forward for at by from about against as carefully closely first not only yourself ourselves themselves
     """)
-)
 """What follows a verb at the start of a sentence rather than a noun."""
 
 

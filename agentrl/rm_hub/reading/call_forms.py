@@ -42,6 +42,7 @@ _REACT = re.compile(
     r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*",
     re.MULTILINE | re.IGNORECASE,
 )
+_OPENING = re.compile(r"\[?\{")
 _NAME_ONLY = re.compile(r"[^\W\d][\w.-]{0,200}")
 _MAX_PYTHON = 10_000
 _MAX_ATTEMPTS = 64
@@ -200,12 +201,11 @@ def _embedded(text: str) -> list[Call]:
     calls: list[Call] = []
     position = 0
     for _ in range(_MAX_ATTEMPTS):
-        start = min((at for at in (text.find("{", position), text.find("[{", position)) if at >= 0), default=-1)
-        if start < 0:
+        if (opening := _OPENING.search(text, position)) is None:
             break
-        found = read_json(text, start)
+        found = read_json(text, opening.start())
         calls.extend(_calls_of(found[0]) or [] if found else [])
-        position = found[1] if found else start + 1
+        position = found[1] if found else opening.start() + 1
     return calls
 
 

@@ -13,8 +13,9 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self
 
 import anyio
@@ -120,16 +121,16 @@ class GraderPool:
     ) -> Grade:
         spec = _runnable(rm_type)
         check_inputs(rm_type, spec, response, label, metadata)
+        # Called at the item's turn: a thousand items that come at once must not all be encoded in one go.
+        request = partial(
+            frames.request, rm_type, response, label, metadata, needs=spec.needs, conversation=spec.conversation
+        )
         async with self._place(rm_type):
             try:
-                reply = await self._run(rm_type, spec, response, label, metadata, timeout)
+                reply = await self._run(rm_type, request, timeout)
             except _NurseryLost:
                 # Something outside killed all processes at once; that is not this item's fault.
-                reply = await self._run(rm_type, spec, response, label, metadata, timeout)
-        if reply is None:
-            raise GraderFailure(
-                f"--rm-type {rm_type}: grading took longer than {timeout:g} s (--grader-timeout)", kind="grader_timeout"
-            )
+                reply = await self._run(rm_type, request, timeout)
         try:
             outcome = frames.read_reply(reply)
         except (ValueError, TypeError, KeyError) as error:
@@ -138,15 +139,12 @@ class GraderPool:
             raise outcome
         return outcome
 
-    async def _run(
-        self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any], timeout: float
-    ) -> bytes | None:
-        # Encoded only now: a thousand items that come at once must not all be encoded in one go.
-        pieces = frames.request(rm_type, response, label, metadata, needs=spec.needs, conversation=spec.conversation)
+    async def _run(self, rm_type: str, request: Callable[[], Iterator[bytes]], timeout: float) -> bytes:
+        pieces = request()
         worker = await self._worker(rm_type)
         self._busy.add(worker)
         try:
-            reply = await self._ask(worker, pieces, timeout)
+            reply = await self._ask(worker, rm_type, pieces, timeout)
         except BaseException:
             worker.kill()
             raise
@@ -154,12 +152,12 @@ class GraderPool:
             self._busy.discard(worker)
         if self._closed or worker.done >= self.recycle:
             worker.kill()
-        elif worker.pidfd >= 0:
+        else:
             self._idle.append(worker)
         return reply
 
-    async def _ask(self, worker: WorkerProcess, pieces: Any, timeout: float) -> bytes | None:
-        """The worker's reply; None, with the worker killed, if it took too long."""
+    async def _ask(self, worker: WorkerProcess, rm_type: str, pieces: Iterator[bytes], timeout: float) -> bytes:
+        """The worker's reply, or the failure that there is none."""
         try:
             with anyio.move_on_after(timeout):
                 return await worker.ask(pieces)
@@ -172,8 +170,9 @@ class GraderPool:
                 raise _NurseryLost("the graders' process was killed", kind="grader_crashed") from error
             how = await self._nursery.ended(worker)
             raise GraderFailure(f"the grader's process died: {how}", kind="grader_crashed") from error
-        worker.kill()
-        return None
+        raise GraderFailure(
+            f"--rm-type {rm_type}: grading took longer than {timeout:g} s (--grader-timeout)", kind="grader_timeout"
+        )
 
     @asynccontextmanager
     async def _place(self, rm_type: str) -> AsyncIterator[None]:

@@ -7,7 +7,7 @@ caches and sandboxes between answers.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -42,3 +42,15 @@ def service(rm_type: str, settings: RmHubSettings) -> Service:
         raise SettingsError(f"--rm-type {rm_type!r} is no service; these are {', '.join(SERVICES)}")
     found: Service = pkgutil.resolve_name(SERVICES[rm_type])(settings)
     return found
+
+
+def alone(opens: Callable[[RmHubSettings], Service]) -> Callable[..., Awaitable[Grade]]:
+    """The coroutine function that grades one answer with a service of its own: opened for it and closed again."""
+
+    async def grade(
+        response: str, label: Any, metadata: Mapping[str, Any], *, settings: RmHubSettings | None = None
+    ) -> Grade:
+        async with opens(settings or RmHubSettings()) as opened:
+            return await opened.grade(response, label, metadata)
+
+    return grade

@@ -88,7 +88,7 @@ def _read(given: Any, name: str | None) -> Cases:
     inputs, outputs = _parsed(given["inputs"]), _parsed(given["outputs"])
     if not isinstance(inputs, (list, tuple)) or not isinstance(outputs, (list, tuple)) or len(inputs) != len(outputs):
         raise _bad("inputs and outputs must be lists of one length")
-    return _calls(name, inputs, outputs) if name else Programs(tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
+    return _pairs(name, inputs, outputs)
 
 
 def _read_list(given: Sequence[Any], name: str | None) -> Cases:
@@ -100,14 +100,13 @@ def _read_list(given: Sequence[Any], name: str | None) -> Cases:
     functional = any(item.get("testtype", item.get("type")) in ("functional", "function_call") for item in given)
     if functional and name is None:
         raise _bad("functional tests need fn_name in label or metadata")
-    if functional and name is not None:
-        return _calls(name, inputs, outputs)
+    return _pairs(name if functional else None, inputs, outputs)
+
+
+def _pairs(name: str | None, inputs: Sequence[Any], outputs: Sequence[Any]) -> Calls | Programs:
+    if name:
+        return Calls(name, tuple(map(_arguments, inputs)), tuple(map(_value, outputs)))
     return Programs(tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
-
-
-def _calls(name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> Calls:
-    arguments = [_arguments(item) for item in inputs]
-    return Calls(name, tuple(arguments), tuple(_value(item) for item in outputs))
 
 
 def _arguments(item: Any) -> tuple[Any, ...]:
