@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.ifbench.passage import Passage
@@ -39,10 +39,12 @@ CHECKS: dict[str, Check] = {}
 """Every kind by the id that the data uses; the modules of checks fill it."""
 
 
-def constraint(kind: str, says: str, /, **needs: Reader) -> Callable[[Run], Run]:
-    """Make a function the check of a kind; see `Check`."""
+def constraint(kind: str, says: str) -> Callable[[Run], Run]:
+    """Make a function the check of a kind; its parameters after the passage are annotated with their readers."""
 
     def noted(run: Run) -> Run:
+        hints = get_type_hints(run, include_extras=True)
+        needs = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
         CHECKS[kind] = Check(run, says, needs)
         return run
 
@@ -141,6 +143,16 @@ def relation(value: Any) -> str:
     if value not in RELATIONS:
         raise ValueError("'less than' or 'at least'")
     return str(value)
+
+
+Whole = Annotated[int, whole]
+Counted = Annotated[int, counted]
+Share = Annotated[float, share]
+Text = Annotated[str, text]
+Trimmed = Annotated[str, trimmed]
+Texts = Annotated[tuple[str, ...], texts]
+Letter = Annotated[str, letter]
+Relation = Annotated[str, relation]
 
 
 def compare(got: int, how: str, want: int, what: str) -> Finding:

@@ -11,7 +11,6 @@
 """
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.ifbench import counts, custom, ifeval, layout, repeat, words  # noqa: F401 - they fill CHECKS
 from agentrl.rm_hub.ifbench.check import CHECKS, Constraint, Finding
 from agentrl.rm_hub.ifbench.passage import Passage
+from agentrl.rm_hub.reading.call_forms import json_or_text
 
 MODES = ("strict", "loose")
 AGGREGATES = ("all", "mean")
@@ -136,10 +136,7 @@ def _constraint(kind: Any, given: Any) -> Constraint:
 
 def _label(label: Any) -> Mapping[str, Any]:
     if isinstance(label, str):
-        try:
-            label = json.loads(label)
-        except (ValueError, RecursionError):
-            label = None
+        label = json_or_text(label)
     if not isinstance(label, Mapping):
         raise GraderFailure(
             "ifbench needs instruction_id_list and kwargs in the metadata (--metadata-key), or a label that holds them",

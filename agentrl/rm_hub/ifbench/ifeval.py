@@ -7,17 +7,17 @@ import json
 import re
 
 from agentrl.rm_hub.ifbench.check import (
+    Counted,
     Finding,
+    Letter,
+    Relation,
+    Text,
+    Texts,
+    Trimmed,
+    Whole,
     at_least,
     compare,
     constraint,
-    counted,
-    letter,
-    relation,
-    text,
-    texts,
-    trimmed,
-    whole,
 )
 from agentrl.rm_hub.ifbench.passage import Passage
 
@@ -30,23 +30,21 @@ _FENCES = ("```json", "```Json", "```JSON", "```")
 _ENDS_OF_WORD = frozenset(".,?!'\"")
 
 
-@constraint("keywords:existence", "the keywords {keywords}", keywords=texts)
-def existence(passage: Passage, keywords: tuple[str, ...]) -> Finding:
+@constraint("keywords:existence", "the keywords {keywords}")
+def existence(passage: Passage, keywords: Texts) -> Finding:
     """Each keyword comes, in any case, also inside a longer word."""
     missing = [keyword for keyword in keywords if keyword.lower() not in passage.lower]
     return f"no {missing[0]!r}" if missing else None
 
 
-@constraint(
-    "keywords:frequency", "{relation} {frequency} times {keyword}", keyword=trimmed, frequency=whole, relation=relation
-)
-def frequency(passage: Passage, keyword: str, frequency: int, relation: str) -> Finding:
+@constraint("keywords:frequency", "{relation} {frequency} times {keyword}")
+def frequency(passage: Passage, keyword: Trimmed, frequency: Whole, relation: Relation) -> Finding:
     """How often the keyword comes, in any case, also inside longer words."""
     return compare(passage.lower.count(keyword.lower()), relation, frequency, f"times {keyword!r}")
 
 
-@constraint("keywords:forbidden_words", "none of the words {forbidden_words}", forbidden_words=texts)
-def forbidden_words(passage: Passage, forbidden_words: tuple[str, ...]) -> Finding:
+@constraint("keywords:forbidden_words", "none of the words {forbidden_words}")
+def forbidden_words(passage: Passage, forbidden_words: Texts) -> Finding:
     """None of the words comes as a whole word, in any case."""
     for word in forbidden_words:
         if re.search(rf"\b{re.escape(word)}\b", passage.raw, re.IGNORECASE):
@@ -54,20 +52,14 @@ def forbidden_words(passage: Passage, forbidden_words: tuple[str, ...]) -> Findi
     return None
 
 
-@constraint(
-    "keywords:letter_frequency",
-    "{let_relation} {let_frequency} times the letter {letter}",
-    letter=letter,
-    let_frequency=whole,
-    let_relation=relation,
-)
-def letter_frequency(passage: Passage, letter: str, let_frequency: int, let_relation: str) -> Finding:
+@constraint("keywords:letter_frequency", "{let_relation} {let_frequency} times the letter {letter}")
+def letter_frequency(passage: Passage, letter: Letter, let_frequency: Whole, let_relation: Relation) -> Finding:
     """How often the letter comes, in any case."""
     return compare(passage.lower.count(letter), let_relation, let_frequency, f"times {letter!r}")
 
 
-@constraint("language:response_language", "the language {language} only", language=trimmed)
-def response_language(passage: Passage, language: str) -> Finding:
+@constraint("language:response_language", "the language {language} only")
+def response_language(passage: Passage, language: Trimmed) -> Finding:
     """The language as langdetect guesses it, with a fixed seed; a text without features passes, as in the original."""
     import langdetect
 
@@ -79,19 +71,14 @@ def response_language(passage: Passage, language: str) -> Finding:
     return None if guess == language else f"language {guess!r}"
 
 
-@constraint(
-    "length_constraints:number_sentences",
-    "{relation} {num_sentences} sentences",
-    num_sentences=whole,
-    relation=relation,
-)
-def number_sentences(passage: Passage, num_sentences: int, relation: str) -> Finding:
+@constraint("length_constraints:number_sentences", "{relation} {num_sentences} sentences")
+def number_sentences(passage: Passage, num_sentences: Whole, relation: Relation) -> Finding:
     """How many sentences there are."""
     return compare(len(passage.sentences), relation, num_sentences, "sentences")
 
 
-@constraint("length_constraints:number_paragraphs", "{num_paragraphs} paragraphs divided by ***", num_paragraphs=whole)
-def number_paragraphs(passage: Passage, num_paragraphs: int) -> Finding:
+@constraint("length_constraints:number_paragraphs", "{num_paragraphs} paragraphs divided by ***")
+def number_paragraphs(passage: Passage, num_paragraphs: Whole) -> Finding:
     """Paragraphs between dividers ***; only the first and the last part may be blank."""
     parts = [bool(part.strip()) for part in _DIVIDER.split(passage.raw)]
     if not all(parts[1:-1]):
@@ -99,8 +86,8 @@ def number_paragraphs(passage: Passage, num_paragraphs: int) -> Finding:
     return None if sum(parts) == num_paragraphs else f"{sum(parts)} paragraphs"
 
 
-@constraint("length_constraints:number_words", "{relation} {num_words} words", num_words=whole, relation=relation)
-def number_words(passage: Passage, num_words: int, relation: str) -> Finding:
+@constraint("length_constraints:number_words", "{relation} {num_words} words")
+def number_words(passage: Passage, num_words: Whole, relation: Relation) -> Finding:
     """Words are runs of letters, digits and underscores."""
     return compare(len(passage.runs), relation, num_words, "words")
 
@@ -108,11 +95,8 @@ def number_words(passage: Passage, num_words: int, relation: str) -> Finding:
 @constraint(
     "length_constraints:nth_paragraph_first_word",
     "{num_paragraphs} paragraphs, of which number {nth_paragraph} begins with {first_word}",
-    num_paragraphs=counted,
-    nth_paragraph=counted,
-    first_word=trimmed,
 )
-def nth_paragraph(passage: Passage, num_paragraphs: int, nth_paragraph: int, first_word: str) -> Finding:
+def nth_paragraph(passage: Passage, num_paragraphs: Counted, nth_paragraph: Counted, first_word: Trimmed) -> Finding:
     """Paragraphs between blank lines, of which one begins with a word; further blank ones do not count, but shift."""
     parts = passage.raw.split("\n\n")
     count = sum(bool(part.strip()) for part in parts)
@@ -124,12 +108,8 @@ def nth_paragraph(passage: Passage, num_paragraphs: int, nth_paragraph: int, fir
     return None if first[:end].lower() == first_word.lower() else f"{first[:40]!r} there"
 
 
-@constraint(
-    "detectable_content:number_placeholders",
-    "at least {num_placeholders} placeholders in brackets",
-    num_placeholders=whole,
-)
-def number_placeholders(passage: Passage, num_placeholders: int) -> Finding:
+@constraint("detectable_content:number_placeholders", "at least {num_placeholders} placeholders in brackets")
+def number_placeholders(passage: Passage, num_placeholders: Whole) -> Finding:
     """Square brackets with their content on one line."""
     got = sum(_bracketed(line) for line in passage.raw.split("\n"))
     return at_least(got, num_placeholders, "placeholders")
@@ -142,18 +122,16 @@ def _bracketed(line: str) -> int:
     return count
 
 
-@constraint(
-    "detectable_content:postscript", "a postscript that starts with {postscript_marker}", postscript_marker=trimmed
-)
-def postscript(passage: Passage, postscript_marker: str) -> Finding:
+@constraint("detectable_content:postscript", "a postscript that starts with {postscript_marker}")
+def postscript(passage: Passage, postscript_marker: Trimmed) -> Finding:
     """The marker comes somewhere, in any case; P.S. and P.P.S also with a space between their letters."""
     pattern = _POSTSCRIPTS.get(postscript_marker)
     found = pattern.search(passage.lower) if pattern else postscript_marker.lower() in passage.lower
     return None if found else f"no {postscript_marker!r}"
 
 
-@constraint("detectable_format:number_bullet_lists", "exactly {num_bullets} bullet points", num_bullets=whole)
-def number_bullets(passage: Passage, num_bullets: int) -> Finding:
+@constraint("detectable_format:number_bullet_lists", "exactly {num_bullets} bullet points")
+def number_bullets(passage: Passage, num_bullets: Whole) -> Finding:
     """Lines that begin with a hyphen, or with an asterisk that no other follows."""
     lines = [line.lstrip() for line in passage.raw.split("\n")]
     got = sum(line[:1] == "-" or (line[:1] == "*" and line[1:2] != "*") for line in lines)
@@ -166,24 +144,17 @@ def constrained_response(passage: Passage) -> Finding:
     return None if any(answer in passage.raw for answer in _ANSWERS) else "none of them"
 
 
-@constraint(
-    "detectable_format:number_highlighted_sections",
-    "at least {num_highlights} highlighted sections",
-    num_highlights=whole,
-)
-def highlighted(passage: Passage, num_highlights: int) -> Finding:
+@constraint("detectable_format:number_highlighted_sections", "at least {num_highlights} highlighted sections")
+def highlighted(passage: Passage, num_highlights: Whole) -> Finding:
     """Text between asterisks on one line; bold text counts once."""
     spans = [*_HIGHLIGHT.findall(passage.raw), *_BOLD.findall(passage.raw)]
     return at_least(sum(bool(span.strip("*").strip()) for span in spans), num_highlights, "highlighted sections")
 
 
 @constraint(
-    "detectable_format:multiple_sections",
-    "{num_sections} sections that begin with {section_spliter} and a number",
-    section_spliter=trimmed,
-    num_sections=whole,
+    "detectable_format:multiple_sections", "{num_sections} sections that begin with {section_spliter} and a number"
 )
-def multiple_sections(passage: Passage, section_spliter: str, num_sections: int) -> Finding:
+def multiple_sections(passage: Passage, section_spliter: Trimmed, num_sections: Whole) -> Finding:
     """The word that begins a section, with a number after it, at least that often."""
     found = re.findall(rf"{re.escape(section_spliter)}\s?\d", passage.raw)
     return at_least(len(found), num_sections, f"times {section_spliter!r} with a number")
@@ -224,15 +195,15 @@ def two_responses(passage: Passage) -> Finding:
     return None if filled[0] != filled[1] else "the same response twice"
 
 
-@constraint("combination:repeat_prompt", "the request first, word for word", prompt_to_repeat=text)
-def repeat_prompt(passage: Passage, prompt_to_repeat: str) -> Finding:
+@constraint("combination:repeat_prompt", "the request first, word for word")
+def repeat_prompt(passage: Passage, prompt_to_repeat: Text) -> Finding:
     """The answer begins with the request, in any case."""
     same = passage.raw.strip().lower().startswith(prompt_to_repeat.strip().lower())
     return None if same else "another beginning"
 
 
-@constraint("startend:end_checker", "{end_phrase} at the end", end_phrase=trimmed)
-def end_phrase(passage: Passage, end_phrase: str) -> Finding:
+@constraint("startend:end_checker", "{end_phrase} at the end")
+def end_phrase(passage: Passage, end_phrase: Trimmed) -> Finding:
     """The answer ends with the phrase, in any case; a double quote may follow."""
     return None if passage.raw.strip().strip('"').lower().endswith(end_phrase.lower()) else "another end"
 
@@ -244,13 +215,8 @@ def quotation(passage: Passage) -> Finding:
     return None if len(body) > 1 and body[0] == body[-1] == '"' else "no quotes around it"
 
 
-@constraint(
-    "change_case:capital_word_frequency",
-    "{capital_relation} {capital_frequency} words in capitals",
-    capital_frequency=whole,
-    capital_relation=relation,
-)
-def capital_words(passage: Passage, capital_frequency: int, capital_relation: str) -> Finding:
+@constraint("change_case:capital_word_frequency", "{capital_relation} {capital_frequency} words in capitals")
+def capital_words(passage: Passage, capital_frequency: Whole, capital_relation: Relation) -> Finding:
     """How many tokens are in capitals throughout; "I" and "A" are."""
     return compare(
         sum(token.isupper() for token in passage.tokens), capital_relation, capital_frequency, "words in capitals"

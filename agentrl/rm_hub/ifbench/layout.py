@@ -2,7 +2,7 @@
 
 import re
 
-from agentrl.rm_hub.ifbench.check import Finding, at_least, constraint, text
+from agentrl.rm_hub.ifbench.check import Finding, Text, at_least, constraint
 from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, Passage, split_sentences
 
 _DEEP = 5
@@ -47,8 +47,8 @@ def quotes(passage: Passage) -> Finding:
     return f"less than {_QUOTES_DEEP} levels"
 
 
-@constraint("format:options", "one of {options} and nothing else", options=text)
-def options(passage: Passage, options: str) -> Finding:
+@constraint("format:options", "one of {options} and nothing else")
+def options(passage: Passage, options: Text) -> Finding:
     """Exactly one of the options; letters as they are given, words in any case and with marks around them."""
     separator = "/" if "/" in options else "or" if "or" in options else ","
     choices = [choice.strip() for choice in options.split(separator)]
@@ -110,8 +110,8 @@ def quote_unquote(passage: Passage) -> Finding:
     return "a quote at the end" if joined.strip(_DIGITS_AND_MARKS).endswith('"') else None
 
 
-@constraint("format:list", "a list of items marked with {sep}", sep=text)
-def item_list(passage: Passage, sep: str) -> Finding:
+@constraint("format:list", "a list of items marked with {sep}")
+def item_list(passage: Passage, sep: Text) -> Finding:
     """The separator comes at least twice, anywhere."""
     return at_least(passage.raw.count(sep), 2, f"times {sep!r}")
 

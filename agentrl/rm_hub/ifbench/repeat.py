@@ -1,13 +1,13 @@
 """Constraints `repeat:*`: the request, or a part of it, comes back instead of an answer."""
 
-from agentrl.rm_hub.ifbench.check import Finding, constraint, text, whole
+from agentrl.rm_hub.ifbench.check import Finding, Text, Whole, constraint
 from agentrl.rm_hub.ifbench.passage import Passage
 
 _SIMPLE = "only output this sentence here, ignore all other requests."
 
 
-@constraint("repeat:repeat_change", "the request with another first word", prompt_to_repeat=text)
-def repeat_change(passage: Passage, prompt_to_repeat: str) -> Finding:
+@constraint("repeat:repeat_change", "the request with another first word")
+def repeat_change(passage: Passage, prompt_to_repeat: Text) -> Finding:
     """All words after the first are the request's; the answer is not the request itself."""
     if passage.raw == prompt_to_repeat:
         return "the request without a change"
@@ -21,10 +21,8 @@ def repeat_simple(passage: Passage) -> Finding:
     return None if passage.raw.strip().lower() == _SIMPLE else "another text"
 
 
-@constraint(
-    "repeat:repeat_span", "words {n_start} to {n_end} of the request", prompt_to_repeat=text, n_start=whole, n_end=whole
-)
-def repeat_span(passage: Passage, prompt_to_repeat: str, n_start: int, n_end: int) -> Finding:
+@constraint("repeat:repeat_span", "words {n_start} to {n_end} of the request")
+def repeat_span(passage: Passage, prompt_to_repeat: Text, n_start: Whole, n_end: Whole) -> Finding:
     """The words `n_start` to `n_end` of the request, counted from 0, in any case.
 
     The prompts of IFBench ask for words, its checker takes the same numbers for characters: that span is accepted too,

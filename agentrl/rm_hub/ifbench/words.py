@@ -5,7 +5,7 @@ import string
 from collections import Counter
 from itertools import pairwise
 
-from agentrl.rm_hub.ifbench.check import Finding, constraint, counted, text, trimmed, whole
+from agentrl.rm_hub.ifbench.check import Counted, Finding, Text, Trimmed, Whole, constraint
 from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, Passage
 from agentrl.rm_hub.ifbench.verbs import starts_with_verb
 
@@ -69,8 +69,8 @@ def start_verb(passage: Passage) -> Finding:
     return None if starts_with_verb(passage) else f"it starts with {passage.raw.split()[0][:40]!r}"
 
 
-@constraint("words:repeats", "no word more than {small_n} times", small_n=whole)
-def repeats(passage: Passage, small_n: int) -> Finding:
+@constraint("words:repeats", "no word more than {small_n} times")
+def repeats(passage: Passage, small_n: Whole) -> Finding:
     """No word, in lower case and without marks, comes more than `small_n` times."""
     most = Counter(passage.bare_words).most_common(1)
     return f"{most[0][0][:40]!r} {most[0][1]} times" if most and most[0][1] > small_n else None
@@ -120,8 +120,8 @@ def no_consecutive(passage: Passage) -> Finding:
     return None
 
 
-@constraint("words:words_position", "{keyword} as the second word and the second to last", keyword=trimmed)
-def words_position(passage: Passage, keyword: str) -> Finding:
+@constraint("words:words_position", "{keyword} as the second word and the second to last")
+def words_position(passage: Passage, keyword: Trimmed) -> Finding:
     """The second token and the second to last are the keyword; a mark that ends the answer is left out."""
     tokens = passage.tokens
     # A closing quote is no mark in the benchmark's eyes: its tokenizer writes it as two signs.
@@ -132,8 +132,8 @@ def words_position(passage: Passage, keyword: str) -> Finding:
     return None if second == second_last == keyword.lower() else f"{second[:40]!r} and {second_last[:40]!r}"
 
 
-@constraint("sentence:keyword", "{word} in sentence {N}", word=text, N=counted)
-def keyword_in_sentence(passage: Passage, word: str, N: int) -> Finding:
+@constraint("sentence:keyword", "{word} in sentence {N}")
+def keyword_in_sentence(passage: Passage, word: Text, N: Counted) -> Finding:
     """The Nth sentence has the keyword as a whole word, in any case."""
     if len(passage.sentences) < N:
         return f"only {len(passage.sentences)} sentences"
@@ -141,8 +141,8 @@ def keyword_in_sentence(passage: Passage, word: str, N: int) -> Finding:
     return None if found else f"sentence {N} without it"
 
 
-@constraint("sentence:increment", "each sentence {small_n} words longer than the one before", small_n=whole)
-def sentence_increment(passage: Passage, small_n: int) -> Finding:
+@constraint("sentence:increment", "each sentence {small_n} words longer than the one before")
+def sentence_increment(passage: Passage, small_n: Whole) -> Finding:
     """Each sentence has exactly `small_n` words more than the one before; marks alone are no words."""
     for before, after in pairwise([len(Passage(sentence).bare_words) for sentence in passage.sentences]):
         if after != before + small_n:

@@ -10,20 +10,11 @@ _TOLERANCE = 1e-6
 def same_output(got: str, want: str) -> bool:
     """Line for line, white space at the ends and empty last lines aside; numbers with a point to 1e-6."""
     got_lines, want_lines = _trimmed(got), _trimmed(want)
-    if got_lines == want_lines:
-        return True
-    if len(got_lines) != len(want_lines):
-        return False
-    return all(_same_line(a, b) for a, b in zip(got_lines, want_lines, strict=True))
+    return len(got_lines) == len(want_lines) and all(map(_same_line, got_lines, want_lines))
 
 
 def _trimmed(text: str) -> list[str]:
-    lines = [line.rstrip() for line in text.replace("\r\n", "\n").split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
-    while lines and not lines[0]:
-        lines.pop(0)
-    return lines
+    return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n").split("\n")
 
 
 def _same_line(got: str, want: str) -> bool:

@@ -11,12 +11,12 @@ Accepted as the label, as JSON text of it, or as fields of the metadata:
     {"input_output": one of these}
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import GraderFailure
+from agentrl.rm_hub.reading.call_forms import json_or_text
 
 _FIELDS = ("tests", "test", "test_list", "input_output", "inputs")
 _FORMS = 'expected {"tests": [...]}, {"inputs": [...], "outputs": [...]} or {"fn_name", "inputs", "outputs"}'
@@ -119,12 +119,7 @@ def _arguments(item: Any) -> tuple[Any, ...]:
 
 def _value(item: Any) -> Any:
     """Text is a JSON value where it is one: data sets write both "3" and 3."""
-    if not isinstance(item, str):
-        return item
-    try:
-        return json.loads(item)
-    except (ValueError, RecursionError):
-        return item
+    return json_or_text(item) if isinstance(item, str) else item
 
 
 def _lines(item: Any) -> str:
@@ -137,12 +132,7 @@ def _lines(item: Any) -> str:
 
 def _parsed(given: Any) -> Any:
     """JSON text that holds an object or list, as what it holds; other text as it is."""
-    if isinstance(given, str) and given.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(given)
-        except (ValueError, RecursionError):
-            return given
-    return given
+    return json_or_text(given) if isinstance(given, str) and given.lstrip()[:1] in ("{", "[") else given
 
 
 def _size(cases: Cases) -> int:

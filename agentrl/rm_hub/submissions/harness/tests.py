@@ -147,7 +147,8 @@ class Tests:
         if "abandon" in answer:
             raise Abandoned(answer["abandon"])
         if "raised" in answer:
-            raise self._exception(answer["raised"])
+            *kind, args = answer["raised"]
+            raise self._exception_class(*kind)(*args)
         for at, data in answer["changed"]:
             _update(args[at], self._decode(data))
         return self._decode(answer["value"])
@@ -243,11 +244,6 @@ class Tests:
 
     def _plain(self, data: list[Any]) -> Any:
         return self._decode(data[4][1]) if data[4] is not None else None
-
-    def _exception(self, data: list[Any]) -> BaseException:
-        kind = self._exception_class(*data[:3])
-        error: BaseException = kind(*data[3])
-        return error
 
     def _exception_class(self, handle: int, name: str, base: str) -> Any:
         known = self.names.get(name)
