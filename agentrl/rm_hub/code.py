@@ -48,29 +48,21 @@ class CodeGrader:
 
     Args:
         settings: the `code_*` fields are read.
-        sandbox: an open sandbox to share; default: one of its own.
     """
 
-    def __init__(self, settings: RmHubSettings, sandbox: Sandbox | None = None) -> None:
-        self._settings, self._own = settings, sandbox is None
-        self._sandbox = sandbox
+    def __init__(self, settings: RmHubSettings) -> None:
+        self._settings = settings
 
     async def __aenter__(self) -> Self:
-        self._places = anyio.CapacityLimiter(self._settings.code_concurrency)
-        if self._own:
-            limits = SandboxLimits(
-                wall_seconds=self._settings.code_timeout,
-                cpu_seconds=self._settings.code_timeout,
-                output_bytes=_OUTPUT_BYTES,
-            )
-            width = 2 * self._settings.code_concurrency
-            self._sandbox = Sandbox(limits=limits, preload=("numpy",), max_concurrency=width)
-            await self._sandbox.__aenter__()
+        seconds, width = self._settings.code_timeout, self._settings.code_concurrency
+        self._places = anyio.CapacityLimiter(width)
+        limits = SandboxLimits(wall_seconds=seconds, cpu_seconds=seconds, output_bytes=_OUTPUT_BYTES)
+        self._sandbox = Sandbox(limits=limits, preload=("numpy",), max_concurrency=2 * width)
+        await self._sandbox.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._own and self._sandbox is not None:
-            await self._sandbox.__aexit__(None, None, None)
+        await self._sandbox.__aexit__(None, None, None)
 
     async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
         """Test the answer's program.
@@ -94,15 +86,14 @@ class CodeGrader:
     async def _results(self, program: str, cases: Cases) -> list[str]:
         """For each test nothing, or why it failed."""
         ends = time.monotonic() + self._settings.code_timeout
-        assert self._sandbox is not None
         if isinstance(cases, Programs):
-            return await self._programs(self._sandbox, program, cases, ends)
+            return await self._programs(program, cases, ends)
         async with Submission(self._sandbox, program, self._settings.code_test_timeout, ends) as submission:
             if isinstance(cases, Asserts):
                 return await run_asserts(self._sandbox, submission, cases)
             return [await _call(submission, cases, number) for number in range(len(cases.values))]
 
-    async def _programs(self, sandbox: Sandbox, program: str, cases: Programs, ends: float) -> list[str]:
+    async def _programs(self, program: str, cases: Programs, ends: float) -> list[str]:
         results: list[str] = []
         overruns = 0
         for given, want in zip(cases.inputs, cases.outputs, strict=True):
@@ -110,7 +101,7 @@ class CodeGrader:
             if seconds <= 0 or overruns >= MOST_OVERRUNS:
                 results.append(NOT_RUN)
                 continue
-            run = await sandbox.run(program, stdin=given, timeout=seconds)
+            run = await self._sandbox.run(program, stdin=given, timeout=seconds)
             overruns += run.outcome == "timeout"
             if not run.ok:
                 said = run.stderr.strip().splitlines()[-1:] or [""]

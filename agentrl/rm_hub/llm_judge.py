@@ -129,19 +129,16 @@ class LLMJudge:
         return Grade(verdict.score, verdict.correct, None, verdict.reason or "the judge gave no reason")
 
     async def _verdict(self, messages: list[dict[str, str]], response: str) -> JudgeVerdict:
-        text = await self._complete(messages)
-        verdict = parse_verdict(text, response)
-        if verdict is None:
-            again = [{"role": "assistant", "content": text[-2000:]}, {"role": "user", "content": _AGAIN}]
-            text = await self._complete([*messages, *again])
-            verdict = parse_verdict(text, response)
-        if verdict is None:
-            raise GraderFailure(
-                f"the judge {self._settings.judge_model} gave no verdict in two answers; the last was {text!r:.200}. "
-                "Use a stronger judge, or a clearer --judge-rubric",
-                kind="judge_nonsense",
-            )
-        return verdict
+        for _ in range(2):
+            text = await self._complete(messages)
+            if (verdict := parse_verdict(text, response)) is not None:
+                return verdict
+            messages = [*messages, {"role": "assistant", "content": text[-2000:]}, {"role": "user", "content": _AGAIN}]
+        raise GraderFailure(
+            f"the judge {self._settings.judge_model} gave no verdict in two answers; the last was {text!r:.200}. "
+            "Use a stronger judge, or a clearer --judge-rubric",
+            kind="judge_nonsense",
+        )
 
     async def _complete(self, messages: list[dict[str, str]]) -> str:
         """The judge's answer as text; a server that refuses the schema is not sent it again."""

@@ -157,11 +157,9 @@ def _pairs(made: list[Call], wanted: list[Call], rules: Rules) -> list[tuple[int
     for i in range(len(made)):
         _augment(i, equal, holder, set())
     pairs = [(i, j) for j, i in holder.items()]
-    left = [i for i in range(len(made)) if i not in {i for i, _ in pairs}]
+    left = [i for i in range(len(made)) if i not in holder.values()]
     free = [j for j in range(len(wanted)) if j not in holder]
-    for i in left:
-        if not free:
-            break
+    for i in left[: len(free)]:
         best = max(free, key=lambda j: (made[i].name == wanted[j].name, _share(made[i], wanted[j], rules)))
         free.remove(best)
         pairs.append((i, best))

@@ -135,12 +135,9 @@ def letter(value: Any) -> str:
     return value.strip().lower()
 
 
-RELATIONS = ("less than", "at least")
-
-
 def relation(value: Any) -> str:
     """How a count is compared."""
-    if value not in RELATIONS:
+    if value not in ("less than", "at least"):
         raise ValueError("'less than' or 'at least'")
     return str(value)
 
@@ -157,7 +154,7 @@ Relation = Annotated[str, relation]
 
 def compare(got: int, how: str, want: int, what: str) -> Finding:
     """The finding of a count that must be less than, or at least, some number."""
-    return None if (got < want) == (how == RELATIONS[0]) else f"{got} {what}"
+    return None if (got < want) == (how == "less than") else f"{got} {what}"
 
 
 def at_least(got: int, want: int, what: str) -> Finding:

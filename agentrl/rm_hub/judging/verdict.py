@@ -134,9 +134,7 @@ def _last_or_agreed(text: str, found: list[tuple[int, dict[str, Any]]]) -> Judge
 
 
 def _from_value(value: Any) -> JudgeVerdict | None:
-    if isinstance(value, bool):
-        return JudgeVerdict(value, float(value))
-    if isinstance(value, str):
+    if isinstance(value, (bool, str)):
         word = _word(value)
         return JudgeVerdict(word, float(word)) if isinstance(word, bool) else None
     if not isinstance(value, dict):

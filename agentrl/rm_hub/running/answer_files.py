@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,8 @@ class Row:
         """
         value = look_up(self.fields, key)
         if value is _MISSING:
-            names = _names(self.fields)
+            objects = [(name, value) for name, value in self.fields.items() if isinstance(value, Mapping)]
+            names = [*map(str, self.fields), *(f"{name}.{inner}" for name, value in objects for inner in value)]
             close = difflib.get_close_matches(key, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"its fields are {', '.join(names) or 'none'}"
             raise DataError(f"{self.where} has no field {key!r}; {hint}")
@@ -206,9 +207,3 @@ Writer = JsonlWriter | ParquetWriter
 
 def _utf8(value: Any) -> Any:
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
-
-
-def _names(fields: Mapping[str, Any]) -> Sequence[str]:
-    """The fields, and those one level inside objects."""
-    inner = [f"{name}.{key}" for name, value in fields.items() if isinstance(value, Mapping) for key in value]
-    return [*map(str, fields), *inner]

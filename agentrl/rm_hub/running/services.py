@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from agentrl.errors import SettingsError
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -33,13 +32,11 @@ class Service(Protocol):
 
 
 def service(rm_type: str, settings: RmHubSettings) -> Service:
-    """The grader of that name, not yet entered.
+    """The grader of that name, one of `SERVICES`, not yet entered.
 
     Raises:
-        SettingsError: it is none of `SERVICES`, or its settings are missing.
+        SettingsError: its settings are missing.
     """
-    if rm_type not in SERVICES:
-        raise SettingsError(f"--rm-type {rm_type!r} is no service; these are {', '.join(SERVICES)}")
     found: Service = pkgutil.resolve_name(SERVICES[rm_type])(settings)
     return found
 

@@ -37,7 +37,8 @@ def extract_code(answer: str, names: Collection[str] = ()) -> tuple[str | None, 
     blocks = list(_blocks(text))
     python = [b for b in blocks if b.language in _PYTHON] or [b for b in blocks if b.language in ("pycon", "text")]
     named = [b for b in python if b.language] or python
-    defining = [b for b in python if names and _defined(b.text) & set(names)]
+    wanted = set(names)
+    defining = [b for b in python if any(not wanted.isdisjoint(m.groups()) for m in _DEFINES.finditer(b.text))]
     chosen = (defining or named)[-1:]
     if chosen:
         program = textwrap.dedent(chosen[0].text).strip("\n")
@@ -66,10 +67,6 @@ def _blocks(text: str) -> Iterator[_Block]:
             return
         yield _Block(opening.group(2).lower(), text[start : closing.start()], True)
         at = closing.end()
-
-
-def _defined(program: str) -> set[str]:
-    return {match.group(1) or match.group(2) for match in _DEFINES.finditer(program)}
 
 
 def _unfenced(text: str) -> str | None:
