@@ -42,11 +42,12 @@ def service(rm_type: str, settings: RmHubSettings) -> Service:
 
 
 def alone(opens: Callable[[RmHubSettings], Service]) -> Callable[..., Awaitable[Grade]]:
-    """The coroutine function that grades one answer with a service of its own: opened for it and closed again."""
+    """The coroutine function that grades one answer with a service of its own."""
 
     async def grade(
         response: str, label: Any, metadata: Mapping[str, Any], *, settings: RmHubSettings | None = None
     ) -> Grade:
+        """One answer with a service of its own, opened for it and closed again."""
         async with opens(settings or RmHubSettings()) as opened:
             return await opened.grade(response, label, metadata)
 
