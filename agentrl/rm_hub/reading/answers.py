@@ -20,9 +20,8 @@ TAIL = 100_000
 """Characters at the end of a response that are searched."""
 
 _THOUGHT = re.compile(
-    r"</(?:think|thinking|thought|thoughts|reasoning|reason|scratchpad)>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>"
-    r"|<\|channel\|>final<\|message\|>|###\s?Response",
-    re.IGNORECASE,
+    r"(?i)</(?:think|thinking|thought|thoughts|reasoning|reason|scratchpad)>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>"
+    r"|<\|channel\|>final<\|message\|>|###\s?Response"
 )
 _SPECIAL = re.compile(r"<\|[^<>|]{1,40}\|>|</s>|<eos>|<end_of_turn>|<pad>|\[EOS\]|<｜[^<>｜]{1,40}｜>")
 _ESCAPED = (
@@ -32,20 +31,19 @@ _ESCAPED = (
     ("\text{", r"\text{"),
     ("\times", r"\times"),
 )
-_BRACES = re.compile(r"\\{1,2}(?:boxed|fbox)\s*(\{)?|\\.|[{}]", re.DOTALL)
-_TAG = re.compile(r"<(/?)(answer|final_answer|final|solution)>", re.IGNORECASE)
-_HASHES = re.compile(r"^[ \t>*]*####[ \t]*(?!#)(.*)$", re.MULTILINE)
+_BRACES = re.compile(r"(?s)\\{1,2}(?:boxed|fbox)\s*(\{)?|\\.|[{}]")
+_TAG = re.compile(r"(?i)<(/?)(answer|final_answer|final|solution)>")
+_HASHES = re.compile(r"(?m)^[ \t>*]*####[ \t]*(?!#)(.*)$")
 _MOST_TITLES = 50
 _JOIN = re.compile(
     r"\b(?:and|or|und|oder|et|ou|y|o)\b|[\s,;&$.:|*\-]|\\(?:text|quad|qquad|mathrm|textbf|or|and)(?![a-zA-Z])|[{}()\[\]\\]|[a-zA-Z](?:_\w)?\s*="
 )
 _GUESS = re.compile(
-    r"guess|possib|maybe|perhaps|option|candidate|alternativ|might|could|either|attempt|another|\btry\b", re.IGNORECASE
+    r"(?i)guess|possib|maybe|perhaps|option|candidate|alternativ|might|could|either|attempt|another|\btry\b"
 )
-_FINAL = re.compile(r"final|answer|therefore|thus|hence|\bso\b|wait|actually|correct|step|then|result", re.IGNORECASE)
+_FINAL = re.compile(r"(?i)final|answer|therefore|thus|hence|\bso\b|wait|actually|correct|step|then|result")
 _OR = re.compile(
-    r"^\s*[$.\\)\]]{0,4}\s*(?:\\text\{)?\s*\(?(?:or|oder|ou|или|或|或者)\b\s*(?:maybe|possibly|perhaps|even)?\s*\}?\s*",
-    re.IGNORECASE,
+    r"(?i)^\s*[$.\\)\]]{0,4}\s*(?:\\text\{)?\s*\(?(?:or|oder|ou|или|或|或者)\b\s*(?:maybe|possibly|perhaps|even)?\s*\}?\s*"
 )
 
 

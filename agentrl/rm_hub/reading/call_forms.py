@@ -23,11 +23,11 @@ from agentrl.rm_hub.reading.call_notations import BEGIN, SEPARATOR
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _WRAPPERS = ("function", "function_call", "tool_call")
-_LIST_MARK = re.compile(r"(?:[-*•]|\d{1,2}[.)])\s{1,4}|(?:(?:tool|function) )?(?:call|action):\s", re.IGNORECASE)
-_FENCE = re.compile(r"```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```", re.DOTALL)
+_LIST_MARK = re.compile(r"(?i)(?:[-*•]|\d{1,2}[.)])\s{1,4}|(?:(?:tool|function) )?(?:call|action):\s")
+_FENCE = re.compile(r"(?s)```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```")
 _INLINE = re.compile(r"`([^`\n]{3,2000})`")
-_NAMED = re.compile(r"<function=([\w.-]+)>\s*(\{.*\})\s*(?:</function>)?\s*", re.DOTALL)
-_PYTHON = re.compile(r"^\s*(?:[^\W\d]\w*\s?=\s?)?\[?\s*[^\W\d][\w.]*\(.*\)\s*\]?\s*;?\s*$", re.DOTALL)
+_NAMED = re.compile(r"(?s)<function=([\w.-]+)>\s*(\{.*\})\s*(?:</function>)?\s*")
+_PYTHON = re.compile(r"(?s)^\s*(?:[^\W\d]\w*\s?=\s?)?\[?\s*[^\W\d][\w.]*\(.*\)\s*\]?\s*;?\s*$")
 _MARKS = re.compile(
     r"\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_(?:begin|end)\|>|</?tool_calls?>|</?functioncall>"
 )
@@ -38,9 +38,8 @@ _SECTION = re.compile(
     rf"\s*(?:function\s*{SEPARATOR})?\s*(?:functions\.)?([^\s<:]{{1,200}})(?::\d{{1,6}})?\s*(?:{SEPARATOR})?\s*(?:```(?:json)?)?\s*(?=\{{)"
 )
 _REACT = re.compile(
-    r"^[\s*]{0,4}(?:Action|Tool|Function)(?: name)?[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n"
-    r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*",
-    re.MULTILINE | re.IGNORECASE,
+    r"(?im)^[\s*]{0,4}(?:Action|Tool|Function)(?: name)?[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n"
+    r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*"
 )
 _NAME_ONLY = re.compile(r"[^\W\d][\w.-]{0,200}")
 _MAX_PYTHON = 10_000

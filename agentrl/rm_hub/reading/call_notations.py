@@ -19,9 +19,7 @@ _KIMI = (
 _NAME = r"(?<![\w.-])(?P<name>[^\W\d][\w.-]{0,200})"
 _MISTRAL = re.compile(rf"(?:\[TOOL_CALLS\])?\s?{_NAME}\s?(?:\[CALL_ID\][\w-]{{1,64}})?\[ARGS\]")
 _QWEN_AGENT = re.compile(rf"✿FUNCTION✿\s?:\s{{0,4}}{_NAME}\s{{0,4}}✿ARGS✿\s?:")
-_ANALYSIS = re.compile(
-    r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|(?=<\|start\|>|<\|channel\|>)|\Z)", re.DOTALL
-)
+_ANALYSIS = re.compile(r"(?s)<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|(?=<\|start\|>|<\|channel\|>)|\Z)")
 _RECIPIENT = r"to=(?:functions\.)?"
 _CHANNEL = re.compile(
     rf"(?:<\|start\|>assistant)?\s?(?:{_RECIPIENT}{_NAME}\s?<\|channel\|>(?:commentary|analysis)"

@@ -17,8 +17,7 @@ MANY = "several"
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DECORATION = r"(?:[\s#*_`\"'“”‘’$({\[<>:：]|\\[(\[]|\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf|boxed|bf|rm)\b\s?|option\b|choice\b|answer\b|letter\b|statement\b|(?-i:(?:la |a |die |il |o )?(?:lettre|letra|lettera|opción|opzione|alternativa|Buchstabe)|la|a|die|il)(?=\s[\s(*]{0,3}(?-i:[A-J])\b)|opción\b|选项|選項|the\b)*"
 _LETTER = re.compile(
-    rf"(?P<before>{_DECORATION})(?P<letter>[A-Za-z])(?![A-Za-z0-9^]|['’][A-Za-z]|[-–][A-Za-z0-9]|/[a-zA-Z]{{2}}|\.[A-Za-z0-9])",
-    re.IGNORECASE,
+    rf"(?i)(?P<before>{_DECORATION})(?P<letter>[A-Za-z])(?![A-Za-z0-9^]|['’][A-Za-z]|[-–][A-Za-z0-9]|/[a-zA-Z]{{2}}|\.[A-Za-z0-9])"
 )
 _ANOTHER = re.compile(
     r"[\s*_`\"'”’)\]}.:]{0,6}(?:\([^()\n]{0,80}\))?\s?(?:,?\s(?:or|and|oder|und|ou|et|y|o|или|и)\s|或|和|与|及|[/&+]|,\s?(?:and |or )?)[\s*_`\"'“$(\[{]{0,6}"
@@ -27,17 +26,15 @@ _ANOTHER = re.compile(
 _TWO_IN_ONE = re.compile(r"[A-J]{2,4}(?![A-Za-z])")
 _CLOSES = re.compile(r"[\s*_`\"'”’)\]}>$.,;:!。．、）】|]*(?:$|\n|</)")
 _CONNECTS = re.compile(
-    r"\s{0,2}[)\]}*\"'”’$.,;:!?。．、，）】<\\_`|&/+(–—\-]|\s+[-–—(\[]|\n|$|[^\x00-\x7f]|\s+(?:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
-    r"considering|where|while|is|if|according|after|among|on|follows|over|instead|in|corresponds|was|here|only|then)\b",
-    re.IGNORECASE,
+    r"(?i)\s{0,2}[)\]}*\"'”’$.,;:!?。．、，）】<\\_`|&/+(–—\-]|\s+[-–—(\[]|\n|$|[^\x00-\x7f]|\s+(?:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
+    r"considering|where|while|is|if|according|after|among|on|follows|over|instead|in|corresponds|was|here|only|then)\b"
 )
-_GIVES_REASON = re.compile(r"\s?[,—–-]\s?(?:because|since|as|due to|given)\b", re.IGNORECASE)
+_GIVES_REASON = re.compile(r"(?i)\s?[,—–-]\s?(?:because|since|as|due to|given)\b")
 _WORDS_IN_MATH = re.compile(r"\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf)\s?\{([^{}]{0,200})\}")
 _NOT = re.compile(
-    r"\s*(?:definitely |clearly |certainly |probably |simply |just )?(?:not|neither|n't|no longer|never)\b",
-    re.IGNORECASE,
+    r"(?i)\s*(?:definitely |clearly |certainly |probably |simply |just )?(?:not|neither|n't|no longer|never)\b"
 )
-_BUT = re.compile(r"[^.\n]{0,80}?\bbut(?: rather| instead)?\b\s*", re.IGNORECASE)
+_BUT = re.compile(r"(?i)[^.\n]{0,80}?\bbut(?: rather| instead)?\b\s*")
 _LABELLED = re.compile(r"^\s*[(\[]?([A-Za-z])[)\].:]\s+")
 _WRAPPERS = re.compile(r"\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf)\b|[$*_`{}\\]|[\"'“”‘’]")
 _MAX_SEGMENT = 1000

@@ -37,16 +37,13 @@ _LEADING = re.compile(r"(?:[\s*_`:：\"'“”>=()\[\]{}#|]|\\[\[(]|\$\$|\\begin
 _END = re.compile(r"\n|(?<![A-Z])[.;](?=\s|$)|[!?。！？](?=\s|$|[^\d])|<|\\\]")
 _SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])(?<!i\.e\.)(?<!e\.g\.)\s+|(?<=[.!?][)])\s+|(?<=[。！？])")
 _NOT = re.compile(
-    r"^\s*(?:definitely |certainly )?(?:not|n't|neither)\b(?P<rest>.*?)(?:\bbut(?: rather)?\b(?P<but>.*))?$",
-    re.IGNORECASE,
+    r"(?i)^\s*(?:definitely |certainly )?(?:not|n't|neither)\b(?P<rest>.*?)(?:\bbut(?: rather)?\b(?P<but>.*))?$"
 )
 _OPERATOR = re.compile(
-    r"\s*(?:[+×*÷=≈→]|[-–](?!\w*\s[A-Za-z])|/)\s*[$€£]?\(?\s?-?[\d(]|\s*[a-z]{0,20}\s*[+×÷=≈]\s*[$€£]?-?\d",
-    re.IGNORECASE,
+    r"(?i)\s*(?:[+×*÷=≈→]|[-–](?!\w*\s[A-Za-z])|/)\s*[$€£]?\(?\s?-?[\d(]|\s*[a-z]{0,20}\s*[+×÷=≈]\s*[$€£]?-?\d"
 )
 _ALTERNATIVE = re.compile(
-    r"(?:\s[^\W\d]+){0,2}\s*(?:,?\s*(?:or|oder|ou|and|to|till)\s+(?:maybe |perhaps |possibly )?|[-–—](?=[$\d])|,\s|/)[$€£]?$",
-    re.IGNORECASE,
+    r"(?i)(?:\s[^\W\d]+){0,2}\s*(?:,?\s*(?:or|oder|ou|and|to|till)\s+(?:maybe |perhaps |possibly )?|[-–—](?=[$\d])|,\s|/)[$€£]?$"
 )
 _RESULT = re.compile(r"(?:[=≈→]|=>|->|\b(?:equals|gives|is equal to))\s*[^\d=≈]{0,12}$")
 _ADJUNCT = frozenset(
@@ -69,61 +66,47 @@ _VERB = frozenset(
 _DETERMINERS = frozenset(["a", "an", "the", "about", "around", "roughly", "approximately", "only", "just", "exactly"])
 _WORDS = re.compile(r"[^\W\d_]+|[=≈]")
 _LEFT_WITH = re.compile(
-    r"\b(?:left|leav(?:es?|ing)|end(?:s|ed|ing)?(?: up)?|finish(?:es|ed)?|remain(?:s|ed|ing)?|come(?:s)? up|came up)\b[^.,;\d]{0,30}\bwith (?:about |only |exactly |just |a total of )?[$€£]?$",
-    re.IGNORECASE,
+    r"(?i)\b(?:left|leav(?:es?|ing)|end(?:s|ed|ing)?(?: up)?|finish(?:es|ed)?|remain(?:s|ed|ing)?|come(?:s)? up|came up)\b[^.,;\d]{0,30}\bwith (?:about |only |exactly |just |a total of )?[$€£]?$"
 )
 _UNTOLD = re.compile(
-    r"\b(?:can(?:not|['’]t| not)|unable to|impossible to|not possible to|not able to|no way to)\s(?:be )?(?:solved?|determined?|answer(?:ed)?|calculated?|tell|told|sa(?:y|id)|find|found|know|known)\b"
+    r"(?i)\b(?:can(?:not|['’]t| not)|unable to|impossible to|not possible to|not able to|no way to)\s(?:be )?(?:solved?|determined?|answer(?:ed)?|calculated?|tell|told|sa(?:y|id)|find|found|know|known)\b"
     r"|\b(?:not enough|insufficient|need more|needs? more|more) (?:information|context|data|details)\b"
-    r"|\banswer (?:is|remains) (?:unknown|unclear|undetermined)\b",
-    re.IGNORECASE,
+    r"|\banswer (?:is|remains) (?:unknown|unclear|undetermined)\b"
 )
-_BETWEEN = re.compile(r"\b(?:between|from|either)\s(?:about |around )?[$€£]?$", re.IGNORECASE)
-_CHOICE = re.compile(r"\s?(?:or|and|to|[-–—])\s?(?:maybe |perhaps |possibly )?[$€£]?", re.IGNORECASE)
+_BETWEEN = re.compile(r"(?i)\b(?:between|from|either)\s(?:about |around )?[$€£]?$")
+_CHOICE = re.compile(r"(?i)\s?(?:or|and|to|[-–—])\s?(?:maybe |perhaps |possibly )?[$€£]?")
 _JOINED = re.compile(r"(?:[,;:=+×÷*/^(-]|\bi\.e\.,?)\s*[$€£]?\(?$")
 _REASON = re.compile(
-    r"\b(?:because|since|if|given that|assuming|as long as|of which)\b"
+    r"(?i)\b(?:because|since|if|given that|assuming|as long as|of which)\b"
     r"|(?:,\s(?:while|whereas)\b|\b(?:above|below|beyond) (?:the|what)\b|其中|\bdavon\b|\bdont\b|из них)(?!.*(?:=|\b(?:so|thus|therefore)\b))"
-    r"|,\s*(?:which (?:is|was) )?[$€£]?\d[\d.,]*(?: \w+)? (?:more|less|fewer) than\b",
-    re.IGNORECASE,
+    r"|,\s*(?:which (?:is|was) )?[$€£]?\d[\d.,]*(?: \w+)? (?:more|less|fewer) than\b"
 )
-_CONDITION = re.compile(r"\s*(?:since|if|because|given|when|as)\b[^,]{0,200},(?=\s)", re.IGNORECASE)
-_DENIED_BEFORE = re.compile(r"(?:\bnot|n['’]t)(?: be| equal)?\s*[$€£]?$", re.IGNORECASE)
-_DENIED_AFTER = re.compile(
-    r"[^.,;\d]{0,20}\b(?:is|are|was)(?: not|n['’]t)\b[^.]{0,12}\b(?:answer|right|correct)", re.IGNORECASE
-)
-_AHEAD = re.compile(
-    r"(?:after|by|in|within|for|over|during|on|at|with|at the end of)\b[^,.:=]{1,60},\s(?=[^,]*\d)", re.IGNORECASE
-)
+_CONDITION = re.compile(r"(?i)\s*(?:since|if|because|given|when|as)\b[^,]{0,200},(?=\s)")
+_DENIED_BEFORE = re.compile(r"(?i)(?:\bnot|n['’]t)(?: be| equal)?\s*[$€£]?$")
+_DENIED_AFTER = re.compile(r"(?i)[^.,;\d]{0,20}\b(?:is|are|was)(?: not|n['’]t)\b[^.]{0,12}\b(?:answer|right|correct)")
+_AHEAD = re.compile(r"(?i)(?:after|by|in|within|for|over|during|on|at|with|at the end of)\b[^,.:=]{1,60},\s(?=[^,]*\d)")
 _PART_OF = re.compile(
-    r"\s?(?:(?!total|sum|profit|cost)[a-z]+ ){0,2}(?:out of|of (?:the|these|those|all|his|her|their|its|our)) [$€£]?|\s?(?:of|des|de los|de las|von den|dei|delle|из) [$€£]?",
-    re.IGNORECASE,
+    r"(?i)\s?(?:(?!total|sum|profit|cost)[a-z]+ ){0,2}(?:out of|of (?:the|these|those|all|his|her|their|its|our)) [$€£]?|\s?(?:of|des|de los|de las|von den|dei|delle|из) [$€£]?"
 )
 _PURPOSE = re.compile(r"才能|才可以|以便|为了|用来")
 _ASIDE = re.compile(r"\W{0,4}\((?=(?:[^\s()]*\s){4})[^()]*\)\W{0,4}")
 _APART = re.compile(
-    r"[^\d.:(=]{0,40}(?:[:(–—]|\s-\s|\bwhich is|\bi\.e\.,?|\bthat is,?|\b(?:namely|consisting of|made up of|including)\b)\D{0,30}",
-    re.IGNORECASE,
+    r"(?i)[^\d.:(=]{0,40}(?:[:(–—]|\s-\s|\bwhich is|\bi\.e\.,?|\bthat is,?|\b(?:namely|consisting of|made up of|including)\b)\D{0,30}"
 )
-_DETAILS = re.compile(r"\s*of (?:these|those|them|which|whom)\b", re.IGNORECASE)
+_DETAILS = re.compile(r"(?i)\s*of (?:these|those|them|which|whom)\b")
 _COORDINATED = re.compile(r"(?: [^\W\d_]+){1,3},? and ")
-_CONCLUDES = re.compile(r"(?:^|\W)(?:so|therefore|thus|hence|in total|altogether)\b", re.IGNORECASE)
+_CONCLUDES = re.compile(r"(?i)(?:^|\W)(?:so|therefore|thus|hence|in total|altogether)\b")
 _GOES_ON_AFTER = re.compile(r",(?!\d{3}(?!\d))[^,]*\d")
-_GOES_ON = re.compile(
-    r"(?:[,;—–]|\s-|\band\b)\s*(?:and |so |thus |then |therefore |which |meaning |hence ).*\d", re.IGNORECASE
-)
+_GOES_ON = re.compile(r"(?i)(?:[,;—–]|\s-|\band\b)\s*(?:and |so |thus |then |therefore |which |meaning |hence ).*\d")
 _BRACKETS = re.compile(r"\([^()]{0,300}\)|\[[^\[\]]{0,300}\]")
 _POSTSCRIPT = re.compile(
-    r"^[\s#*_>(\[-]{0,8}(?:check|verification|double[- ]check|sanity check|note|p\.?\s?s\.?|explanation|reasoning|working|here(?:'s|’s| is) (?:how|why|the (?:breakdown|reasoning|explanation|working|calculation)))\b[*_\s]{0,4}(?:[:.]|$)"
+    r"(?im)^[\s#*_>(\[-]{0,8}(?:check|verification|double[- ]check|sanity check|note|p\.?\s?s\.?|explanation|reasoning|working|here(?:'s|’s| is) (?:how|why|the (?:breakdown|reasoning|explanation|working|calculation)))\b[*_\s]{0,4}(?:[:.]|$)"
     r"|(?<=[.!?] )(?:let me know|feel free|i hope|hope this|is there anything)\b"
     r"|^[\s#*_>(\[-]{0,8}(?:checking|verifying|to verify|let(?:'s|’s| me| us) (?:verify|check|double)|note that|let me know|feel free|i hope|hope this"
-    r"|if you (?:have|need|want|would))\b",
-    re.IGNORECASE | re.MULTILINE,
+    r"|if you (?:have|need|want|would))\b"
 )
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*|__([^_\n]{1,120})__")
-_ENUMERATOR = re.compile(
-    r"^\s*(?:[-*•]\s+)?(?:\*\*)?(?:step\s+)?\d{1,2}(?:[.):](?!\d)\s|\.\s)", re.IGNORECASE | re.MULTILINE
-)
+_ENUMERATOR = re.compile(r"(?im)^\s*(?:[-*•]\s+)?(?:\*\*)?(?:step\s+)?\d{1,2}(?:[.):](?!\d)\s|\.\s)")
 _COMPOUND = {
     ("hour", "minute"): 60,
     ("hr", "min"): 60,

@@ -17,7 +17,7 @@ from agentrl.rm_hub.reading.words import choice, same_words, strip_units, wordy
 _BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*\(?(\w+)\)?\s*\}?$")
 _LETTERED = re.compile(r"^(?:\([A-H]\)|[A-H][.):])\s*(?=[\w\\\[({+-])")
 _COMMA_DECIMAL = re.compile(r"[+-]?\d+,\d+")
-_CLOCK = re.compile(r"\d\s*[ap]\.?\s?m\b", re.IGNORECASE)
+_CLOCK = re.compile(r"(?i)\d\s*[ap]\.?\s?m\b")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")

@@ -29,8 +29,7 @@ _POINT = re.compile(
     r"^(?:[A-Z]'?|(?:[A-Za-z]+\s+){1,8}(?:is|at|are|be)\s*(?:at\s+|the\s+point\s+|[A-Z]\s*=?\s*)?:?)\s*(?=[(\[].*[)\]]$)"
 )
 _SENTENCE = re.compile(
-    r"^[^=<>\d]{1,80}?\b(?:is|are)\s+(?!not\b|no\b|never\b|neither\b|nor\b)(?:an?\s+|the\s+)?(?=[a-zA-Z])",
-    re.IGNORECASE,
+    r"(?i)^[^=<>\d]{1,80}?\b(?:is|are)\s+(?!not\b|no\b|never\b|neither\b|nor\b)(?:an?\s+|the\s+)?(?=[a-zA-Z])"
 )
 
 

@@ -43,12 +43,11 @@ _WRAPPER = re.compile(
 _RATE = re.compile(
     r"(?<=[\d}~ ])\s*\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{([a-zA-Z ]{1,20})\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([a-zA-Z ]{1,20})\}\s*\}"
 )
-_CASES = re.compile(r"\\begin\s*\{[dr]?cases\}(.*?)\\end\s*\{[dr]?cases\}", re.DOTALL)
+_CASES = re.compile(r"(?s)\\begin\s*\{[dr]?cases\}(.*?)\\end\s*\{[dr]?cases\}")
 _CONDITION = re.compile(r"\s*[,;]?\s*&\s*[,;]?\s*(?:if|for|when|where)?(?![a-zA-Z])\s*")
 _END_OF_ROW = re.compile(r"\s*[,;.]?\s*(?:\\\\\s*|$)")
 _BOX_OF_GROUPS = re.compile(
-    r"^\s*(?:\$+|\\[(\[])?\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*\{(.*)\}\s*(?:\$+|\\[)\]])?\s*$",
-    re.DOTALL,
+    r"(?s)^\s*(?:\$+|\\[(\[])?\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*\{(.*)\}\s*(?:\$+|\\[)\]])?\s*$"
 )
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it|nobreak|phantom\{\})(?![a-zA-Z])\s*\.?(?=\s*\D|$)"
@@ -90,7 +89,7 @@ _SYNONYMS = (
     (re.compile(r"(?<=\d)(pi|sqrt)(?![a-zA-Z])"), r"\\\1 "),
 )
 _PRICE = re.compile(r"\b(?:(?:US|AU|CA|HK|NZ|S)\s?\\?\$(?=\s?\d)|(?:Rs\.?|USD|EUR|GBP|INR|RMB|CNY)\s?(?=\\?\$?\d))")
-_NEGATIVE = re.compile(r"\bnegative\s+(?=\d)", re.IGNORECASE)
+_NEGATIVE = re.compile(r"(?i)\bnegative\s+(?=\d)")
 _POWER = re.compile(r"\*\*")
 _FRAC = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+|[a-zA-Z])")

@@ -39,7 +39,7 @@ _SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
-_SCALE = re.compile(r"\s*(hundred|thousand|million|billion|trillion|dozen|k(?![a-z]))\b", re.IGNORECASE)
+_SCALE = re.compile(r"(?i)\s*(hundred|thousand|million|billion|trillion|dozen|k(?![a-z]))\b")
 _MOST_BITS = 4000
 _EXACT_PLACES = 6
 """Decimals from which on a decimal stands for an exact value that it rounds."""

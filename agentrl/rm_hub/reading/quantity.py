@@ -35,7 +35,7 @@ _COMMANDS = (
 )
 _TOKEN = re.compile(r"(?<![\d.,])(?:\d+(?:[.,]\d+)*|\.\d+)")
 _SUFFIX = re.compile(
-    r"(?P<power>e[+-]?\d{1,2}(?![\w.]))"
+    r"(?i)(?P<power>e[+-]?\d{1,2}(?![\w.]))"
     r"|:(?P<minutes>[0-5]\d)(?!\d)"
     r"|\s?[/⁄]\s?(?P<below>\d{1,12})(?![\d/]|[.,]\d)"
     r"|\s(?P<above>\d{1,6})[/⁄](?P<under>[1-9]\d{0,5})(?![\d/])"
@@ -43,14 +43,13 @@ _SUFFIX = re.compile(
     r"|(?P<k>k)(?![a-z])"
     r"|(?=\s?(?P<cents>¢|cents?\b))"
     r"|\s?\^\s{0,2}(?P<raised>\d{1,2})(?!\d)"
-    r"|\s(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b",
-    re.IGNORECASE,
+    r"|\s(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b"
 )
 _RATIO = re.compile(r":(?![0-5]\d(?!\d))\d")
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _MONEY = "$€£¥₹₽₩₦"
-_MONEY_WORDS = re.compile(r"(?:^|[^A-Za-z])(?:rs\.?|usd|us|eur|gbp|php|rm|inr|aud|cad|nt|hk|a|c)$", re.IGNORECASE)
-_NEGATIVE_WORD = re.compile(r"(?:^|[^\d\s)])\s*\b(?:negative|minus)\s*$", re.IGNORECASE)
+_MONEY_WORDS = re.compile(r"(?i)(?:^|[^A-Za-z])(?:rs\.?|usd|us|eur|gbp|php|rm|inr|aud|cad|nt|hk|a|c)$")
+_NEGATIVE_WORD = re.compile(r"(?i)(?:^|[^\d\s)])\s*\b(?:negative|minus)\s*$")
 _MAX_DIGITS = 300
 
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")

@@ -12,11 +12,10 @@ from agentrl.rm_hub.reading import numbers, symbolic
 from agentrl.rm_hub.reading.shapes import is_symbol
 
 _CHAIN = re.compile(r"(\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>)")
-_AND = re.compile(r",|;|\band\b|\bwith\b|\bbut\b", re.IGNORECASE)
+_AND = re.compile(r"(?i),|;|\band\b|\bwith\b|\bbut\b")
 _EXCEPT = re.compile(
-    r"^(?:(?:[a-z]\s*\\in\s*)?\\mathbb\s*\{?\s*R\s*\}?\s*(?:\\setminus|\\backslash|-|\\smallsetminus)\s*\\\{(?P<removed>[^{}]{1,60})\\\}"
-    r"|(?:[a-z]\s+(?:is|can be)\s+)?(?:the\s+set\s+of\s+)?(?:all|any|every)\s+reals?(?:\s+numbers?)?(?:\s+[a-z])?\s+(?:except|but|other than)(?:\s+for)?\s*(?:[a-z]\s*=\s*)?(?P<but>(?:[^a-z]|\\[a-z]+|\band\b|\bor\b){1,40}))$",
-    re.IGNORECASE,
+    r"(?i)^(?:(?:[a-z]\s*\\in\s*)?\\mathbb\s*\{?\s*R\s*\}?\s*(?:\\setminus|\\backslash|-|\\smallsetminus)\s*\\\{(?P<removed>[^{}]{1,60})\\\}"
+    r"|(?:[a-z]\s+(?:is|can be)\s+)?(?:the\s+set\s+of\s+)?(?:all|any|every)\s+reals?(?:\s+numbers?)?(?:\s+[a-z])?\s+(?:except|but|other than)(?:\s+for)?\s*(?:[a-z]\s*=\s*)?(?P<but>(?:[^a-z]|\\[a-z]+|\band\b|\bor\b){1,40}))$"
 )
 _BUILDER = re.compile(
     r"^\\\{\s*(\\?[a-zA-Z]+)\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|R)\s*)?(?:\\mid|:|\|)\s*(.{1,150})\\\}$"

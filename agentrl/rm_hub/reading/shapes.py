@@ -11,11 +11,9 @@ from typing import Literal
 Kind = Literal["one", "list", "set", "brackets", "union", "matrix"]
 
 _OPEN = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\langle": r"\rangle", "<": ">"}
-_TOKEN = re.compile(
-    r"\\[a-zA-Z]+|\\.|[()\[\]{}]|,|;|=|\band\b|\bor\b|\boder\b|\bou\b|\bили\b|\bи\b|或|和", re.IGNORECASE
-)
-_MATRIX = re.compile(r"^\\begin\{([bpBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}$", re.DOTALL)
-_BARE = re.compile(r"^[(\[]\s*(\\begin\{(matrix|smallmatrix|array)\}.*\\end\{\2\})\s*[)\]]$", re.DOTALL)
+_TOKEN = re.compile(r"(?i)\\[a-zA-Z]+|\\.|[()\[\]{}]|,|;|=|\band\b|\bor\b|\boder\b|\bou\b|\bили\b|\bи\b|或|和")
+_MATRIX = re.compile(r"(?s)^\\begin\{([bpBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}$")
+_BARE = re.compile(r"(?s)^[(\[]\s*(\\begin\{(matrix|smallmatrix|array)\}.*\\end\{\2\})\s*[)\]]$")
 _RELATION = re.compile(r"\\(?:le|ge|ne|equiv|sim|leq|geq)(?![a-zA-Z])|[<>]")
 _NAME = re.compile(r"^[^0-9+*/^=<>|\\]{1,40}$|^\|[A-Z]{2}\|$")
 _SYMBOL = re.compile(r"^\\?[A-Za-z]+'*(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*\([^()]*\))?'*$")
