@@ -6,23 +6,22 @@
 """
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
 
 from agentrl.rm_hub.reading.number_words import parse_number_words
 from agentrl.rm_hub.reading.quantity import Quantity, Values, find_quantities, flatten, join_spaced_groups
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A number that was claimed, with its possible readings."""
 
     values: Values
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unclear:
+class Unclear(NamedTuple):
     """A claim that names no single number."""
 
     text: str
@@ -32,8 +31,7 @@ class Unclear:
 _MAX_CLAIM = 400
 _MAX_BACK = 120
 _MAX_SENTENCE = 2000
-_SKIPPED = " \t\r\n*_`:：\"'“”>=$\\[](){}#是为為は"
-_LEADING = re.compile(r"(?:[\s*_`:：\"'“”>=()\[\]{}#|]|\\[\[(]|\$\$|\\begin\{[a-z]+\*?\})*")
+_LEADING = re.compile(r"\A(?:[\s*_`:：\"'“”>=()\[\]{}#|]|\\[\[(]|\$\$|\\begin\{[a-z]+\*?\})*")
 _END = re.compile(r"\n|(?<![A-Z])[.;](?=\s|$)|[!?。！？](?=\s|$|[^\d])|<|\\\]")
 _SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])(?<!i\.e\.)(?<!e\.g\.)\s+|(?<=[.!?][)])\s+|(?<=[。！？])")
 _NOT = re.compile(
@@ -46,23 +44,17 @@ _ALTERNATIVE = re.compile(
     r"(?i)(?:\s[^\W\d]+){0,2}\s*(?:,?\s*(?:or|oder|ou|and|to|till)\s+(?:maybe |perhaps |possibly )?|[-–—](?=[$\d])|,\s|/)[$€£]?$"
 )
 _RESULT = re.compile(r"(?:[=≈→]|=>|->|\b(?:equals|gives|is equal to))\s*[^\d=≈]{0,12}$")
-_ADJUNCT = frozenset(
-    re.findall(
-        r"\S+",
-        "from by at per after for in over within with than using since because when if given on out every each during "
-        "among between into before until instead compared versus vs minus plus times selling having pour après dans für nach para después tras "
-        "durante en за после для через بعد خلال ",
-    )
-)
-_VERB = frozenset(
-    re.findall(
-        r"\S+",
-        "is are was were be makes make made earns earn earned has have had costs cost gets get got needs need takes "
-        "take took spends spent spend pays paid pay leaves left equals total altogether = ≈ will would can sold sells "
-        "ate eats weighs saves saved receives received owes walks walked drives drove reads read es est ist sont son "
-        "sind tout insgesamt gesamt всего итого ",
-    )
-)
+_ADJUNCT = frozenset(re.findall(r"\S+", """
+    from by at per after for in over within with than using since because when if given on out every each during among
+    between into before until instead compared versus vs minus plus times selling having pour après dans für nach para
+    después tras durante en за после для через بعد خلال
+"""))  # fmt: skip
+_VERB = frozenset(re.findall(r"\S+", """
+    is are was were be makes make made earns earn earned has have had costs cost gets get got needs need takes take took
+    spends spent spend pays paid pay leaves left equals total altogether = ≈ will would can sold sells ate eats weighs
+    saves saved receives received owes walks walked drives drove reads read es est ist sont son sind tout insgesamt
+    gesamt всего итого
+"""))  # fmt: skip
 _DETERMINERS = frozenset(["a", "an", "the", "about", "around", "roughly", "approximately", "only", "just", "exactly"])
 _WORDS = re.compile(r"[^\W\d_]+|[=≈]")
 _LEFT_WITH = re.compile(
@@ -108,21 +100,10 @@ _POSTSCRIPT = re.compile(
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*|__([^_\n]{1,120})__")
 _ENUMERATOR = re.compile(r"(?im)^\s*(?:[-*•]\s+)?(?:\*\*)?(?:step\s+)?\d{1,2}(?:[.):](?!\d)\s|\.\s)")
 _COMPOUND = {
-    ("hour", "minute"): 60,
-    ("hr", "min"): 60,
-    ("minute", "second"): 60,
-    ("min", "sec"): 60,
-    ("foot", "inch"): 12,
-    ("feet", "inch"): 12,
-    ("dollar", "cent"): 100,
-    ("euro", "cent"): 100,
-    ("year", "month"): 12,
-    ("week", "day"): 7,
-    ("day", "hour"): 24,
-    ("pound", "ounce"): 16,
-    ("meter", "centimeter"): 100,
-    ("kilometer", "meter"): 1000,
-}
+    ("hour", "minute"): 60, ("hr", "min"): 60, ("minute", "second"): 60, ("min", "sec"): 60, ("foot", "inch"): 12,
+    ("dollar", "cent"): 100, ("euro", "cent"): 100, ("year", "month"): 12, ("week", "day"): 7, ("day", "hour"): 24,
+    ("pound", "ounce"): 16, ("meter", "centimeter"): 100, ("kilometer", "meter"): 1000,
+}  # fmt: skip
 
 
 def read_claim(text: str, position: int, *, backward: bool, dotted_thousands: bool) -> Claim | Unclear | None:
@@ -135,11 +116,10 @@ def read_claim(text: str, position: int, *, backward: bool, dotted_thousands: bo
             return Claim(found[-1].values, sentence.strip())
         return None
     raw = text[position : position + _MAX_CLAIM]
-    raw = raw[_LEADING.match(raw).end() :] if _LEADING.match(raw) else raw  # type: ignore[union-attr]
+    raw = _LEADING.sub("", raw, count=1)
     if text[:position].endswith(("-", "−")):
         raw = "-" + raw
-    end = _end_of_claim(raw)
-    sentence = join_spaced_groups(flatten(raw[:end])).strip()
+    sentence = join_spaced_groups(flatten(raw[: _end_of_claim(raw)])).strip()
     return _read_sentence(sentence, dotted_thousands)
 
 
@@ -160,8 +140,7 @@ def _read_sentence(sentence: str, dotted_thousands: bool) -> Claim | Unclear | N
         return _read_sentence(denied["but"].strip(), dotted_thousands) if denied["but"] else None
     found = find_quantities(sentence, dotted_thousands=dotted_thousands)
     if not found:
-        value = parse_number_words(sentence)
-        return None if value is None else Claim((Fraction(value),), sentence)
+        return _number_in_words(sentence)
     if (ahead := _AHEAD.match(sentence)) and any(item.start >= ahead.end() for item in found):
         return _read_sentence(sentence[ahead.end() :], dotted_thousands)
     first = found[0]
@@ -171,12 +150,16 @@ def _read_sentence(sentence: str, dotted_thousands: bool) -> Claim | Unclear | N
     if len(found) > 1:
         second = found[1]
         between = sentence[first.end : second.start]
-        whole = _compound(sentence, first, second)
-        if whole is not None:
+        if whole := _compound(sentence, first, second):
             return Claim(whole, sentence)
         if _ALTERNATIVE.fullmatch(between) and not set(first.values) & set(second.values):
             return Unclear(sentence, "several numbers")
     return Claim(first.values, sentence)
+
+
+def _number_in_words(text: str) -> Claim | None:
+    value = parse_number_words(text)
+    return None if value is None else Claim((Fraction(value),), text.strip())
 
 
 def _compound(sentence: str, first: Quantity, second: Quantity) -> Values | None:
@@ -184,8 +167,7 @@ def _compound(sentence: str, first: Quantity, second: Quantity) -> Values | None
     unit = re.match(r"\s*([A-Za-z]+)", sentence[second.end :])
     if between is None or unit is None:
         return None
-    big, small = _singular(between[1]), _singular(unit[1])
-    factor = _COMPOUND.get((big, small))
+    factor = _COMPOUND.get((_singular(between[1]), _singular(unit[1])))
     if factor is None:
         return None
     return (first.values[0] + second.values[0] / factor, first.values[0] * factor + second.values[0])
@@ -229,16 +211,17 @@ def read_conclusion(text: str, *, dotted_thousands: bool) -> Claim | Unclear | N
         asked = asked or concluded
     if asked is not None:
         return asked
-    value = parse_number_words(text) if len(text) < _MAX_BACK else None
-    return None if value is None else Claim((Fraction(value),), text.strip())
+    return _number_in_words(text) if len(text) < _MAX_BACK else None
 
 
 def _adds_up(found: list[Quantity], before: str, dotted_thousands: bool) -> bool:
     """Whether numbers only divide a total that was said just before: "8 in all. Of these, 3 are red and 5 are blue"."""
     said = find_quantities(flatten(before[-_MAX_BACK:]), dotted_thousands=dotted_thousands)
-    return len(found) > 1 and sum((item.values[0] for item in found), Fraction(0)) in [
-        v for q in said for v in q.values
-    ]
+    return len(found) > 1 and _sum(found) in [value for quantity in said for value in quantity.values]
+
+
+def _sum(terms: list[Quantity]) -> Fraction:
+    return sum((term.values[0] for term in terms), Fraction(0))
 
 
 def _concluded_in_words(text: str) -> Claim | None:
@@ -280,12 +263,9 @@ def _conclude(sentence: str, found: list[Quantity]) -> Claim | Unclear | None:
     reason = _REASON.search(sentence, outside[0].end)
     if reason and not _GOES_ON_AFTER.search(sentence, reason.end()):
         outside = [quantity for quantity in outside if quantity.start < reason.start()]
-    for index in range(len(outside) - 1, 0, -1):
-        if _RESULT.search(sentence[outside[index - 1].end : outside[index].start]):
-            rest = sentence[outside[index].end :]
-            if not _GOES_ON.search(rest):
-                return Claim(outside[index].values, sentence)
-            break
+    results = (b for a, b in reversed([*pairwise(outside)]) if _RESULT.search(sentence[a.end : b.start]))
+    if (result := next(results, None)) and not _GOES_ON.search(sentence[result.end :]):
+        return Claim(result.values, sentence)
     if (total := _sum_of_terms(sentence, outside)) is not None:
         return Claim(total.values, sentence)
     for index in range(len(outside) - 1, 0, -1):
@@ -303,19 +283,20 @@ def _one_of_two(sentence: str, first: Quantity, second: Quantity) -> Unclear | N
     between = sentence[first.end : second.start]
     if not _CHOICE.fullmatch(between) or set(first.values) & set(second.values):
         return None
-    open_range = _BETWEEN.search(sentence[: first.start])
-    if open_range or re.search(r"\bor\b", between, re.IGNORECASE):
-        return Unclear(sentence, "several numbers")
-    return None
+    is_open = _BETWEEN.search(sentence[: first.start]) or re.search(r"\bor\b", between, re.IGNORECASE)
+    return Unclear(sentence, "several numbers") if is_open else None
 
 
 def _sum_of_terms(sentence: str, found: list[Quantity]) -> Quantity | None:
     """A number that a sentence takes apart behind it: "12 books, i.e. 5 + 7", "12 books: 5 old ones and 7 new ones"."""
     for index in range(len(found) - 2):
         terms = found[index + 1 :]
-        total = sum((term.values[0] for term in terms), Fraction(0))
         ahead = sentence[found[index].end : terms[0].start]
-        if total in found[index].values and _APART.fullmatch(ahead) and not _CONCLUDES.search(sentence, terms[0].end):
+        if (
+            _sum(terms) in found[index].values
+            and _APART.fullmatch(ahead)
+            and not _CONCLUDES.search(sentence, terms[0].end)
+        ):
             return found[index]
     return None
 

@@ -83,7 +83,10 @@ _SYNONYMS = (
     (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z]))"), r"^\\circ "),
     (re.compile(r"\\bigcup(?![a-zA-Z_^])(?!\s*[_^])"), r"\\cup "),
     (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
-    (re.compile(r"\\(?:arc|a)(sin|cos|tan)\s*h?(?![a-zA-Z])|(?<![a-zA-Z\\])arc(sin|cos|tan)(?![a-zA-Z])"), None),
+    (
+        re.compile(r"\\(?:arc|a)(sin|cos|tan)\s*h?(?![a-zA-Z])|(?<![a-zA-Z\\])arc(sin|cos|tan)(?![a-zA-Z])"),
+        r"\\arc\1\2 ",
+    ),
     (re.compile(r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])"), r"\\infty "),
     (re.compile(r"(?<![a-zA-Z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|sqrt)(?![a-zA-Z])"), r"\\\1 "),
     (re.compile(r"(?<=\d)(pi|sqrt)(?![a-zA-Z])"), r"\\\1 "),
@@ -96,7 +99,7 @@ _ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+|[a-zA-Z])")
 _ROOT_PAREN = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _POWER_PAREN = re.compile(r"\^\s*\(([^()]*)\)")
 _ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm)\s?\]")
-_MATRIX = re.compile(r"\\begin\{")
+_ESCAPED_TWICE = re.compile(r"\\\\(?=[a-zA-Z({\[$%,!])")
 _QUOTES = " \t\n\"'`*_"
 
 
@@ -127,12 +130,9 @@ def squeeze(text: str) -> str:
 def _latex(text: str) -> str:
     if r"\\begin{" in text:
         text = text.replace(r"\\", "\\")
-    matrix = _MATRIX.search(text) is not None
-    if matrix:
-        text = _ROW_SPACE.sub(r"\\\\ ", text)
-    if not matrix:
-        # A doubled backslash before a letter is one that was escaped once too often.
-        text = re.sub(r"\\\\(?=[a-zA-Z({\[$%,!])", r"\\", text)
+    matrix = r"\begin{" in text
+    # Without rows, a doubled backslash before a letter is one that was escaped once too often.
+    text = _ROW_SPACE.sub(r"\\\\ ", text) if matrix else _ESCAPED_TWICE.sub(r"\\", text)
     text = _GROUPING.sub(",", text)
     text = _RATE.sub(r" \1/\2", _SIZES.sub(" ", text))
     for _ in range(8):
@@ -151,7 +151,7 @@ def _latex(text: str) -> str:
     )
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _SYNONYMS:
-        text = pattern.sub(spelling if spelling is not None else _inverse, text)
+        text = pattern.sub(spelling, text)
     text = _POWER.sub("^", text)
     for _ in range(4):
         text = _ROOT_PAREN.sub(r"\\sqrt{\1}", text)
@@ -160,11 +160,7 @@ def _latex(text: str) -> str:
     text = _FRAC.sub(_fraction, text)
     text = _CASES.sub(_cases, text)
     text = " ".join(text.split())
-    return _trim(text)
-
-
-def _trim(text: str) -> str:
-    """Without quotation marks, markdown marks and the full stop around it."""
+    # Without quotation marks, markdown marks and the full stop around it.
     before = None
     while text != before:
         before = text
@@ -190,8 +186,7 @@ def _vulgar(match: re.Match[str]) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    above = match.group(1) if match.group(1) is not None else match.group(2)
-    below = match.group(3) if match.group(3) is not None else match.group(4)
+    above, below = match[1] or match[2] or "", match[3] or match[4] or ""
     return rf"\frac{{{above.strip()}}}{{{below.strip()}}}"
 
 
@@ -201,7 +196,3 @@ def _cases(match: re.Match[str]) -> str:
     while rows.endswith("\\\\"):
         rows = rows[:-2].rstrip()
     return rf"\begin{{cases}} {rows} \end{{cases}}"
-
-
-def _inverse(match: re.Match[str]) -> str:
-    return rf"\arc{match.group(1) or match.group(2)} "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from agentrl.rm_hub.reading.common import compose
+from agentrl.rm_hub.reading.number_words import SCALES
 
 Values = tuple[Fraction, ...]
 
@@ -46,7 +47,6 @@ _SUFFIX = re.compile(
     r"|\s(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b"
 )
 _RATIO = re.compile(r":(?![0-5]\d(?!\d))\d")
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _MONEY = "$€£¥₹₽₩₦"
 _MONEY_WORDS = re.compile(r"(?i)(?:^|[^A-Za-z])(?:rs\.?|usd|us|eur|gbp|php|rm|inr|aud|cad|nt|hk|a|c)$")
 _NEGATIVE_WORD = re.compile(r"(?i)(?:^|[^\d\s)])\s*\b(?:negative|minus)\s*$")
@@ -140,16 +140,14 @@ def _with_suffix(value: Fraction, values: Values, suffix: re.Match[str]) -> Valu
     if suffix["above"]:
         whole = value.denominator == 1 and int(suffix["above"]) < int(suffix["under"])
         return (value + Fraction(int(suffix["above"]), int(suffix["under"])),) if whole else None
-    if suffix["percent"]:
+    if suffix["percent"] or suffix["cents"]:
         return (value, value / 100)
     if suffix["k"]:
         return (value * 1000,)
-    if suffix["cents"]:
-        return (value, value / 100)
     if suffix["raised"]:
         return (value ** int(suffix["raised"]),) if value < 10**6 else None
     scale = suffix["scale"].lower()
-    return (value * 12, value) if scale == "dozen" else tuple(item * _SCALES[scale] for item in values)
+    return (value * 12, value) if scale == "dozen" else tuple(item * SCALES[scale] for item in values)
 
 
 def _is_part_of_word(text: str, start: int) -> bool:

@@ -31,6 +31,7 @@ _CHOSEN = re.compile(
 _DECIMAL_ROOT = re.compile(r"(?<=\\sqrt)\s*\{\s*(\d{1,9})\.(\d{1,6})\s*\}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}")
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}|[^\x00-\x7f]|__|@|\\(?:input|write|def|catcode|require|href|include)")
+_NOT_A_NUMBER = (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError)
 
 
 def refusal(text: str) -> str | None:
@@ -139,48 +140,37 @@ def _same_complex(label: Any, answer: Any) -> bool:
     try:
         left, right = (sympy.N(tree.subs({s: sympy.I for s in tree.free_symbols}), 30) for tree in (label, answer))
         return bool(abs(complex(left)) < 1e6 and abs(complex(left - right)) < 1e-20)
-    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
+    except _NOT_A_NUMBER:
         return False
 
 
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
     """Whether an exact expression without variables, rounded to `decimals` places, is `value`."""
-    trees = parse(answer)
-    if not trees or getattr(trees[0], "free_symbols", True):
-        return False
-    try:
-        number = complex(trees[0].evalf(30))
-    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
-        return False
-    return abs(number.imag) < 1e-12 and abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9
+    number = magnitude(answer, digits=30)
+    close = number is not None and abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9
+    return close and abs(number.imag) < 1e-12
 
 
-def magnitude(text: str) -> complex | None:
+def magnitude(text: str, digits: int = 20) -> complex | None:
     """A float for an expression without variables; None for others."""
     trees = parse(text)
     if not trees or getattr(trees[0], "free_symbols", True):
         return None
     try:
-        return complex(trees[0].evalf(20))
-    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
+        return complex(trees[0].evalf(digits))
+    except _NOT_A_NUMBER:
         return None
 
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> tuple[Any, ...]:
     """latex2sympy's trees of one LaTeX expression; empty if it is none."""
-    library = _math_verify()
-    # It looks for a free-standing i to see that numbers are complex.
+    # math-verify looks for a free-standing i to see that numbers are complex.
     text = re.sub(r"(?<=[\d+*/({-])i(?![a-zA-Z])", " i ", text)
     text = re.sub(r"\^\s*(?:\{\s*0?\.5\s*\}|0?\.5(?!\d))", r"^{\\frac{1}{2}}", text)
     text = _DECIMAL_ROOT.sub(lambda root: rf"{{\frac{{{int(root[1] + root[2])}}}{{{10 ** len(root[2])}}}}}", text)
-    found = library.parse(
-        f"$${text}$$",
-        extraction_config=[_extraction()],
-        fallback_mode="no_fallback",
-        parsing_timeout=None,
-    )
-    return tuple(found)
+    options = {"extraction_config": [_extraction()], "fallback_mode": "no_fallback", "parsing_timeout": None}
+    return tuple(_math_verify().parse(f"$${text}$$", **options))
 
 
 @lru_cache(maxsize=1)
