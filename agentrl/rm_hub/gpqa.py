@@ -147,9 +147,8 @@ def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     if got == MANY:
         return Grade(0.0, False, None, "several choices are named")
     right = got == wanted
-    return Grade(
-        float(right), right, clip(got), "the right choice" if right else f"not the right choice {clip(wanted)}"
-    )
+    reason = "the right choice" if right else f"not the right choice {clip(wanted)}"
+    return Grade(float(right), right, clip(got), reason)
 
 
 def chosen(text: str, choices: Choices) -> str | None:
@@ -174,8 +173,8 @@ def _claims(text: str) -> list[tuple[int, int]]:
     if box := find_last_box(text):
         claims.add((box[0], box[0]))
     for match in _IS_CORRECT.finditer(text):
-        group = "letter" if match["letter"] else "letter2"
-        bare = match["mark" if group == "letter" else "mark2"] == ""
+        group, mark = ("letter", "mark") if match["letter"] else ("letter2", "mark2")
+        bare = match[mark] == ""
         article = bare and match[group] in "AI" and text[match.end(group)] not in ")]*.: "
         if not article and not (bare and match[group].islower()):
             claims.add(match.span(group))
@@ -195,14 +194,9 @@ def _unclaimed(text: str, choices: Choices) -> str | None:
     if len(alone) > 1 and None not in alone:
         return MANY
     listed = {found[1].upper() for line in lines if (found := _OPTION_LINE.match(line))}
-    for line in (
-        (lines[-1:] + lines[:1])
-        if len(listed) < 2
-        else [line for line in lines[-1:] + lines[:1] if not _OPTION_LINE.match(line)]
-    ):
-        letter = _alone(line, choices)
-        if letter is not None:
-            return letter
+    edges = [line for line in lines[-1:] + lines[:1] if len(listed) < 2 or not _OPTION_LINE.match(line)]
+    if said := next((letter for line in edges if (letter := _alone(line, choices))), None):
+        return said
     return _last_sentence(text, choices) if lines and not _OPTION_LINE.match(lines[-1]) else None
 
 

@@ -48,7 +48,7 @@ _BACKWARD = re.compile(r"(?i)\bis (?:the|my|our) (?:final |correct |right )?answ
 _EUROPE = re.compile(r"(?i)\b(?:respuesta|réponse|antwort|lösung|risposta|resposta|antwoord|cevap|jawaban)|đáp|ответ")
 _NEXT_QUESTION = re.compile(r"(?i)\n\s{0,4}(?:Question|Q|Problem|Human|User)\s?\d{0,3}\s?:")
 _RETRACTED = re.compile(
-    r"(?i)\b(?:wait|scratch that|i made an? (?:mistake|error)|that(?:'s|’s| is) (?:wrong|not right|not correct|incorrect)"
+    r"(?i)\b(?:wait|scratch that|i made an? (?:mistake|error)|that(?:'s|’s| is) (?:wrong|not (?:right|correct)|incorrect)"
     r"|let me (?:re-?do|re-?calculate|re-?compute|re-?consider|correct)|oops|sorry)\b"
 )
 _CONFIRMED = re.compile(
@@ -93,10 +93,8 @@ def final_number(answer: str) -> Claim | Unclear | None:
     for position in reversed(claims[-_MAX_CLAIMS:]):
         if position > 0 and _ASKED.match(text, position):
             continue
-        found = read_claim(text, abs(position), backward=position < 0, dotted_thousands=european)
-        if found is None:
-            continue
-        return _retraction(text, abs(position), european) or found
+        if found := read_claim(text, abs(position), backward=position < 0, dotted_thousands=european):
+            return _retraction(text, abs(position), european) or found
     return read_conclusion(text, dotted_thousands=european)
 
 
@@ -136,8 +134,8 @@ def _label_values(gold: str, label: Any) -> Values:
 def _equal(got: Fraction, want: Fraction, gold: str) -> bool:
     if got == want:
         return True
-    decimals = len(gold.strip().rpartition(".")[2].rstrip("% ")) if "." in gold else 0
-    if not (2 <= decimals <= 12 and gold.strip().rpartition(".")[2].rstrip("% ").isdigit()):
+    decimals = gold.strip().rpartition(".")[2].rstrip("% ") if "." in gold else ""
+    if not (2 <= len(decimals) <= 12 and decimals.isdigit()):
         return False
-    scale = Fraction(10) ** decimals
+    scale = Fraction(10) ** len(decimals)
     return abs(got - want) * 2 * scale <= 1 and (got * scale).denominator > 1

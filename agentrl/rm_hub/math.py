@@ -102,17 +102,13 @@ def read_labels(grader: str, label: Any) -> list[str]:
     Raises:
         GraderFailure: the label is empty or of a type that is no answer.
     """
-    if isinstance(label, (list, tuple)):
-        golds = [_label(grader, one) for one in label]
-        if not golds:
-            raise GraderFailure(f"{grader}: the list of accepted answers is empty", kind="grader_bad_label")
-        return golds
-    return [_label(grader, label)]
+    golds = [_label(grader, one) for one in (label if isinstance(label, (list, tuple)) else [label])]
+    if not golds:
+        raise GraderFailure(f"{grader}: the list of accepted answers is empty", kind="grader_bad_label")
+    return golds
 
 
 def _label(grader: str, label: Any) -> str:
-    if isinstance(label, bool):
-        return str(label)
     if isinstance(label, (int, Fraction)):
         return str(label)
     if isinstance(label, float) and math.isfinite(label):

@@ -10,9 +10,9 @@ Everything is linear in the length of the response; only its last `TAIL` charact
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from agentrl.rm_hub.reading import numbers, prose
+from agentrl.rm_hub.reading import numbers, phrases, prose
 from agentrl.rm_hub.reading.latex import LONGEST, clean
 from agentrl.rm_hub.reading.words import wordy
 
@@ -47,8 +47,7 @@ _OR = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """An answer and where it stood.
 
     Attributes:
@@ -60,8 +59,7 @@ class Found:
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(NamedTuple):
     start: int
     end: int
     text: str
@@ -100,12 +98,9 @@ def find_answer(response: str, words: bool = False) -> Found | None:
         return Found(inner if inner is not None else mark.text[:LONGEST], mark.how)
     if not finished and _THOUGHT.search(text) is None:
         return None
-    found = prose.find(text, words, lines=False)
-    if found is not None:
+    if (found := prose.find(text, words, lines=False)) is not None:
         return Found(found, "sentence")
-    if not finished:
-        return None
-    found = prose.find(text, words, lines=True)
+    found = prose.find(text, words, lines=True) if finished else None
     return Found(found, "last line") if found is not None else None
 
 
@@ -196,17 +191,15 @@ def _boxed(text: str, found: list[_Mark], words: bool) -> Found:
     """The last box, with those that belong to it."""
     last = found[-1]
     rest = text[last.end : last.end + 2000]
-    corrected = prose.correction(rest, words)
-    if corrected is not None:
+    if (corrected := prose.correction(rest, words)) is not None:
         return Found(corrected, "sentence")
     values = [last.text]
     for earlier, later in zip(reversed(found[:-1]), reversed(found), strict=False):
         if not _together(text[earlier.end : later.start]) or len(values) > 50:
             break
         values.insert(0, earlier.text)
-    hedged = _OR.match(rest)
-    other = prose.leading_value(rest[hedged.end() :]) if hedged is not None else prose.hedge(rest)
-    if other:
+    hedged = _OR.match(rest) or phrases.HEDGED.search(rest[:120])
+    if hedged is not None and (other := prose.leading_value(rest[hedged.end() :])):
         values.append(other)
     distinct = list(dict.fromkeys(" ".join(value.split()) for value in values))
     return Found(" or ".join(distinct), "box")

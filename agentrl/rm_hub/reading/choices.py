@@ -132,10 +132,7 @@ def read_letter(text: str, position: int, choices: Choices, *, alone: bool = Fal
 
 def _by_text(line: str, choices: Choices) -> str | None:
     line = re.split(r"</|\\\]", line)[0].lstrip(" *_`\"'“$:")
-    if found := choices.by_text(line):
-        return found
-    letter = _LABELLED.match(line)
-    return None if letter else choices.begins(line)
+    return choices.by_text(line) or (None if _LABELLED.match(line) else choices.begins(line))
 
 
 def _accept(segment: str, match: re.Match[str], choices: Choices, alone: bool) -> str | None:
@@ -148,16 +145,12 @@ def _accept(segment: str, match: re.Match[str], choices: Choices, alone: bool) -
     another = _ANOTHER.match(segment, behind)
     if another and another["letter"] != letter.upper() and choices.knows(another["letter"]):
         return MANY
-    if letter.islower() and not (
-        closes or rest[:1] in tuple(")]}*") or (rest[:1] in tuple(".,:") and (named or not alone))
-    ):
+    ends = closes or rest[:1] in tuple(")]}*") or (rest[:1] in tuple(".,:") and (named or not alone))
+    if letter.islower() and not ends:
         return None
     if alone:
-        marked = (
-            rest[:1] in tuple(")]")
-            or (rest[:1] == "." and rest[1:2].isspace())
-            or (opened and rest[:1] in tuple("*}\"'`"))
-        )
+        marked = rest[:1] in tuple(")]") or (rest[:1] == "." and rest[1:2].isspace())
+        marked = marked or (opened and rest[:1] in tuple("*}\"'`"))
         colon = (rest[:1] == ":" and letter not in "Aa") or bool(_GIVES_REASON.match(segment, behind))
         colon = colon or (letter in "BCDEFGHJ" and rest[:1] == " " and rest[1:2] in tuple("-–—") and rest[2:3] == " ")
         return letter.upper() if closes or marked or colon or (named and _CONNECTS.match(segment, behind)) else None
@@ -166,9 +159,8 @@ def _accept(segment: str, match: re.Match[str], choices: Choices, alone: bool) -
         return letter.upper()
     if opened or _CONNECTS.match(segment, behind):
         return letter.upper()
-    return (
-        letter if letter in "BCDEFGHJ" and not choices.texts and not re.match(r"\s+[a-z]", segment[behind:]) else None
-    )
+    goes_on = choices.texts or re.match(r"\s+[a-z]", segment[behind:])
+    return letter if letter in "BCDEFGHJ" and not goes_on else None
 
 
 def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]:
@@ -186,11 +178,8 @@ def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]
     by_text = [name for name, text in texts.items() if text == plain(label)]
     if len(by_text) == 1:
         return Choices(letters, texts), by_text[0]
-    if (
-        letter is None
-        and (labelled := _LABELLED.match(label))
-        and texts.get(labelled[1].upper()) == plain(label[labelled.end() :])
-    ):
+    labelled = _LABELLED.match(label)
+    if letter is None and labelled and texts.get(labelled[1].upper()) == plain(label[labelled.end() :]):
         letter = labelled
     if letter is not None:
         wanted = letter[1].upper()

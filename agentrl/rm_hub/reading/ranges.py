@@ -28,7 +28,7 @@ _SIGNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 def interval(text: str) -> str | None:
     r"""The interval that inequalities about one variable describe: 1 < x \le 2, x > 3."""
     found = _bounds(text)
-    return None if found is None else _spelled(found)
+    return None if found is None else "{}{},{}{}".format(*found)
 
 
 def region(text: str) -> str | None:
@@ -59,7 +59,7 @@ def region(text: str) -> str | None:
     if len(names) != 1 or (len(parts) < 2 and bounds and r"\infty" not in text):
         return None
     whole = _common(bounds)
-    return None if whole is None else _without(whole, points) if points else _spelled(whole)
+    return None if whole is None else _without(whole, points) if points else "{}{},{}{}".format(*whole)
 
 
 _Bounds = tuple[str, str, str, str]
@@ -86,11 +86,6 @@ def _bounds(text: str) -> _Bounds | None:
         if {first, second} <= {"<", r"\le"}:
             return "[" if first != "<" else "(", low, high, "]" if second != "<" else ")"
     return None
-
-
-def _spelled(bounds: _Bounds) -> str:
-    opening, low, high, closing = bounds
-    return f"{opening}{low},{high}{closing}"
 
 
 def _common(bounds: list[_Bounds]) -> _Bounds | None:

@@ -147,8 +147,9 @@ def _same_complex(label: Any, answer: Any) -> bool:
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
     """Whether an exact expression without variables, rounded to `decimals` places, is `value`."""
     number = magnitude(answer, digits=30)
-    close = number is not None and abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9
-    return close and abs(number.imag) < 1e-12
+    if number is None or abs(number.imag) >= 1e-12:
+        return False
+    return abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9
 
 
 def magnitude(text: str, digits: int = 20) -> complex | None:
