@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.plugins import load_object
 from agentrl.rm_hub.grade import Grade, GraderFunction
+from agentrl.rm_hub.reading.boxed import last_box
 
 if TYPE_CHECKING:
     from agentrl.rm_hub.settings import RmHubSettings
@@ -170,7 +171,7 @@ def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) 
     check_inputs(rm_type, spec, response, label, metadata)
     function: GraderFunction = spec.load()
     if rm_type.startswith(BOXED):
-        boxed = unbox(response)
+        boxed = last_box(response)
         if boxed is None:
             return Grade(0.0, False, None, "no box found")
         response = boxed
@@ -181,13 +182,6 @@ def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) 
     except Exception as error:
         raise _failure("grader_raised", rm_type, f" raised {type(error).__name__}: {error!s:.500}") from error
     return checked(rm_type, grade)
-
-
-def unbox(response: str) -> str | None:
-    """The content of the answer's last box."""
-    from agentrl.rm_hub.reading.boxed import last_box
-
-    return last_box(response)
 
 
 def checked(rm_type: str, grade: object) -> Grade:

@@ -25,12 +25,12 @@ _NAMES = {"tool_call": "search", "tool_response": "information"}
 _TAG = re.compile(r"<(/?)(think|search|information|answer|tool_call|tool_response)>")
 _TURN_MARKS = re.compile(r"<\|im_start\|>[a-z]{0,20}|<\|[a-z_]{1,32}\|>|</?s>|<(?:eos|end_of_turn)>")
 _MARKUP = re.compile(r"</?[A-Za-z][^<>]{0,60}>")
-_NEXT: Mapping[str, frozenset[str]] = {
-    "": frozenset({"think"}),
-    "think": frozenset({"search", "answer"}),
-    "search": frozenset({"information"}),
-    "information": frozenset({"think"}),
-    "answer": frozenset(),
+_NEXT = {
+    "": ("think",),
+    "think": ("search", "answer"),
+    "search": ("information",),
+    "information": ("think",),
+    "answer": (),
 }
 """Which block may follow which."""
 
@@ -61,7 +61,8 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
     retrieval = number(metadata, "retrieval_score", 0.0, "search_r1")
     match = contains if flag(metadata, "sub_em", "search_r1") else exact
     seen = _read(response, metadata)
-    right = seen.answer is not None and any(match(text, accepted) for text in _readings(seen.answer))
+    readings = () if seen.answer is None else (seen.answer, last_box(seen.answer))
+    right = any(match(text, accepted) for text in readings if text is not None)
     found = bool(seen.retrieved) and contains(_MARKUP.sub(" ", seen.retrieved), accepted)
     if right:
         score = 1.0 - structure if seen.fault else 1.0
@@ -73,11 +74,6 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
     verdict = "no closed <answer> block" if seen.answer is None else "right answer" if right else "wrong answer"
     reason = f"{verdict}; {seen.fault or 'structure as expected'}"
     return Grade(score, right, None if seen.answer is None else clip(seen.answer), reason, parts)
-
-
-def _readings(answer: str) -> list[str]:
-    box = last_box(answer)
-    return [answer] if box is None else [answer, box]
 
 
 def _read(response: str, metadata: Mapping[str, Any]) -> SearchAnswer:

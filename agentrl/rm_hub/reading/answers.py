@@ -24,13 +24,7 @@ _THOUGHT = re.compile(
     r"|<\|channel\|>final<\|message\|>|###\s?Response"
 )
 _SPECIAL = re.compile(r"<\|[^<>|]{1,40}\|>|</s>|<eos>|<end_of_turn>|<pad>|\[EOS\]|<｜[^<>｜]{1,40}｜>")
-_ESCAPED = (
-    ("\x08oxed", r"\boxed"),
-    ("\x0crac", r"\frac"),
-    ("\x08inom", r"\binom"),
-    ("\text{", r"\text{"),
-    ("\times", r"\times"),
-)
+_ESCAPED = {"\x08oxed": r"\boxed", "\x0crac": r"\frac", "\x08inom": r"\binom", "\text{": r"\text{", "\times": r"\times"}
 _BRACES = re.compile(r"(?s)\\{1,2}(?:boxed|fbox)\s*(\{)?|\\.|[{}]")
 _TAG = re.compile(r"(?i)<(/?)(answer|final_answer|final|solution)>")
 _HASHES = re.compile(r"(?m)^[ \t>*]*####[ \t]*(?!#)(.*)$")
@@ -69,7 +63,7 @@ class _Mark(NamedTuple):
 def visible(response: str) -> tuple[str, bool]:
     """(what counts of a response, whether it is an answer and not reasoning that was never ended)."""
     text = response[-TAIL:]
-    for broken, meant in _ESCAPED:
+    for broken, meant in _ESCAPED.items():
         text = text.replace(broken, meant)
     ends = [match.end() for match in _THOUGHT.finditer(text)]
     if ends:

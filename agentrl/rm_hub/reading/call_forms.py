@@ -11,8 +11,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.chat.parsers.base import read_arguments, read_json
 from agentrl.chat.parsers.glm import parse_glm
@@ -47,8 +46,7 @@ _MAX_ATTEMPTS = 64
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call: the tool's name and its arguments."""
 
     name: str
@@ -73,8 +71,8 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
         return _tagged(text, tools)
     if BEGIN in text:
         return [_section(part) for part in text.split(BEGIN)[1:]]
-    if reacted := [_react(text, match) for match in list(_REACT.finditer(text))[:_MAX_ATTEMPTS]]:
-        return reacted
+    if actions := list(_REACT.finditer(text))[:_MAX_ATTEMPTS]:
+        return [_with_object(text, action, "the input of an action is not a JSON object") for action in actions]
     edged = _inside_marks(text)
     if (calls := _values(edged) or _python(edged) or None) is not None:
         return calls
@@ -103,18 +101,14 @@ def _inside_marks(text: str) -> str:
 
 def _section(part: str) -> Call:
     """`function<sep>name` and JSON in a fence, or `name<sep>JSON`; the name may be `functions.name:0` (Kimi)."""
-    named = _SECTION.match(part)
-    found = read_json(part, named.end()) if named else None
+    return _with_object(part, _SECTION.match(part), "a tool call is not complete or not well formed")
+
+
+def _with_object(text: str, named: re.Match[str] | None, wrong: str) -> Call:
+    found = read_json(text, named.end()) if named else None
     if named is None or found is None or not isinstance(found[0], dict):
-        raise Broken("a tool call is not complete or not well formed")
+        raise Broken(wrong)
     return Call(named[1], found[0])
-
-
-def _react(text: str, match: re.Match[str]) -> Call:
-    found = read_json(text, match.end())
-    if found is None or not isinstance(found[0], dict):
-        raise Broken("the input of an action is not a JSON object")
-    return Call(match[1], found[0])
 
 
 def _tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:

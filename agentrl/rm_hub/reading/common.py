@@ -14,9 +14,9 @@ from typing import Any
 
 from agentrl.errors import GraderFailure
 
-_REASONING = ("think", "thinking", "thought", "reasoning")
-_OPENED = re.compile(rf"(?i)<(?:{'|'.join(_REASONING)})>|\[THINK\]")
-_CLOSED = re.compile(rf"(?i)</(?:{'|'.join(_REASONING)})>|\[/THINK\]")
+_REASONING = "think|thinking|thought|reasoning"
+_OPENED = re.compile(rf"(?i)<(?:{_REASONING})>|\[THINK\]")
+_CLOSED = re.compile(rf"(?i)</(?:{_REASONING})>|\[/THINK\]")
 _FINAL_CHANNEL = "<|channel|>final<|message|>"
 _CONTROL = re.compile(r"<\|[a-z_]{1,32}\|>|</?s>|<(?:eos|end_of_turn)>")
 _ANSWER_TAG = re.compile(r"(?i)<(/?)answer>")

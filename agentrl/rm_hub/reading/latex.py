@@ -8,6 +8,7 @@ r"""One spelling for mathematics that was written in LaTeX, plain text, Unicode 
 import re
 import unicodedata
 from functools import lru_cache
+from itertools import accumulate
 
 LONGEST = 2000
 """Characters of an answer that are looked at; a longer one is no final answer."""
@@ -63,10 +64,10 @@ _SYNONYMS = (
     (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
     (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
     (re.compile(r"\\(?:varnothing|empty)(?![a-zA-Z])"), r"\\emptyset "),
-    (re.compile(r"\\(?:lbrace)(?![a-zA-Z])"), r"\\{"),
-    (re.compile(r"\\(?:rbrace)(?![a-zA-Z])"), r"\\}"),
-    (re.compile(r"\\(?:lbrack)(?![a-zA-Z])"), "["),
-    (re.compile(r"\\(?:rbrack)(?![a-zA-Z])"), "]"),
+    (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
+    (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
+    (re.compile(r"\\lbrack(?![a-zA-Z])"), "["),
+    (re.compile(r"\\rbrack(?![a-zA-Z])"), "]"),
     (re.compile(r"\\(?:dots|cdots|dotsc)(?![a-zA-Z])|\.\.\."), r"\\ldots "),
     (re.compile(r"\\ast(?![a-zA-Z])|\*(?!\*)"), "*"),
     (re.compile(r"\\(?:land|wedge|lor|vee)(?![a-zA-Z])"), " and "),
@@ -75,11 +76,8 @@ _SYNONYMS = (
     (re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))"), r"\\ln "),
     (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
     (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*(st|nd|rd|th)\s*\}|(st|nd|rd|th)\b)"), r"\1\2"),
-    (re.compile(r"\\%"), "%"),
     (re.compile(r"\\&"), " and "),
-    (re.compile(r"\\#"), "#"),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\{:\}"), ":"),
+    (re.compile(r"\\([%#])|\{([,:])\}"), r"\1\2"),
     (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z]))"), r"^\\circ "),
     (re.compile(r"\\bigcup(?![a-zA-Z_^])(?!\s*[_^])"), r"\\cup "),
     (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
@@ -172,12 +170,8 @@ def _latex(text: str) -> str:
 
 
 def _balanced(text: str) -> bool:
-    depth = 0
-    for c in text:
-        depth += (c == "{") - (c == "}")
-        if depth < 0:
-            return False
-    return depth == 0
+    depths = list(accumulate(((c == "{") - (c == "}") for c in text), initial=0))
+    return min(depths) == depths[-1] == 0
 
 
 def _vulgar(match: re.Match[str]) -> str:

@@ -7,8 +7,8 @@
 """
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from agentrl.rm_hub.reading.common import compose
 from agentrl.rm_hub.reading.number_words import SCALES
@@ -59,8 +59,7 @@ _PLAIN = re.compile(r"\d*[.,]?\d+")
 _DOTTED_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A number in a text: where it stands (sign and currency not counted), and its readings."""
 
     start: int

@@ -149,7 +149,8 @@ def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
     number = magnitude(answer, digits=30)
     if number is None or abs(number.imag) >= 1e-12:
         return False
-    return abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9
+    distance: float = abs(number.real - float(value)) * 10**decimals
+    return distance <= 0.5 + 1e-9
 
 
 def magnitude(text: str, digits: int = 20) -> complex | None:

@@ -1,12 +1,11 @@
 r"""Units and other words after a number: which are known, and which trailing text is no mathematics at all."""
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """What follows a number. `name` is "" where nothing does; `kind` is "" where the unit is not one of the known ones."""
 
     name: str
@@ -52,6 +51,10 @@ _NOT_UNITS = {
     "maybe", "possibly", "hundred", "thousand", "million", "billion", "trillion", "percent", "half", "halves", "thirds",
 }  # fmt: skip
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*([CFK])?(?![a-zA-Z])")
+_AREAS = {
+    "square": re.compile(r"\bsq(?:uare)?\b|\^\s*\{?\s*2"),
+    "cubic": re.compile(r"\bcu(?:bic)?\b|\^\s*\{?\s*3"),
+}
 _POWER = re.compile(r"\^\s*\{?\s*-?[1-4]\s*\}?")
 _WORD = re.compile(r"[^\W\d_]+(?:[-'’.][^\W\d_]+)*\.?")
 _RATE = re.compile(r"([a-zA-Z]+)\.?\s*(?:/|\bper\b|\ba\b|\ban\b)\s*([a-zA-Z]+)\.?$")
@@ -68,22 +71,12 @@ def find_unit(rest: str) -> Unit | None:
         return rate
     if len(rest) > 120:
         return None
-    degrees = _DEGREES.match(rest)
-    if degrees is not None:
+    if (degrees := _DEGREES.match(rest)) is not None:
         tail = rest[degrees.end() :].strip()
         if not tail:
-            return Unit(
-                "degree" if not degrees.group(1) else "degree " + degrees.group(1),
-                "angle" if not degrees.group(1) else "",
-            )
+            return Unit(f"degree {degrees[1]}") if degrees[1] else Unit("degree", "angle")
         rest = tail
-    area = (
-        "square"
-        if re.search(r"\bsq(?:uare)?\b|\^\s*\{?\s*2", rest)
-        else "cubic"
-        if re.search(r"\bcu(?:bic)?\b|\^\s*\{?\s*3", rest)
-        else ""
-    )
+    area = next((name for name, mark in _AREAS.items() if mark.search(rest)), "")
     spaced = _POWER.sub(" ", rest)
     words = _WORD.findall(spaced)
     if not words or _FRAME.sub("", _WORD.sub("", spaced)):
@@ -93,13 +86,12 @@ def find_unit(rest: str) -> Unit | None:
         return None
     if rest[0] == "/" and len(words) > 3:
         return None
-    name = " ".join(lowered)
-    known = _KNOWN.get(lowered[0])
-    if known is None or len([w for w in lowered if w not in {"square", "sq", "cubic", "cu"}]) > 1 or "/" in rest:
-        first = _KNOWN.get(next((w for w in lowered if w not in {"square", "sq", "cubic", "cu"}), ""))
+    known, measured = _KNOWN.get(lowered[0]), [w for w in lowered if w not in {"square", "sq", "cubic", "cu"}]
+    if known is None or len(measured) > 1 or "/" in rest:
+        first = _KNOWN.get(measured[0]) if measured else None
         if area and first is not None and "/" not in rest and len(lowered) == 2:
             return Unit(f"{area} {first.name}", area)
-        return Unit(name if known is None else "", "") if known is None else _NONE
+        return Unit(" ".join(lowered)) if known is None else _NONE
     return Unit(f"{area} {known.name}", area) if area else known
 
 

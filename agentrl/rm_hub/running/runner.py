@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.registry import BOXED, GraderSpec, check_inputs, checked, find, unbox
+from agentrl.rm_hub.reading.boxed import last_box
+from agentrl.rm_hub.registry import BOXED, GraderSpec, check_inputs, checked, find
 from agentrl.rm_hub.running.pool import GraderPool
 from agentrl.rm_hub.running.services import SERVICES, Service, service
 from agentrl.rm_hub.settings import RmHubSettings
@@ -74,7 +75,7 @@ class GraderRunner:
     ) -> Grade:
         check_inputs(rm_type, spec, response, label, metadata)
         if rm_type.startswith(BOXED):
-            boxed = unbox(response)
+            boxed = last_box(response)
             if boxed is None:
                 return Grade(0.0, False, None, "no box found")
             response = boxed
