@@ -62,12 +62,10 @@ class Choices:
     def begins(self, segment: str) -> str | None:
         """The choice with whose text the segment begins; MANY if another one follows after "or"."""
         bare = plain(segment[:_MAX_SEGMENT])
-        best = ""
-        for letter, text in self.texts.items():
-            if text and _stands_at(bare, text, 0) and len(text) > len(self.texts.get(best, "")):
-                best = letter
-        if not best:
+        beginning = [letter for letter, text in self.texts.items() if text and _stands_at(bare, text, 0)]
+        if not beginning:
             return None
+        best = max(beginning, key=lambda letter: len(self.texts[letter]))
         rest = bare[len(self.texts[best]) :]
         if re.match(r"\s?,?\s?(?:or|and)\s", rest) and self.within(rest) is not None:
             return MANY
@@ -120,7 +118,8 @@ def read_letter(text: str, position: int, choices: Choices, *, alone: bool = Fal
     line = next((line for line in segment.splitlines() if re.search(r"\w", line)), "")
     if not choices.letters:
         return plain(re.split(r"[.;!?](?:\s|$)|</|\n", line)[0]) or None
-    if not alone and (letter := _by_text(line, choices)):
+    head = re.split(r"</|\\\]", line)[0].lstrip(" *_`\"'“$:")
+    if not alone and (letter := choices.by_text(head) or (None if _LABELLED.match(head) else choices.begins(head))):
         return letter
     match = _LETTER.match(segment)
     if match is None:
@@ -130,16 +129,10 @@ def read_letter(text: str, position: int, choices: Choices, *, alone: bool = Fal
     return _accept(segment, match, choices, alone)
 
 
-def _by_text(line: str, choices: Choices) -> str | None:
-    line = re.split(r"</|\\\]", line)[0].lstrip(" *_`\"'“$:")
-    return choices.by_text(line) or (None if _LABELLED.match(line) else choices.begins(line))
-
-
 def _accept(segment: str, match: re.Match[str], choices: Choices, alone: bool) -> str | None:
-    letter, behind = match["letter"], match.end()
-    before = match["before"]
-    opened = before.rstrip()[-1:] in tuple("([{*\"'“‘`")
-    named = bool(re.search(r"(?:option|choice|answer|letter)\s*\S{0,4}$", before.rstrip(), re.IGNORECASE)) or opened
+    letter, behind, before = match["letter"], match.end(), match["before"].rstrip()
+    opened = before[-1:] in tuple("([{*\"'“‘`")
+    named = opened or re.search(r"(?:option|choice|answer|letter)\s*\S{0,4}$", before, re.IGNORECASE)
     closes = bool(_CLOSES.match(segment, behind))
     rest = segment[behind : behind + 3]
     another = _ANOTHER.match(segment, behind)

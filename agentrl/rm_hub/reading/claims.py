@@ -104,6 +104,7 @@ _COMPOUND = {
     ("dollar", "cent"): 100, ("euro", "cent"): 100, ("year", "month"): 12, ("week", "day"): 7, ("day", "hour"): 24,
     ("pound", "ounce"): 16, ("meter", "centimeter"): 100, ("kilometer", "meter"): 1000,
 }  # fmt: skip
+_SINGULAR = {"inches": "inch", "feet": "foot"}
 
 
 def read_claim(text: str, position: int, *, backward: bool, dotted_thousands: bool) -> Claim | Unclear | None:
@@ -129,10 +130,8 @@ def _end_of_claim(raw: str) -> int:
         depth += (character == "{") - (character == "}")
         if depth < 0:
             return index
-    for match in _END.finditer(raw):
-        if re.search(r"\w", raw[: match.start()]):
-            return match.start()
-    return len(raw)
+    ends = (match.start() for match in _END.finditer(raw) if re.search(r"\w", raw[: match.start()]))
+    return next(ends, len(raw))
 
 
 def _read_sentence(sentence: str, dotted_thousands: bool) -> Claim | Unclear | None:
@@ -167,15 +166,11 @@ def _compound(sentence: str, first: Quantity, second: Quantity) -> Values | None
     unit = re.match(r"\s*([A-Za-z]+)", sentence[second.end :])
     if between is None or unit is None:
         return None
-    factor = _COMPOUND.get((_singular(between[1]), _singular(unit[1])))
+    big, small = (_SINGULAR.get(name, name.rstrip("s")) for name in (between[1].lower(), unit[1].lower()))
+    factor = _COMPOUND.get((big, small))
     if factor is None:
         return None
     return (first.values[0] + second.values[0] / factor, first.values[0] * factor + second.values[0])
-
-
-def _singular(unit: str) -> str:
-    unit = unit.lower()
-    return {"inches": "inch", "feet": "foot"}.get(unit, unit.rstrip("s"))
 
 
 def read_conclusion(text: str, *, dotted_thousands: bool) -> Claim | Unclear | None:

@@ -6,8 +6,8 @@ r"""Numbers as people and models write them, read exactly and without a computer
 """
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from agentrl.rm_hub.reading.number_words import SCALES, WORDS
 from agentrl.rm_hub.reading.units import Unit, find_unit
@@ -39,8 +39,7 @@ _EXACT_PLACES = 6
 """Decimals from which on a decimal stands for an exact value that it rounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """A number as written: its value, digits after the point (None for exact forms), percent sign, scale word and unit."""
 
     value: Fraction

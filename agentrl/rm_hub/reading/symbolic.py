@@ -10,6 +10,7 @@ import logging
 import re
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 _LONGEST = 400
@@ -17,9 +18,13 @@ _DEEPEST = 12
 _MOST_DIGITS = 40
 _HIGHEST_POWER = 40
 _MOST_FACTORIAL = 60
-_UNBOUNDED = re.compile(
-    r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|frac\s*\{\s*d\s*\}|partial|nabla|bigcup|bigcap|coprod|gcd|lcm)(?![a-zA-Z])"
-)
+_REFUSED = {
+    re.compile(rf"\d{{{_MOST_DIGITS + 1}}}"): f"a number of more than {_MOST_DIGITS} digits",
+    re.compile(r"(?<![_^\d])\d+\s+\d"): "two numbers side by side",
+    re.compile(
+        r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|frac\s*\{\s*d\s*\}|partial|nabla|bigcup|bigcap|coprod|gcd|lcm)(?![a-zA-Z])"
+    ): "an operation without a bound",
+}
 _EXPONENT = re.compile(r"\^\s*(\{|\\?\w+|[-+]?\d+)")
 _FACTORIAL = re.compile(r"([\w)}\]]*)\s*!")
 _BINOMIAL = re.compile(r"\\[dt]?binom")
@@ -38,20 +43,14 @@ def refusal(text: str) -> str | None:
     """Why a text must not reach the parser; None if it may."""
     if len(text) > _LONGEST:
         return f"longer than {_LONGEST} characters"
-    depth = deepest = 0
-    for c in text:
-        depth += (c in "{([") - (c in "})]")
-        deepest = max(deepest, depth)
-    if deepest > _DEEPEST:
+    depths = list(accumulate(((c in "{([") - (c in "})]") for c in text), initial=0))
+    if max(depths) > _DEEPEST:
         return f"nested deeper than {_DEEPEST}"
-    if depth != 0:
+    if depths[-1] != 0:
         return "unbalanced brackets"
-    if re.search(rf"\d{{{_MOST_DIGITS + 1}}}", text):
-        return f"a number of more than {_MOST_DIGITS} digits"
-    if re.search(r"(?<![_^\d])\d+\s+\d", text):
-        return "two numbers side by side"
-    if _UNBOUNDED.search(text):
-        return "an operation without a bound"
+    for pattern, reason in _REFUSED.items():
+        if pattern.search(text):
+            return reason
     if _WORDS.search(_ENVIRONMENT.sub("", text)):
         return "words"
     return _powers(text) or _factorials(text)

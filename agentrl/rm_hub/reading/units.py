@@ -16,29 +16,25 @@ class Unit(NamedTuple):
 _NONE = Unit("")
 
 
-def _table() -> dict[str, Unit]:
-    rows = (
-        ("length", "mm millimeter millimetre", "1/1000"), ("length", "cm centimeter centimetre", "1/100"),
-        ("length", "dm decimeter", "1/10"), ("length", "m meter metre", "1"), ("length", "km kilometer kilometre", "1000"),
-        ("length", "inch inches", "254/10000"), ("length", "ft foot feet", "3048/10000"),
-        ("length", "yd yard", "9144/10000"), ("length", "mi mile", "1609344/1000"),
-        ("time", "s sec second", "1"), ("time", "minute mins", "60"), ("time", "h hr hour", "3600"),
-        ("time", "day", "86400"), ("time", "week", "604800"),
-        ("mass", "mg milligram", "1/1000"), ("mass", "g gram gramme", "1"), ("mass", "kg kilogram kilo", "1000"),
-        ("pound", "oz ounce", "1"), ("pound", "lb lbs pound", "16"),
-        ("volume", "ml milliliter millilitre", "1/1000"), ("volume", "l liter litre", "1"),
-        ("money", "cent", "1/100"), ("money", "dollar usd buck", "1"),
-        ("angle", "degree deg", "1"), ("angle2", "radian rad", "1"),
-    )  # fmt: skip
-    table: dict[str, Unit] = {}
-    for kind, names, factor in rows:
-        first = names.split()[0]
-        for name in names.split():
-            table[name] = table[name + "s"] = Unit(first, kind, Fraction(factor))
-    return table
-
-
-_KNOWN = _table()
+_TABLE = (
+    ("length", "mm millimeter millimetre", "1/1000"), ("length", "cm centimeter centimetre", "1/100"),
+    ("length", "dm decimeter", "1/10"), ("length", "m meter metre", "1"), ("length", "km kilometer kilometre", "1000"),
+    ("length", "inch inches", "254/10000"), ("length", "ft foot feet", "3048/10000"),
+    ("length", "yd yard", "9144/10000"), ("length", "mi mile", "1609344/1000"),
+    ("time", "s sec second", "1"), ("time", "minute mins", "60"), ("time", "h hr hour", "3600"),
+    ("time", "day", "86400"), ("time", "week", "604800"),
+    ("mass", "mg milligram", "1/1000"), ("mass", "g gram gramme", "1"), ("mass", "kg kilogram kilo", "1000"),
+    ("pound", "oz ounce", "1"), ("pound", "lb lbs pound", "16"),
+    ("volume", "ml milliliter millilitre", "1/1000"), ("volume", "l liter litre", "1"),
+    ("money", "cent", "1/100"), ("money", "dollar usd buck", "1"),
+    ("angle", "degree deg", "1"), ("angle2", "radian rad", "1"),
+)  # fmt: skip
+_KNOWN = {
+    spelled: Unit(names.split()[0], kind, Fraction(factor))
+    for kind, names, factor in _TABLE
+    for name in names.split()
+    for spelled in (name, name + "s")
+}
 _SHORT = {
     "mm", "cm", "dm", "km", "m", "in", "ft", "yd", "mi", "s", "ms", "h", "hr", "g", "mg", "kg", "lb", "oz", "l", "ml",
     "mph", "kph", "sq", "cu", "of", "to", "at", "an", "on", "by", "is", "us", "am", "pm", "hz", "kw", "w", "n", "j", "kj",
