@@ -223,10 +223,10 @@ def _alone(text: str, choices: Choices) -> str | None:
 
 
 def _last_sentence(text: str, choices: Choices) -> str | None:
-    sentences = [sentence for sentence in _SENTENCES.split(text[-2000:]) if sentence.strip()]
-    if not sentences or sentences[-1].rstrip().endswith("?"):
+    sentences = [sentence.strip() for sentence in _SENTENCES.split(text[-2000:]) if sentence.strip()]
+    if not sentences or sentences[-1].endswith("?"):
         return None
-    said = _CONSEQUENCE.split(sentences[-1].strip())[-1]
+    said = _CONSEQUENCE.split(sentences[-1])[-1]
     if _DENIED.search(said) or doubts(said) or _EXPLORES.search(said):
         return None
     if (whole := _alone(said, choices)) is not None:

@@ -48,8 +48,8 @@ _BACKWARD = re.compile(r"(?i)\bis (?:the|my|our) (?:final |correct |right )?answ
 _EUROPE = re.compile(r"(?i)\b(?:respuesta|réponse|antwort|lösung|risposta|resposta|antwoord|cevap|jawaban)|đáp|ответ")
 _NEXT_QUESTION = re.compile(r"(?i)\n\s{0,4}(?:Question|Q|Problem|Human|User)\s?\d{0,3}\s?:")
 _RETRACTED = re.compile(
-    r"(?i)\b(?:wait|scratch that|i made an? (?:mistake|error)|that(?:'s|’s| is) (?:wrong|not (?:right|correct)|incorrect)"
-    r"|let me (?:re-?do|re-?calculate|re-?compute|re-?consider|correct)|oops|sorry)\b"
+    r"(?i)\b(?:wait|scratch that|i made an? (?:mistake|error)|that(?:'s|’s| is) (?:wrong|not (?:right|correct)"
+    r"|incorrect)|let me (?:re-?do|re-?calculate|re-?compute|re-?consider|correct)|oops|sorry)\b"
 )
 _CONFIRMED = re.compile(
     r"(?i)\b(?<!the )(?:correct|right)\b|\b(?:yes|confirmed|matches|checks out|holds|same|consistent|verified)\b|[✓✔]"

@@ -91,9 +91,7 @@ def _number_in_prose(response: str, golds: list[str]) -> str | None:
         return None
     text, _ = visible(response)
     claim = None if _SYMBOLS.search(text.rstrip()[-_END:]) else final_number(text)
-    if not isinstance(claim, Claim):
-        return None
-    return str(claim.values[0])
+    return str(claim.values[0]) if isinstance(claim, Claim) else None
 
 
 def read_labels(grader: str, label: Any) -> list[str]:

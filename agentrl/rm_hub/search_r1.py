@@ -36,7 +36,7 @@ _NEXT = {
 
 
 class SearchAnswer(NamedTuple):
-    """What is graded of a trajectory: its answer, what was retrieved, and what is wrong with its structure, if anything."""
+    """What is graded of a trajectory: its answer, what was retrieved, and the first fault of its structure or ""."""
 
     answer: str | None
     retrieved: str

@@ -123,11 +123,11 @@ def _marked(text: str) -> tuple[str, list[_Mark]]:
         elif opened is not None:
             marks.append(_Mark(opened.end(), tag.start(), text[opened.end() : tag.start()].strip(), "tag"))
             opened = None
-    if opened is not None and text[opened.end() :].strip():
+    if opened is not None:
         marks.append(_Mark(opened.end(), len(text), text[opened.end() :].strip(), "tag"))
     end = len(text.rstrip())
     for line in list(_HASHES.finditer(text))[-_MOST_TITLES:]:
-        if line.group(1).strip() and (line.end() >= end or not _is_title(line.group(1))):
+        if line.end() >= end or not _is_title(line.group(1)):
             marks.append(_Mark(line.start(), line.end(), line.group(1).strip(), "hashes"))
     spans = [(mark.start, mark.end) for mark in found]
     marks = [

@@ -235,9 +235,8 @@ def _bold_numbers(raw: str, dotted_thousands: bool) -> Claim | None:
     for match in _BOLD.finditer(raw):
         bold = flatten(match[1] or match[2])
         found = find_quantities(bold, dotted_thousands=dotted_thousands)
-        heads = (bold.rstrip().endswith(":") or raw[match.end() :].lstrip().startswith(":")) and re.search(
-            r"\d", raw[match.end() :]
-        )
+        after = raw[match.end() :]
+        heads = (bold.rstrip().endswith(":") or after.lstrip().startswith(":")) and re.search(r"\d", after)
         if len(found) == 1 and not heads and len(re.findall(r"[^\W\d_]+", bold)) <= 4:
             claims.append(Claim(found[0].values, bold.strip()))
     return claims[0] if len(claims) == 1 else None

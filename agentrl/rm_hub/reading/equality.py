@@ -269,7 +269,8 @@ def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Equality:
 
 
 _BY_KIND: Mapping[Kind, Callable[[Shape, Shape, _Budget], Equality]] = {
-    "one": _single, "list": _collection, "set": _collection, "brackets": _brackets, "union": _union, "matrix": _matrices,
+    "one": _single, "list": _collection, "set": _collection,
+    "brackets": _brackets, "union": _union, "matrix": _matrices,
 }  # fmt: skip
 
 

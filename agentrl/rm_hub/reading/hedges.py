@@ -40,8 +40,6 @@ def is_hedged(text: str, position: int) -> bool:
     before = window[starts[-1] if starts else 0 :]
     after = text[position : position + _WINDOW]
     asked = _ASKED.match(after)
-    if asked and asked[1] == "?":
-        return True
-    if _CONDITIONAL.match(after) or (_WOULD_BE.search(before) and _IF.match(after)):
+    if (asked and asked[1] == "?") or _CONDITIONAL.match(after) or (_WOULD_BE.search(before) and _IF.match(after)):
         return True
     return bool(_CONCEDED.search(before)) or doubts(_CONCEDED_BEFORE.sub("", before))

@@ -48,7 +48,8 @@ _CASES = re.compile(r"(?s)\\begin\s*\{[dr]?cases\}(.*?)\\end\s*\{[dr]?cases\}")
 _CONDITION = re.compile(r"\s*[,;]?\s*&\s*[,;]?\s*(?:if|for|when|where)?(?![a-zA-Z])\s*")
 _END_OF_ROW = re.compile(r"\s*[,;.]?\s*(?:\\\\\s*|$)")
 _BOX_OF_GROUPS = re.compile(
-    r"(?s)^\s*(?:\$+|\\[(\[])?\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*\{(.*)\}\s*(?:\$+|\\[)\]])?\s*$"
+    r"(?s)^\s*(?:\$+|\\[(\[])?\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*"
+    r"\{(.*)\}\s*(?:\$+|\\[)\]])?\s*$"
 )
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it|nobreak|phantom\{\})(?![a-zA-Z])\s*\.?(?=\s*\D|$)"
@@ -56,6 +57,7 @@ _SIZES = re.compile(
 _GROUPING = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!;: ]|\\ |,\\!)\s*(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\(?:q?quad|thinspace|enspace|hspace\{[^{}]*\}|space|newline)(?![a-zA-Z])|~")
 _DELIMITERS = re.compile(r"\\[()\[\]]|\\?\$")
+_OUTER_DELIMITERS = re.compile(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]](?=\s*[.,;:]?\s*$)")
 _SYNONYMS = (
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:leq|leqslant|lt\s*=)(?![a-zA-Z])|<=|=<"), r"\\le "),
@@ -142,11 +144,7 @@ def _latex(text: str) -> str:
             unwrapped = whole.group(1)
         text = unwrapped
     # Between rows, \\[ is no delimiter.
-    text = (
-        _DELIMITERS.sub(" ", text)
-        if not matrix
-        else re.sub(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]](?=\s*[.,;:]?\s*$)", " ", text)
-    )
+    text = (_OUTER_DELIMITERS if matrix else _DELIMITERS).sub(" ", text)
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _SYNONYMS:
         text = pattern.sub(spelling, text)

@@ -204,9 +204,8 @@ def _breakdown(text: str) -> str:
 def _joined(sentence: str, pair: list[re.Match[str]]) -> str | None:
     """Two values that stand side by side ("$2$ and $3$"); None if they are about different things."""
     first, second = (shape(clean(_content(segment))) for segment in pair)
-    if first.name != second.name or not re.fullmatch(
-        r"\s*,?\s*(?:and|or)\s*", sentence[pair[0].end() : pair[1].start()]
-    ):
+    between = sentence[pair[0].end() : pair[1].start()]
+    if first.name != second.name or not re.fullmatch(r"\s*,?\s*(?:and|or)\s*", between):
         return None
     return f"{_content(pair[0])} or {_content(pair[1])}"
 

@@ -97,9 +97,7 @@ def find_quantities(text: str, *, dotted_thousands: bool = False) -> list[Quanti
     while match := _TOKEN.search(text, position):
         position = match.end()
         value = _token_value(match.group())
-        if value is None or _is_part_of_word(text, match.start()):
-            continue
-        if _RATIO.match(text, match.end()):
+        if value is None or _is_part_of_word(text, match.start()) or _RATIO.match(text, match.end()):
             continue
         values: Values = (value,)
         if dotted_thousands and _DOTTED_THOUSANDS.fullmatch(match.group()):

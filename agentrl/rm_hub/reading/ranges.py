@@ -23,6 +23,8 @@ _BUILDER = re.compile(
 _POINT = re.compile(r"^(\\?[A-Za-z]+)\s*\\ne\s*(.+)$")
 _ABSOLUTE = re.compile(r"^(?:\||\\lvert)\s*(\\?[A-Za-z]+)\s*(?:\||\\rvert)\s*(<|>|\\le|\\ge)\s*([^|<>]+)$")
 _SIGNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
+_Bounds = tuple[str, str, str, str]
+_ALL: _Bounds = ("(", r"-\infty", r"\infty", ")")
 
 
 def interval(text: str) -> str | None:
@@ -39,7 +41,7 @@ def region(text: str) -> str | None:
     if (left_out := _EXCEPT.match(text)) is not None:
         points = left_out.group("removed") or left_out.group("but")
         parts = [point.strip() for point in re.split(r",|\band\b|\bor\b", points)]
-        return _without((r"(", r"-\infty", r"\infty", ")"), [point for point in parts if point])
+        return _without(_ALL, [point for point in parts if point])
     if (absolute := _ABSOLUTE.match(text)) is not None:
         return _absolute(*absolute.groups())
     text = condition.group(2) if (condition := _BUILDER.match(text)) is not None else text
@@ -62,17 +64,13 @@ def region(text: str) -> str | None:
     return None if whole is None else _without(whole, points) if points else "{}{},{}{}".format(*whole)
 
 
-_Bounds = tuple[str, str, str, str]
-
-
 def _bounds(text: str) -> _Bounds | None:
     """(opening bracket, low end, high end, closing bracket) of one inequality or chain about one variable."""
     parts = [part.strip() for part in _CHAIN.split(text)]
     if len(parts) == 3:
         left, relation, right = parts
         if is_symbol(right) and not is_symbol(left):
-            left, right = right, left
-            relation = _SIGNED[relation]
+            left, relation, right = right, _SIGNED[relation], left
         if not is_symbol(left) or not right:
             return None
         closed = relation in {r"\le", r"\ge"}
@@ -91,7 +89,7 @@ def _bounds(text: str) -> _Bounds | None:
 def _common(bounds: list[_Bounds]) -> _Bounds | None:
     """What all of at most two bounds allow; None where that is empty, or not known."""
     if len(bounds) < 2:
-        return bounds[0] if bounds else ("(", r"-\infty", r"\infty", ")")
+        return bounds[0] if bounds else _ALL
     first, second = bounds[0], bounds[-1]
     if first[1] == r"-\infty":
         first, second = second, first

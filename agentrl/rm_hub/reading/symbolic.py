@@ -60,12 +60,12 @@ def _powers(text: str) -> str | None:
     budget = 0
     for match in _EXPONENT.finditer(text):
         exponent = _group(text, match.end() - 1) if match.group(1) == "{" else match.group(1)
-        if ("^" in exponent or re.match(r"\s*\^", text[match.start() + len(match.group()) :])) and (
-            re.search(r"\d{2}|[2-9]\s*\^", exponent + text[match.end() : match.end() + 12]) or exponent.count("^") > 1
-        ):
-            return "a tower of powers"
+        if "^" in exponent or re.match(r"\s*\^", text[match.end() :]):
+            more = exponent + text[match.end() : match.end() + 12]
+            if exponent.count("^") > 1 or re.search(r"\d{2}|[2-9]\s*\^", more):
+                return "a tower of powers"
+        base_is_number = re.search(r"[\d.]\s*\)?\s*$", text[: match.start()]) is not None
         for digits in re.findall(r"\d+", exponent):
-            base_is_number = re.search(r"[\d.]\s*\)?\s*$", text[: match.start()]) is not None
             if int(digits) > (2100 if base_is_number else _HIGHEST_POWER) and "/" not in exponent:
                 return f"an exponent above {_HIGHEST_POWER}"
             budget += int(digits)

@@ -78,9 +78,7 @@ def find_unit(rest: str) -> Unit | None:
     if not words or _FRAME.sub("", _WORD.sub("", spaced)):
         return None
     lowered = [word.lower().rstrip(".") for word in words]
-    if any(word in _NOT_UNITS for word in lowered) or not all(_is_word(word) for word in lowered):
-        return None
-    if rest[0] == "/" and len(words) > 3:
+    if not all(_is_word(word) for word in lowered) or (rest[0] == "/" and len(words) > 3):
         return None
     known, measured = _KNOWN.get(lowered[0]), [w for w in lowered if w not in {"square", "sq", "cubic", "cu"}]
     if known is None or len(measured) > 1 or "/" in rest:
@@ -103,4 +101,4 @@ def _rate(text: str) -> Unit | None:
 
 
 def _is_word(word: str) -> bool:
-    return len(word) >= 3 or word in _SHORT or not word.isascii()
+    return word not in _NOT_UNITS and (len(word) >= 3 or word in _SHORT or not word.isascii())

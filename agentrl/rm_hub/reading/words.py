@@ -33,7 +33,8 @@ _MEANING = {word: group[0] for group in _GROUPS for word in group}
 _MERIDIEM = re.compile(r"\b([ap])\.?\s?m\b\.?")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _UNIT_TAIL = re.compile(
-    r"(?s)^(.*[\d)}!\]]|.*\\pi|.*[a-z])\s+((?:[a-zA-Z]{1,12}\.?|/)(?:\s*(?:\^\s*\{?[23]\}?|/|per\b|[a-zA-Z]{2,12}\b))*)$"
+    r"(?s)^(.*[\d)}!\]]|.*\\pi|.*[a-z])\s+"
+    r"((?:[a-zA-Z]{1,12}\.?|/)(?:\s*(?:\^\s*\{?[23]\}?|/|per\b|[a-zA-Z]{2,12}\b))*)$"
 )
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*$")
 
