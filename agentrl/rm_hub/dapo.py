@@ -23,7 +23,7 @@ WINDOW = 300
 
 _FORMS = ("answer", "strict", "boxed")
 _FORMULA = re.compile(r"\$([^$]+)(?<!\\)\$\.?|\\\(((?:(?!\\\)).)+)\\\)\.?")
-_LINE = re.compile(r"\banswer[*_\s]*:[*_]*\s*([^\n]+)", re.IGNORECASE)
+_LINE = re.compile(r"(?i)\banswer[*_\s]*:[*_]*\s*([^\n]+)")
 
 
 def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:

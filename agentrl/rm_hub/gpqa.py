@@ -34,36 +34,31 @@ _GAP = r"[\s*_`\"'“”)\]}]{0,6}"
 _BETWEEN = r"(?: (?:to|for|here|among|of|in)\b[^.\n:?]{0,60}?)?"
 _FORWARD = (
     re.compile(
-        rf"(?<!\w)(?:{_ANSWER}){_BETWEEN}{_GAP}{_IS}(?:(?<=[=:：>→—–])|(?!\w))(?:\s(?:therefore|thus|clearly|indeed|likely|definitely|most likely))?",
-        re.IGNORECASE,
+        rf"(?i)(?<!\w)(?:{_ANSWER}){_BETWEEN}{_GAP}{_IS}(?:(?<=[=:：>→—–])|(?!\w))(?:\s(?:therefore|thus|clearly|indeed|likely|definitely|most likely))?"
     ),
-    re.compile(r"^[#*_\s]{0,8}(?:the )?(?:final |correct )?answer[*_ \t]{0,6}$", re.IGNORECASE | re.MULTILINE),
+    re.compile(r"(?im)^[#*_\s]{0,8}(?:the )?(?:final |correct )?answer[*_ \t]{0,6}$"),
     re.compile(
         r"(?:答案|正确选项|答え|正解|정답)[\s*]{0,3}(?:应该|应)?(?:选择|選擇|是|为|選|选|は|은|:|：)|答[：:]|(?<!不)正确的(?:选项|答案)?是|(?:选项|選項)(?:应该|应)?(?:是|为|為)|(?<![不没可])(?:故|应|应该|因此|所以|我)?(?<![不没可])(?:选择|选|選)(?:项|項)?[:：]?"
     ),
     re.compile(
-        r"\b(?:I|we)(?:'ll| will| would|'d|’ll|’d)? (?:therefore |thus )?(?:choose|select|pick|go with|answer|opt for|chose|selected)\b"
-        r"|\b(?:going|go) with\b|\bmy (?:final )?(?:choice|pick|selection) is\b|\b(?:richtige|korrekte) (?:antwort|option|lösung)\b(?=\s[(*]{0,3}[A-J]\b)",
-        re.IGNORECASE,
+        r"(?i)\b(?:I|we)(?:'ll| will| would|'d|’ll|’d)? (?:therefore |thus )?(?:choose|select|pick|go with|answer|opt for|chose|selected)\b"
+        r"|\b(?:going|go) with\b|\bmy (?:final )?(?:choice|pick|selection) is\b|\b(?:richtige|korrekte) (?:antwort|option|lösung)\b(?=\s[(*]{0,3}[A-J]\b)"
     ),
     re.compile(
-        r"\brichtig(?:e|er)? (?:ist|wäre)(?: (?:die )?(?:antwort|option|lösung))?\b|(?:الإجابة|الجواب|الخيار)(?: (?:الصحيحة|الصحيح|النهائية|النهائي))?\s?(?:هي|هو|:|：)"
+        r"(?i)\brichtig(?:e|er)? (?:ist|wäre)(?: (?:die )?(?:antwort|option|lösung))?\b|(?:الإجابة|الجواب|الخيار)(?: (?:الصحيحة|الصحيح|النهائية|النهائي))?\s?(?:هي|هو|:|：)"
         r"|\bonly (?:correct|right|valid|true) (?:one|answer|option|choice|statement) is\b"
-        r"|\b(?:which|this|that|it) (?:is|corresponds to|matches|agrees with) (?:answer )?(?:option|choice|answer)\b(?=\s[(*\[]{0,3}[A-J]\b)",
-        re.IGNORECASE,
+        r"|\b(?:which|this|that|it) (?:is|corresponds to|matches|agrees with) (?:answer )?(?:option|choice|answer)\b(?=\s[(*\[]{0,3}[A-J]\b)"
     ),
     re.compile(
-        r"(?:\b(?:it|that|this|which)(?:'s|’s| is| must be)\s"
+        r"(?im)(?:\b(?:it|that|this|which)(?:'s|’s| is| must be)\s"
         r"|^[\s#*_>]{0,8}(?:final|correct|result|solution|conclusion|verdict|decision|selected|pick)(?: (?:answer|choice|option|pick|verdict))?[*_ ]{0,4}[:=])"
-        r"(?=[\s*_(\[$]{0,6}(?:option |choice )?[(*]{0,3}(?-i:[A-J]|[b-hj])[)\]*_$]{0,4}(?:, not\b|[.!]?[*_]{0,2}\s*$))",
-        re.IGNORECASE | re.MULTILINE,
+        r"(?=[\s*_(\[$]{0,6}(?:option |choice )?[(*]{0,3}(?-i:[A-J]|[b-hj])[)\]*_$]{0,4}(?:, not\b|[.!]?[*_]{0,2}\s*$))"
     ),
-    re.compile(r"[\"'](?:final_?)?(?:answer|choice|option|letter)[\"']\s{0,4}:", re.IGNORECASE),
+    re.compile(r"(?i)[\"'](?:final_?)?(?:answer|choice|option|letter)[\"']\s{0,4}:"),
     re.compile(
-        r"\b(?:actually|no,? wait|wait,? no|wait|hmm|no|correction|rather|i mean|make that|scratch that|sorry|it (?:should|must) be|so it(?:'s|’s| is)"
+        r"(?im)\b(?:actually|no,? wait|wait,? no|wait|hmm|no|correction|rather|i mean|make that|scratch that|sorry|it (?:should|must) be|so it(?:'s|’s| is)"
         r"|(?:so|therefore|thus|hence),? (?:it(?:'s|’s| is| must be) )?(?:the answer (?:is|must be) )?)[,.:;!—–-]{0,2}\s{0,2}"
-        r"(?:it(?:'s|’s| is| should be| must be) |that(?:'s|’s) )?(?=\(?(?:option |choice |answer )?[\[(*]{0,3}[A-J]\b[\])*.!]{0,4}(?:\s*$|\s*\n|[.!]))",
-        re.IGNORECASE | re.MULTILINE,
+        r"(?:it(?:'s|’s| is| should be| must be) |that(?:'s|’s) )?(?=\(?(?:option |choice |answer )?[\[(*]{0,3}[A-J]\b[\])*.!]{0,4}(?:\s*$|\s*\n|[.!]))"
     ),
 )
 _NAMED = (
@@ -82,10 +77,9 @@ _IS_CORRECT = re.compile(
     r"|better(?! than))\b|(?:fits|matches|works) best\b|it is(?=[.!*]{0,3}\s*$))",
 )
 _IS_CORRECT_ABROAD = re.compile(
-    r"(?<![A-Za-z'’-])(?P<letter>[A-J])\s?(?:项|項|选项)?\s?(?:是|才是|為)?(?:正确|正確|对的|正解)"
+    r"(?i)(?<![A-Za-z'’-])(?P<letter>[A-J])\s?(?:项|項|选项)?\s?(?:是|才是|為)?(?:正确|正確|对的|正解)"
     r"|\b(?:antwort|option|opción|réponse|risposta|resposta|alternativa) [(*]{0,3}(?P<abroad>[A-J])[)*]{0,3} (?:ist|es|est|è|é) "
-    r"(?:la |die |a )?(?:richtig|korrekt|correct|corrett|corret)",
-    re.IGNORECASE,
+    r"(?:la |die |a )?(?:richtig|korrekt|correct|corrett|corret)"
 )
 _ONLY = re.compile(
     r"\b(?i:only) (?:(?i:option|choice|answer|statement) )?[(\[*]{0,3}([A-J])[)\]*]{0,3}"
@@ -100,40 +94,35 @@ _VERDICT_LINE = re.compile(
     r"^[\s>*_|•-]{0,8}(?:(?i:option|choice|statement) )?[(\[*]{0,4}([A-J])[)\]*.:]{0,4}(?=[\s|—–-])(.*)$"
 )
 _FOUND_WRONG = re.compile(
-    r"\b(?:incorrect|wrong|false|not?|eliminated|excluded|impossible|ruled out)\b|n['’]t\b|[✗✘❌×]", re.IGNORECASE
+    r"(?i)\b(?:incorrect|wrong|false|not?|eliminated|excluded|impossible|ruled out)\b|n['’]t\b|[✗✘❌×]"
 )
-_FOUND_RIGHT = re.compile(r"\b(?:correct|true|right|yes)\b|[✓✔✅]", re.IGNORECASE)
+_FOUND_RIGHT = re.compile(r"(?i)\b(?:correct|true|right|yes)\b|[✓✔✅]")
 _CONCLUDED = re.compile(
     r"\b(?i:option|choice|answer)\s{1,2}[(\[*]{0,4}([A-J])\b|[(\[*]{1,4}([A-J])[)\]*]{1,4}(?!\w)"
     r"|\b(?i:only) ([A-J])(?= (?!and\b|or\b)\w)"
     r"|(?<![\w'’-])(?<!\bor )([A-HJ])(?=[.!*`]{0,3}$)|∴ ?([A-J])(?=[.!*]{0,3}$)"
 )
 _NAME_OF_THINGS = re.compile(
-    r"\b(?:vitamins?|hepatitis|types?|groups?|class|compounds?|points?|genes?|proteins?|rings?|isomers?|reagents?|reactants?|products?|species|states?|systems?|particles?|samples?|figure|alleles?"
+    r"(?i)\b(?:vitamins?|hepatitis|types?|groups?|class|compounds?|points?|genes?|proteins?|rings?|isomers?|reagents?|reactants?|products?|species|states?|systems?|particles?|samples?|figure|alleles?"
     r"|strains?|factor|antigens?|enzymes?|substances?|intermediates?|materials?|planets?|stars?|steps?|parts?|chains?|plasmids?|cells?|blocks?|h[ae]mophilia|influenza|structures?|molecules?|regions?"
-    r"|lines?|metals?|elements?|a|an|the|and|than|with|from|by|of|like|not|in) [*(]{0,3}$",
-    re.IGNORECASE,
+    r"|lines?|metals?|elements?|a|an|the|and|than|with|from|by|of|like|not|in) [*(]{0,3}$"
 )
 _CONSEQUENCE = re.compile(r"(?:[,;:—–]\s|\s)(?:and )?(?:so|thus|therefore|hence|meaning|but(?! not\b))\b,?\s")
 _EXPLORES = re.compile(
-    r"\b(?:let(?:'s|’s| us| me)|next|now|consider(?:ing)?|look(?:ing)? at|turn(?:ing)? to|moving on|analy[sz](?:e|ing)|analysis of (?:option|choice|answer)|evaluat\w+|examin\w+|check(?:ing)?|compare|comparing|start(?:ing)? with)\b",
-    re.IGNORECASE,
+    r"(?i)\b(?:let(?:'s|’s| us| me)|next|now|consider(?:ing)?|look(?:ing)? at|turn(?:ing)? to|moving on|analy[sz](?:e|ing)|analysis of (?:option|choice|answer)|evaluat\w+|examin\w+|check(?:ing)?|compare|comparing|start(?:ing)? with)\b"
 )
 _OTHERS_ANSWER = re.compile(
-    r"\b(?:incorrect|wrong|false|least \w+|second(?:[ -]best)?|initial|first|previous|earlier|worst|other|each|every|any|either|another)(?: best| likely)?\s$",
-    re.IGNORECASE,
+    r"(?i)\b(?:incorrect|wrong|false|least \w+|second(?:[ -]best)?|initial|first|previous|earlier|worst|other|each|every|any|either|another)(?: best| likely)?\s$"
 )
-_TAGS = re.compile(r"</?(?!answer>)[a-z]{1,12}>|^\s{0,4}```\w{0,12}$", re.MULTILINE)
+_TAGS = re.compile(r"(?m)</?(?!answer>)[a-z]{1,12}>|^\s{0,4}```\w{0,12}$")
 _BARE = re.compile(r"(?<![\w'’-])([B-HJ]|A(?!\s+[a-z]))(?![\w'’-])")
 _DENIED = re.compile(
-    r"\b(?:not|incorrect|wrong|false|eliminat\w+|fails?|worst|violates|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|there (?:is|was|are|will be) no|no es|nicht|falsch|pas|non è|não)\b"
-    r"|n['’]t\b|не |不|아니|ない",
-    re.IGNORECASE,
+    r"(?i)\b(?:not|incorrect|wrong|false|eliminat\w+|fails?|worst|violates|rule[sd]? out|exclude[sd]?|cannot|unlikely|neither|there (?:is|was|are|will be) no|no es|nicht|falsch|pas|non è|não)\b"
+    r"|n['’]t\b|не |不|아니|ない"
 )
 _REJECTED = re.compile(
-    r"^\W{0,6}(?:(?:option|choice|answer|statement|letter)\b)?\W{0,4}[A-J]\W{0,4} (?:is|was|seems|looks|can|must|would|could|does|did|has)\b"
-    r"[^.\n]{0,30}?(?:\bnot\b|n['’]t\b|\b(?:wrong|incorrect|false|worst|fails?|violates|eliminated|excluded|impossible|unlikely)\b|ruled out)",
-    re.IGNORECASE,
+    r"(?i)^\W{0,6}(?:(?:option|choice|answer|statement|letter)\b)?\W{0,4}[A-J]\W{0,4} (?:is|was|seems|looks|can|must|would|could|does|did|has)\b"
+    r"[^.\n]{0,30}?(?:\bnot\b|n['’]t\b|\b(?:wrong|incorrect|false|worst|fails?|violates|eliminated|excluded|impossible|unlikely)\b|ruled out)"
 )
 _SENTENCES = re.compile(r"\n+|(?<=[.!?。！？])\s+")
 _MAX_TEXT = 60_000
@@ -158,9 +147,8 @@ def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     if got == MANY:
         return Grade(0.0, False, None, "several choices are named")
     right = got == wanted
-    return Grade(
-        float(right), right, clip(got), "the right choice" if right else f"not the right choice {clip(wanted)}"
-    )
+    reason = "the right choice" if right else f"not the right choice {clip(wanted)}"
+    return Grade(float(right), right, clip(got), reason)
 
 
 def chosen(text: str, choices: Choices) -> str | None:
@@ -185,8 +173,8 @@ def _claims(text: str) -> list[tuple[int, int]]:
     if box := find_last_box(text):
         claims.add((box[0], box[0]))
     for match in _IS_CORRECT.finditer(text):
-        group = "letter" if match["letter"] else "letter2"
-        bare = match["mark" if group == "letter" else "mark2"] == ""
+        group, mark = ("letter", "mark") if match["letter"] else ("letter2", "mark2")
+        bare = match[mark] == ""
         article = bare and match[group] in "AI" and text[match.end(group)] not in ")]*.: "
         if not article and not (bare and match[group].islower()):
             claims.add(match.span(group))
@@ -206,14 +194,9 @@ def _unclaimed(text: str, choices: Choices) -> str | None:
     if len(alone) > 1 and None not in alone:
         return MANY
     listed = {found[1].upper() for line in lines if (found := _OPTION_LINE.match(line))}
-    for line in (
-        (lines[-1:] + lines[:1])
-        if len(listed) < 2
-        else [line for line in lines[-1:] + lines[:1] if not _OPTION_LINE.match(line)]
-    ):
-        letter = _alone(line, choices)
-        if letter is not None:
-            return letter
+    edges = [line for line in lines[-1:] + lines[:1] if len(listed) < 2 or not _OPTION_LINE.match(line)]
+    if said := next((letter for line in edges if (letter := _alone(line, choices))), None):
+        return said
     return _last_sentence(text, choices) if lines and not _OPTION_LINE.match(lines[-1]) else None
 
 
@@ -240,10 +223,10 @@ def _alone(text: str, choices: Choices) -> str | None:
 
 
 def _last_sentence(text: str, choices: Choices) -> str | None:
-    sentences = [sentence for sentence in _SENTENCES.split(text[-2000:]) if sentence.strip()]
-    if not sentences or sentences[-1].rstrip().endswith("?"):
+    sentences = [sentence.strip() for sentence in _SENTENCES.split(text[-2000:]) if sentence.strip()]
+    if not sentences or sentences[-1].endswith("?"):
         return None
-    said = _CONSEQUENCE.split(sentences[-1].strip())[-1]
+    said = _CONSEQUENCE.split(sentences[-1])[-1]
     if _DENIED.search(said) or doubts(said) or _EXPLORES.search(said):
         return None
     if (whole := _alone(said, choices)) is not None:

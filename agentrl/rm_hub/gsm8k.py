@@ -34,35 +34,27 @@ _MARK = r"[\s*_`\"'“”)\]}]{0,8}"
 _CLAIMS = (
     re.compile(r"#{4}(?!#)\s*(?=[-−+$€£¥₹*\\({]{0,6}\s?[\d.])"),
     re.compile(
-        rf"(?<![\w/])(?:{_ANSWER}){_TO}{_MARK}(?<![,;]){_IS}(?:(?<=[=:：>→—–])|(?!\w))(?:{_MARK}(?:=|:|：|is\b))?",
-        re.IGNORECASE,
+        rf"(?i)(?<![\w/])(?:{_ANSWER}){_TO}{_MARK}(?<![,;]){_IS}(?:(?<=[=:：>→—–])|(?!\w))(?:{_MARK}(?:=|:|：|is\b))?"
     ),
-    re.compile(r"^[#*_\s]{0,8}(?:the )?(?:final )?answer[*_ \t]{0,6}$", re.IGNORECASE | re.MULTILINE),
+    re.compile(r"(?im)^[#*_\s]{0,8}(?:the )?(?:final )?answer[*_ \t]{0,6}$"),
     re.compile(r"(?:答案|答え|正解|정답|답)[\s*]{0,3}(?:是|为|為|は|은|:|：|=)?|答[：:]"),
     re.compile(
-        r"\b(?:correction\b\W{0,4}|(?:it|that|this|(?:the )?(?:total|result|answer)) should (?:actually |really )?(?:be|have been)\b(?=[\s*:]{0,4}[$€£]?-?\d)"
+        r"(?i)\b(?:correction\b\W{0,4}|(?:it|that|this|(?:the )?(?:total|result|answer)) should (?:actually |really )?(?:be|have been)\b(?=[\s*:]{0,4}[$€£]?-?\d)"
         r"|(?:wait|no|sorry|oops|actually|rather)[,.:!—–-]{1,2}\s?(?:no,? )?(?:actually,? )?(?:it(?:'s|’s| is)|that(?:'s|’s| is)"
-        r"|make (?:it|that)|it should be)(?! (?:right|correct|true|wrong|not)\b)|make that\b|(?:\.\.\.|[…?—–])\s?no\b[\s,:.—–-]{1,3}(?=[$€£]?\d))",
-        re.IGNORECASE,
+        r"|make (?:it|that)|it should be)(?! (?:right|correct|true|wrong|not)\b)|make that\b|(?:\.\.\.|[…?—–])\s?no\b[\s,:.—–-]{1,3}(?=[$€£]?\d))"
     ),
 )
-_BACKWARD = re.compile(
-    r"\bis (?:the|my|our) (?:final |correct |right )?answer\b(?!\s*to the (?:first|previous))", re.IGNORECASE
-)
-_EUROPE = re.compile(
-    r"\b(?:respuesta|réponse|antwort|lösung|risposta|resposta|antwoord|cevap|jawaban)|đáp|ответ", re.IGNORECASE
-)
-_NEXT_QUESTION = re.compile(r"\n\s{0,4}(?:Question|Q|Problem|Human|User)\s?\d{0,3}\s?:", re.IGNORECASE)
+_BACKWARD = re.compile(r"(?i)\bis (?:the|my|our) (?:final |correct |right )?answer\b(?!\s*to the (?:first|previous))")
+_EUROPE = re.compile(r"(?i)\b(?:respuesta|réponse|antwort|lösung|risposta|resposta|antwoord|cevap|jawaban)|đáp|ответ")
+_NEXT_QUESTION = re.compile(r"(?i)\n\s{0,4}(?:Question|Q|Problem|Human|User)\s?\d{0,3}\s?:")
 _RETRACTED = re.compile(
-    r"\b(?:wait|scratch that|i made an? (?:mistake|error)|that(?:'s|’s| is) (?:wrong|not right|not correct|incorrect)"
-    r"|let me (?:re-?do|re-?calculate|re-?compute|re-?consider|correct)|oops|sorry)\b",
-    re.IGNORECASE,
+    r"(?i)\b(?:wait|scratch that|i made an? (?:mistake|error)|that(?:'s|’s| is) (?:wrong|not (?:right|correct)"
+    r"|incorrect)|let me (?:re-?do|re-?calculate|re-?compute|re-?consider|correct)|oops|sorry)\b"
 )
 _CONFIRMED = re.compile(
-    r"\b(?<!the )(?:correct|right)\b|\b(?:yes|confirmed|matches|checks out|holds|same|consistent|verified)\b|[✓✔]",
-    re.IGNORECASE,
+    r"(?i)\b(?<!the )(?:correct|right)\b|\b(?:yes|confirmed|matches|checks out|holds|same|consistent|verified)\b|[✓✔]"
 )
-_DENIED = re.compile(r"\b(?:not|isn't|incorrect|wrong)\b|n['’]t\b", re.IGNORECASE)
+_DENIED = re.compile(r"(?i)\b(?:not|isn't|incorrect|wrong)\b|n['’]t\b")
 _ASKED = re.compile(r"[^.!?\n\d]{0,60}[\d.,]{1,40}[^.!?\n]{0,60}\?")
 _MAX_TEXT = 100_000
 """Longer answers are read from their end: what a model concludes stands there."""
@@ -101,10 +93,8 @@ def final_number(answer: str) -> Claim | Unclear | None:
     for position in reversed(claims[-_MAX_CLAIMS:]):
         if position > 0 and _ASKED.match(text, position):
             continue
-        found = read_claim(text, abs(position), backward=position < 0, dotted_thousands=european)
-        if found is None:
-            continue
-        return _retraction(text, abs(position), european) or found
+        if found := read_claim(text, abs(position), backward=position < 0, dotted_thousands=european):
+            return _retraction(text, abs(position), european) or found
     return read_conclusion(text, dotted_thousands=european)
 
 
@@ -144,8 +134,8 @@ def _label_values(gold: str, label: Any) -> Values:
 def _equal(got: Fraction, want: Fraction, gold: str) -> bool:
     if got == want:
         return True
-    decimals = len(gold.strip().rpartition(".")[2].rstrip("% ")) if "." in gold else 0
-    if not (2 <= decimals <= 12 and gold.strip().rpartition(".")[2].rstrip("% ").isdigit()):
+    decimals = gold.strip().rpartition(".")[2].rstrip("% ") if "." in gold else ""
+    if not (2 <= len(decimals) <= 12 and decimals.isdigit()):
         return False
-    scale = Fraction(10) ** decimals
+    scale = Fraction(10) ** len(decimals)
     return abs(got - want) * 2 * scale <= 1 and (got * scale).denominator > 1

@@ -91,9 +91,7 @@ def _number_in_prose(response: str, golds: list[str]) -> str | None:
         return None
     text, _ = visible(response)
     claim = None if _SYMBOLS.search(text.rstrip()[-_END:]) else final_number(text)
-    if not isinstance(claim, Claim):
-        return None
-    return str(claim.values[0])
+    return str(claim.values[0]) if isinstance(claim, Claim) else None
 
 
 def read_labels(grader: str, label: Any) -> list[str]:
@@ -102,17 +100,13 @@ def read_labels(grader: str, label: Any) -> list[str]:
     Raises:
         GraderFailure: the label is empty or of a type that is no answer.
     """
-    if isinstance(label, (list, tuple)):
-        golds = [_label(grader, one) for one in label]
-        if not golds:
-            raise GraderFailure(f"{grader}: the list of accepted answers is empty", kind="grader_bad_label")
-        return golds
-    return [_label(grader, label)]
+    golds = [_label(grader, one) for one in (label if isinstance(label, (list, tuple)) else [label])]
+    if not golds:
+        raise GraderFailure(f"{grader}: the list of accepted answers is empty", kind="grader_bad_label")
+    return golds
 
 
 def _label(grader: str, label: Any) -> str:
-    if isinstance(label, bool):
-        return str(label)
     if isinstance(label, (int, Fraction)):
         return str(label)
     if isinstance(label, float) and math.isfinite(label):

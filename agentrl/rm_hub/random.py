@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.common import bad_metadata, number
+from agentrl.rm_hub.reading.common import bad_metadata, flag, number
 
 _RESOLUTION = 2**53
 
@@ -34,9 +34,7 @@ def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grad
     rate = number(metadata, "random_rate", 0.5, "random")
     if not 0 <= rate <= 1:
         raise bad_metadata("random", "random_rate", "a probability", rate)
-    uniform = metadata.get("random_uniform", False)
-    if not isinstance(uniform, bool):
-        raise bad_metadata("random", "random_uniform", "true or false", uniform)
+    uniform = flag(metadata, "random_uniform", "random")
     drawn = _draw(repr(seed), response, repr(label))
     lucky = drawn >= 1 - rate
     return Grade(drawn if uniform else float(lucky), lucky, None, "drawn at random; the answer was not read")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.plugins import load_object
 from agentrl.rm_hub.grade import Grade, GraderFunction
+from agentrl.rm_hub.reading.boxed import last_box
 
 if TYPE_CHECKING:
     from agentrl.rm_hub.settings import RmHubSettings
@@ -138,29 +139,21 @@ def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, meta
         GraderFailure: wrong types, or a label or a field of the metadata is missing.
     """
     if not isinstance(response, str):
-        raise GraderFailure(
-            f"--rm-type {rm_type}: the response must be text, got {type(response).__name__}", kind="grader_bad_input"
-        )
+        raise _failure("grader_bad_input", rm_type, f": the response must be text, got {type(response).__name__}")
     if len(response) > MAX_RESPONSE:
-        raise GraderFailure(
-            f"--rm-type {rm_type}: the response has {len(response):,} characters; at most {MAX_RESPONSE:,} are graded",
-            kind="grader_too_large",
-        )
+        most = f"at most {MAX_RESPONSE:,} are graded"
+        raise _failure("grader_too_large", rm_type, f": the response has {len(response):,} characters; {most}")
     if not isinstance(metadata, Mapping):
-        raise GraderFailure(
-            f"--rm-type {rm_type}: metadata must be a mapping, got {type(metadata).__name__}", kind="grader_bad_input"
-        )
+        raise _failure("grader_bad_input", rm_type, f": metadata must be a mapping, got {type(metadata).__name__}")
     if spec.needs_label and label is None:
-        raise GraderFailure(
-            f"--rm-type {rm_type} needs a label; set --label-key to the data's field", kind="grader_no_label"
-        )
-    missing = [name for name in spec.needs if name not in metadata]
-    if missing:
-        raise GraderFailure(
-            f"--rm-type {rm_type} needs metadata {', '.join(missing)}; put it in the data's metadata field "
-            "(--metadata-key)",
-            kind="grader_no_metadata",
-        )
+        raise _failure("grader_no_label", rm_type, " needs a label; set --label-key to the data's field")
+    if missing := ", ".join(name for name in spec.needs if name not in metadata):
+        where = "put it in the data's metadata field (--metadata-key)"
+        raise _failure("grader_no_metadata", rm_type, f" needs metadata {missing}; {where}")
+
+
+def _failure(kind: str, rm_type: str, what: str) -> GraderFailure:
+    return GraderFailure(f"--rm-type {rm_type}{what}", kind=kind)
 
 
 def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
@@ -178,7 +171,7 @@ def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) 
     check_inputs(rm_type, spec, response, label, metadata)
     function: GraderFunction = spec.load()
     if rm_type.startswith(BOXED):
-        boxed = unbox(response)
+        boxed = last_box(response)
         if boxed is None:
             return Grade(0.0, False, None, "no box found")
         response = boxed
@@ -187,17 +180,8 @@ def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) 
     except (AgentRLError, MemoryError):
         raise
     except Exception as error:
-        raise GraderFailure(
-            f"--rm-type {rm_type} raised {type(error).__name__}: {error!s:.500}", kind="grader_raised"
-        ) from error
+        raise _failure("grader_raised", rm_type, f" raised {type(error).__name__}: {error!s:.500}") from error
     return checked(rm_type, grade)
-
-
-def unbox(response: str) -> str | None:
-    """The content of the answer's last box."""
-    from agentrl.rm_hub.reading.boxed import last_box
-
-    return last_box(response)
 
 
 def checked(rm_type: str, grade: object) -> Grade:
@@ -207,14 +191,10 @@ def checked(rm_type: str, grade: object) -> Grade:
         GraderFailure: of kind "grader_bad_grade".
     """
     if not isinstance(grade, Grade):
-        raise GraderFailure(
-            f"--rm-type {rm_type} must return a Grade, got {type(grade).__name__}", kind="grader_bad_grade"
-        )
+        raise _failure("grader_bad_grade", rm_type, f" must return a Grade, got {type(grade).__name__}")
     if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in (grade.score, *grade.parts.values())):
-        raise GraderFailure(
-            f"--rm-type {rm_type} gave a score that is not a finite number: {grade.score!r}, parts {dict(grade.parts)}",
-            kind="grader_bad_grade",
-        )
+        numbers = f"{grade.score!r}, parts {dict(grade.parts)}"
+        raise _failure("grader_bad_grade", rm_type, f" gave a score that is not a finite number: {numbers}")
     if len(grade.extracted or "") > MAX_EXTRACTED or len(grade.reason) > MAX_EXTRACTED:
         return replace(grade, extracted=_cut(grade.extracted), reason=_cut(grade.reason) or "")
     return grade

@@ -41,7 +41,8 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
     if spec.runs == "async":
         metadata = {"prompt": sample.prompt, **metadata}
     grade = await runner_for(args).grade(rm_type, text, sample.label, metadata)
-    sample.metadata["grade"] = {"rm_type": rm_type, **as_dict(grade)}
+    told = {name: getattr(grade, name) for name in ("score", "correct", "extracted", "reason")}
+    sample.metadata["grade"] = {"rm_type": rm_type, **told, "parts": dict(grade.parts)}
     return _reward(args, rm_type, grade)
 
 
@@ -98,17 +99,6 @@ def final_answer(sample: Sample) -> str:
                 return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
             return str(content or "")
     return sample.response
-
-
-def as_dict(grade: Grade) -> dict[str, Any]:
-    """A grade in plain JSON types."""
-    return {
-        "score": grade.score,
-        "correct": grade.correct,
-        "extracted": grade.extracted,
-        "reason": grade.reason,
-        "parts": dict(grade.parts),
-    }
 
 
 def _reward(args: Any, rm_type: str, grade: Grade) -> Reward:

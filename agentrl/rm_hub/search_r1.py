@@ -14,8 +14,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.boxed import last_box
@@ -26,24 +25,22 @@ _NAMES = {"tool_call": "search", "tool_response": "information"}
 _TAG = re.compile(r"<(/?)(think|search|information|answer|tool_call|tool_response)>")
 _TURN_MARKS = re.compile(r"<\|im_start\|>[a-z]{0,20}|<\|[a-z_]{1,32}\|>|</?s>|<(?:eos|end_of_turn)>")
 _MARKUP = re.compile(r"</?[A-Za-z][^<>]{0,60}>")
-_NEXT: Mapping[str, frozenset[str]] = {
-    "": frozenset({"think"}),
-    "think": frozenset({"search", "answer"}),
-    "search": frozenset({"information"}),
-    "information": frozenset({"think"}),
-    "answer": frozenset(),
+_NEXT = {
+    "": ("think",),
+    "think": ("search", "answer"),
+    "search": ("information",),
+    "information": ("think",),
+    "answer": (),
 }
 """Which block may follow which."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchAnswer:
-    """What is graded of a trajectory: its answer, what was retrieved, and whether its structure is right."""
+class SearchAnswer(NamedTuple):
+    """What is graded of a trajectory: its answer, what was retrieved, and the first fault of its structure or ""."""
 
     answer: str | None
     retrieved: str
-    structured: bool
-    reason: str
+    fault: str
 
 
 def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
@@ -64,29 +61,25 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
     retrieval = number(metadata, "retrieval_score", 0.0, "search_r1")
     match = contains if flag(metadata, "sub_em", "search_r1") else exact
     seen = _read(response, metadata)
-    right = seen.answer is not None and any(match(text, accepted) for text in _readings(seen.answer))
+    readings = () if seen.answer is None else (seen.answer, last_box(seen.answer))
+    right = any(match(text, accepted) for text in readings if text is not None)
     found = bool(seen.retrieved) and contains(_MARKUP.sub(" ", seen.retrieved), accepted)
     if right:
-        score = 1.0 if seen.structured else 1.0 - structure
-    elif seen.structured:
+        score = 1.0 - structure if seen.fault else 1.0
+    elif not seen.fault:
         score = structure + (retrieval if found else 0.0)
     else:
         score = final if seen.answer is not None else 0.0
-    parts = {"em": float(right), "format": float(seen.structured), "retrieval": float(found)}
+    parts = {"em": float(right), "format": float(not seen.fault), "retrieval": float(found)}
     verdict = "no closed <answer> block" if seen.answer is None else "right answer" if right else "wrong answer"
-    return Grade(score, right, None if seen.answer is None else clip(seen.answer), f"{verdict}; {seen.reason}", parts)
-
-
-def _readings(answer: str) -> list[str]:
-    box = last_box(answer)
-    return [answer] if box is None else [answer, box]
+    reason = f"{verdict}; {seen.fault or 'structure as expected'}"
+    return Grade(score, right, None if seen.answer is None else clip(seen.answer), reason, parts)
 
 
 def _read(response: str, metadata: Mapping[str, Any]) -> SearchAnswer:
     messages = metadata.get("messages", ())
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise bad_metadata("search_r1", "messages", "a list of messages", messages)
-    if not all(isinstance(message, Mapping) for message in messages):
+    listed = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not listed or not all(isinstance(message, Mapping) for message in messages):
         raise bad_metadata("search_r1", "messages", "a list of messages", messages)
     native = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
     return _from_messages(messages) if native else _from_text(response)
@@ -115,16 +108,15 @@ def _from_text(response: str) -> SearchAnswer:
                 fault = f"<{name}> after {f'<{state}>' if state else 'the prompt'}"
             inside = name
         else:
-            fault = fault or (
-                f"<{tag.group(1)}{name}> inside <{inside}>" if inside else f"</{name}> without an opening"
-            )
+            wrong = f"<{tag.group(1)}{name}> inside <{inside}>" if inside else f"</{name}> without an opening"
+            fault = fault or wrong
             if not closing:
                 inside = name
     (retrieved if inside == "information" else said).append(response[last:])
     fault = fault or _end_fault(inside, state, response[last:])
     blocks = answer_blocks("".join(said))
     answer = next((content for _, content in reversed(blocks) if normalise(content)), None)
-    return SearchAnswer(answer, "\n".join(retrieved), not fault, fault or "structure as expected")
+    return SearchAnswer(answer, "\n".join(retrieved), fault)
 
 
 def _end_fault(inside: str, state: str, rest: str) -> str:
@@ -143,7 +135,7 @@ def _from_messages(messages: Sequence[Mapping[str, Any]]) -> SearchAnswer:
     retrieved = [_text(message) for message in messages if message.get("role") == "tool"]
     turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
-        return SearchAnswer(None, "\n".join(retrieved), False, "no turn of the model")
+        return SearchAnswer(None, "\n".join(retrieved), "no turn of the model")
     blocks = [block for index in turns for _, block in answer_blocks(_text(messages[index])) if normalise(block)]
     fault = ""
     for number_, index in enumerate(turns):
@@ -159,9 +151,7 @@ def _from_messages(messages: Sequence[Mapping[str, Any]]) -> SearchAnswer:
     in_last = [block for _, block in answer_blocks(_text(messages[turns[-1]])) if normalise(block)]
     if len(in_last) != 1 or len(blocks) != 1:
         fault = fault or f"{len(blocks)} answers, of which {len(in_last)} in the last turn"
-    return SearchAnswer(
-        blocks[-1] if blocks else None, "\n".join(retrieved), not fault, fault or "structure as expected"
-    )
+    return SearchAnswer(blocks[-1] if blocks else None, "\n".join(retrieved), fault)
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -10,9 +10,9 @@ Everything is linear in the length of the response; only its last `TAIL` charact
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from agentrl.rm_hub.reading import numbers, prose
+from agentrl.rm_hub.reading import numbers, phrases, prose
 from agentrl.rm_hub.reading.latex import LONGEST, clean
 from agentrl.rm_hub.reading.words import wordy
 
@@ -20,37 +20,28 @@ TAIL = 100_000
 """Characters at the end of a response that are searched."""
 
 _THOUGHT = re.compile(
-    r"</(?:think|thinking|thought|thoughts|reasoning|reason|scratchpad)>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>"
-    r"|<\|channel\|>final<\|message\|>|###\s?Response",
-    re.IGNORECASE,
+    r"(?i)</(?:think|thinking|thought|thoughts|reasoning|reason|scratchpad)>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>"
+    r"|<\|channel\|>final<\|message\|>|###\s?Response"
 )
 _SPECIAL = re.compile(r"<\|[^<>|]{1,40}\|>|</s>|<eos>|<end_of_turn>|<pad>|\[EOS\]|<｜[^<>｜]{1,40}｜>")
-_ESCAPED = (
-    ("\x08oxed", r"\boxed"),
-    ("\x0crac", r"\frac"),
-    ("\x08inom", r"\binom"),
-    ("\text{", r"\text{"),
-    ("\times", r"\times"),
-)
-_BRACES = re.compile(r"\\{1,2}(?:boxed|fbox)\s*(\{)?|\\.|[{}]", re.DOTALL)
-_TAG = re.compile(r"<(/?)(answer|final_answer|final|solution)>", re.IGNORECASE)
-_HASHES = re.compile(r"^[ \t>*]*####[ \t]*(?!#)(.*)$", re.MULTILINE)
+_ESCAPED = {"\x08oxed": r"\boxed", "\x0crac": r"\frac", "\x08inom": r"\binom", "\text{": r"\text{", "\times": r"\times"}
+_BRACES = re.compile(r"(?s)\\{1,2}(?:boxed|fbox)\s*(\{)?|\\.|[{}]")
+_TAG = re.compile(r"(?i)<(/?)(answer|final_answer|final|solution)>")
+_HASHES = re.compile(r"(?m)^[ \t>*]*####[ \t]*(?!#)(.*)$")
 _MOST_TITLES = 50
 _JOIN = re.compile(
     r"\b(?:and|or|und|oder|et|ou|y|o)\b|[\s,;&$.:|*\-]|\\(?:text|quad|qquad|mathrm|textbf|or|and)(?![a-zA-Z])|[{}()\[\]\\]|[a-zA-Z](?:_\w)?\s*="
 )
 _GUESS = re.compile(
-    r"guess|possib|maybe|perhaps|option|candidate|alternativ|might|could|either|attempt|another|\btry\b", re.IGNORECASE
+    r"(?i)guess|possib|maybe|perhaps|option|candidate|alternativ|might|could|either|attempt|another|\btry\b"
 )
-_FINAL = re.compile(r"final|answer|therefore|thus|hence|\bso\b|wait|actually|correct|step|then|result", re.IGNORECASE)
+_FINAL = re.compile(r"(?i)final|answer|therefore|thus|hence|\bso\b|wait|actually|correct|step|then|result")
 _OR = re.compile(
-    r"^\s*[$.\\)\]]{0,4}\s*(?:\\text\{)?\s*\(?(?:or|oder|ou|или|或|或者)\b\s*(?:maybe|possibly|perhaps|even)?\s*\}?\s*",
-    re.IGNORECASE,
+    r"(?i)^\s*[$.\\)\]]{0,4}\s*(?:\\text\{)?\s*\(?(?:or|oder|ou|или|或|或者)\b\s*(?:maybe|possibly|perhaps|even)?\s*\}?\s*"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """An answer and where it stood.
 
     Attributes:
@@ -62,8 +53,7 @@ class Found:
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(NamedTuple):
     start: int
     end: int
     text: str
@@ -73,7 +63,7 @@ class _Mark:
 def visible(response: str) -> tuple[str, bool]:
     """(what counts of a response, whether it is an answer and not reasoning that was never ended)."""
     text = response[-TAIL:]
-    for broken, meant in _ESCAPED:
+    for broken, meant in _ESCAPED.items():
         text = text.replace(broken, meant)
     ends = [match.end() for match in _THOUGHT.finditer(text)]
     if ends:
@@ -102,12 +92,9 @@ def find_answer(response: str, words: bool = False) -> Found | None:
         return Found(inner if inner is not None else mark.text[:LONGEST], mark.how)
     if not finished and _THOUGHT.search(text) is None:
         return None
-    found = prose.find(text, words, lines=False)
-    if found is not None:
+    if (found := prose.find(text, words, lines=False)) is not None:
         return Found(found, "sentence")
-    if not finished:
-        return None
-    found = prose.find(text, words, lines=True)
+    found = prose.find(text, words, lines=True) if finished else None
     return Found(found, "last line") if found is not None else None
 
 
@@ -136,11 +123,11 @@ def _marked(text: str) -> tuple[str, list[_Mark]]:
         elif opened is not None:
             marks.append(_Mark(opened.end(), tag.start(), text[opened.end() : tag.start()].strip(), "tag"))
             opened = None
-    if opened is not None and text[opened.end() :].strip():
+    if opened is not None:
         marks.append(_Mark(opened.end(), len(text), text[opened.end() :].strip(), "tag"))
     end = len(text.rstrip())
     for line in list(_HASHES.finditer(text))[-_MOST_TITLES:]:
-        if line.group(1).strip() and (line.end() >= end or not _is_title(line.group(1))):
+        if line.end() >= end or not _is_title(line.group(1)):
             marks.append(_Mark(line.start(), line.end(), line.group(1).strip(), "hashes"))
     spans = [(mark.start, mark.end) for mark in found]
     marks = [
@@ -198,17 +185,15 @@ def _boxed(text: str, found: list[_Mark], words: bool) -> Found:
     """The last box, with those that belong to it."""
     last = found[-1]
     rest = text[last.end : last.end + 2000]
-    corrected = prose.correction(rest, words)
-    if corrected is not None:
+    if (corrected := prose.correction(rest, words)) is not None:
         return Found(corrected, "sentence")
     values = [last.text]
     for earlier, later in zip(reversed(found[:-1]), reversed(found), strict=False):
         if not _together(text[earlier.end : later.start]) or len(values) > 50:
             break
         values.insert(0, earlier.text)
-    hedged = _OR.match(rest)
-    other = prose.leading_value(rest[hedged.end() :]) if hedged is not None else prose.hedge(rest)
-    if other:
+    hedged = _OR.match(rest) or phrases.HEDGED.search(rest[:120])
+    if hedged is not None and (other := prose.leading_value(rest[hedged.end() :])):
         values.append(other)
     distinct = list(dict.fromkeys(" ".join(value.split()) for value in values))
     return Found(" or ".join(distinct), "box")

@@ -11,8 +11,7 @@ r"""Finding `\boxed{...}` in a text, in time linear in its length.
 import re
 
 _TOKEN = re.compile(
-    r"(?P<box>(?:\\{1,4}b|\x08)oxed(?![A-Za-z])\s*\{?|\\{1,4}fbox(?![A-Za-z])\s*\{?)|\\.|(?P<open>\{)|(?P<close>\})",
-    re.DOTALL,
+    r"(?s)(?P<box>(?:\\{1,4}b|\x08)oxed(?![A-Za-z])\s*\{?|\\{1,4}fbox(?![A-Za-z])\s*\{?)|\\.|(?P<open>\{)|(?P<close>\})"
 )
 """`\x08oxed` is what a JSON or Python string makes of `\boxed` with a single backslash."""
 

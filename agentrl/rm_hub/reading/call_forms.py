@@ -11,8 +11,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.chat.parsers.base import read_arguments, read_json
 from agentrl.chat.parsers.glm import parse_glm
@@ -23,11 +22,11 @@ from agentrl.rm_hub.reading.call_notations import BEGIN, SEPARATOR
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _WRAPPERS = ("function", "function_call", "tool_call")
-_LIST_MARK = re.compile(r"(?:[-*•]|\d{1,2}[.)])\s{1,4}|(?:(?:tool|function) )?(?:call|action):\s", re.IGNORECASE)
-_FENCE = re.compile(r"```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```", re.DOTALL)
+_LIST_MARK = re.compile(r"(?i)(?:[-*•]|\d{1,2}[.)])\s{1,4}|(?:(?:tool|function) )?(?:call|action):\s")
+_FENCE = re.compile(r"(?s)```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```")
 _INLINE = re.compile(r"`([^`\n]{3,2000})`")
-_NAMED = re.compile(r"<function=([\w.-]+)>\s*(\{.*\})\s*(?:</function>)?\s*", re.DOTALL)
-_PYTHON = re.compile(r"^\s*(?:[^\W\d]\w*\s?=\s?)?\[?\s*[^\W\d][\w.]*\(.*\)\s*\]?\s*;?\s*$", re.DOTALL)
+_NAMED = re.compile(r"(?s)<function=([\w.-]+)>\s*(\{.*\})\s*(?:</function>)?\s*")
+_PYTHON = re.compile(r"(?s)^\s*(?:[^\W\d]\w*\s?=\s?)?\[?\s*[^\W\d][\w.]*\(.*\)\s*\]?\s*;?\s*$")
 _MARKS = re.compile(
     r"\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_(?:begin|end)\|>|</?tool_calls?>|</?functioncall>"
 )
@@ -38,9 +37,8 @@ _SECTION = re.compile(
     rf"\s*(?:function\s*{SEPARATOR})?\s*(?:functions\.)?([^\s<:]{{1,200}})(?::\d{{1,6}})?\s*(?:{SEPARATOR})?\s*(?:```(?:json)?)?\s*(?=\{{)"
 )
 _REACT = re.compile(
-    r"^[\s*]{0,4}(?:Action|Tool|Function)(?: name)?[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n"
-    r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*",
-    re.MULTILINE | re.IGNORECASE,
+    r"(?im)^[\s*]{0,4}(?:Action|Tool|Function)(?: name)?[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n"
+    r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*"
 )
 _OPENING = re.compile(r"\[?\{")
 _NAME_ONLY = re.compile(r"[^\W\d][\w.-]{0,200}")
@@ -49,8 +47,7 @@ _MAX_ATTEMPTS = 64
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call: the tool's name and its arguments."""
 
     name: str
@@ -75,8 +72,8 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
         return _tagged(text, tools)
     if BEGIN in text:
         return [_section(part) for part in text.split(BEGIN)[1:]]
-    if reacted := [_react(text, match) for match in list(_REACT.finditer(text))[:_MAX_ATTEMPTS]]:
-        return reacted
+    if actions := list(_REACT.finditer(text))[:_MAX_ATTEMPTS]:
+        return [_with_object(text, action, "the input of an action is not a JSON object") for action in actions]
     edged = _inside_marks(text)
     if (calls := _values(edged) or _python(edged) or None) is not None:
         return calls
@@ -105,18 +102,14 @@ def _inside_marks(text: str) -> str:
 
 def _section(part: str) -> Call:
     """`function<sep>name` and JSON in a fence, or `name<sep>JSON`; the name may be `functions.name:0` (Kimi)."""
-    named = _SECTION.match(part)
-    found = read_json(part, named.end()) if named else None
+    return _with_object(part, _SECTION.match(part), "a tool call is not complete or not well formed")
+
+
+def _with_object(text: str, named: re.Match[str] | None, wrong: str) -> Call:
+    found = read_json(text, named.end()) if named else None
     if named is None or found is None or not isinstance(found[0], dict):
-        raise Broken("a tool call is not complete or not well formed")
+        raise Broken(wrong)
     return Call(named[1], found[0])
-
-
-def _react(text: str, match: re.Match[str]) -> Call:
-    found = read_json(text, match.end())
-    if found is None or not isinstance(found[0], dict):
-        raise Broken("the input of an action is not a JSON object")
-    return Call(match[1], found[0])
 
 
 def _tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:

@@ -16,12 +16,11 @@ _KIMI = (
     ("<|tool_call_argument_begin|>", SEPARATOR),
     ("<|tool_call_end|>", "<｜tool▁call▁end｜>"),
 )
+_SECTION = rf"{BEGIN}\g<name>{SEPARATOR}"
 _NAME = r"(?<![\w.-])(?P<name>[^\W\d][\w.-]{0,200})"
 _MISTRAL = re.compile(rf"(?:\[TOOL_CALLS\])?\s?{_NAME}\s?(?:\[CALL_ID\][\w-]{{1,64}})?\[ARGS\]")
 _QWEN_AGENT = re.compile(rf"✿FUNCTION✿\s?:\s{{0,4}}{_NAME}\s{{0,4}}✿ARGS✿\s?:")
-_ANALYSIS = re.compile(
-    r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|(?=<\|start\|>|<\|channel\|>)|\Z)", re.DOTALL
-)
+_ANALYSIS = re.compile(r"(?s)<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|(?=<\|start\|>|<\|channel\|>)|\Z)")
 _RECIPIENT = r"to=(?:functions\.)?"
 _CHANNEL = re.compile(
     rf"(?:<\|start\|>assistant)?\s?(?:{_RECIPIENT}{_NAME}\s?<\|channel\|>(?:commentary|analysis)"
@@ -38,19 +37,15 @@ def in_one_notation(text: str) -> str:
     for kimi, deepseek in _KIMI:
         text = text.replace(kimi, deepseek)
     if "<|channel|>" in text:
-        text = _CHANNEL.sub(lambda match: _opening(match["name"] or match["last"]), text)
+        text = _CHANNEL.sub(lambda match: f"{BEGIN}{match['name'] or match['last']}{SEPARATOR}", text)
         text = _ANALYSIS.sub("", text).replace("<|channel|>final<|message|>", "\n")
     if "[ARGS]" in text:
-        text = _MISTRAL.sub(lambda match: _opening(match["name"]), text)
+        text = _MISTRAL.sub(_SECTION, text)
     if "✿ARGS✿" in text:
-        text = _QWEN_AGENT.sub(lambda match: _opening(match["name"]), text)
+        text = _QWEN_AGENT.sub(_SECTION, text)
     if "<functioncall>" in text:
         text = _QUOTED.sub(r"\1\2", text)
     if "<invoke name=" in text:
         text = _PARAMETER.sub(r"<parameter=\1>\n", text).replace("</parameter>", "\n</parameter>")
         text = _INVOKE.sub(r"<tool_call>\n<function=\1>\n", text).replace("</invoke>", "</function>\n</tool_call>")
     return text
-
-
-def _opening(name: str) -> str:
-    return f"{BEGIN}{name}{SEPARATOR}"

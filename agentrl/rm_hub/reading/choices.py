@@ -17,8 +17,7 @@ MANY = "several"
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DECORATION = r"(?:[\s#*_`\"'“”‘’$({\[<>:：]|\\[(\[]|\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf|boxed|bf|rm)\b\s?|option\b|choice\b|answer\b|letter\b|statement\b|(?-i:(?:la |a |die |il |o )?(?:lettre|letra|lettera|opción|opzione|alternativa|Buchstabe)|la|a|die|il)(?=\s[\s(*]{0,3}(?-i:[A-J])\b)|opción\b|选项|選項|the\b)*"
 _LETTER = re.compile(
-    rf"(?P<before>{_DECORATION})(?P<letter>[A-Za-z])(?![A-Za-z0-9^]|['’][A-Za-z]|[-–][A-Za-z0-9]|/[a-zA-Z]{{2}}|\.[A-Za-z0-9])",
-    re.IGNORECASE,
+    rf"(?i)(?P<before>{_DECORATION})(?P<letter>[A-Za-z])(?![A-Za-z0-9^]|['’][A-Za-z]|[-–][A-Za-z0-9]|/[a-zA-Z]{{2}}|\.[A-Za-z0-9])"
 )
 _ANOTHER = re.compile(
     r"[\s*_`\"'”’)\]}.:]{0,6}(?:\([^()\n]{0,80}\))?\s?(?:,?\s(?:or|and|oder|und|ou|et|y|o|или|и)\s|或|和|与|及|[/&+]|,\s?(?:and |or )?)[\s*_`\"'“$(\[{]{0,6}"
@@ -27,17 +26,15 @@ _ANOTHER = re.compile(
 _TWO_IN_ONE = re.compile(r"[A-J]{2,4}(?![A-Za-z])")
 _CLOSES = re.compile(r"[\s*_`\"'”’)\]}>$.,;:!。．、）】|]*(?:$|\n|</)")
 _CONNECTS = re.compile(
-    r"\s{0,2}[)\]}*\"'”’$.,;:!?。．、，）】<\\_`|&/+(–—\-]|\s+[-–—(\[]|\n|$|[^\x00-\x7f]|\s+(?:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
-    r"considering|where|while|is|if|according|after|among|on|follows|over|instead|in|corresponds|was|here|only|then)\b",
-    re.IGNORECASE,
+    r"(?i)\s{0,2}[)\]}*\"'”’$.,;:!?。．、，）】<\\_`|&/+(–—\-]|\s+[-–—(\[]|\n|$|[^\x00-\x7f]|\s+(?:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
+    r"considering|where|while|is|if|according|after|among|on|follows|over|instead|in|corresponds|was|here|only|then)\b"
 )
-_GIVES_REASON = re.compile(r"\s?[,—–-]\s?(?:because|since|as|due to|given)\b", re.IGNORECASE)
+_GIVES_REASON = re.compile(r"(?i)\s?[,—–-]\s?(?:because|since|as|due to|given)\b")
 _WORDS_IN_MATH = re.compile(r"\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf)\s?\{([^{}]{0,200})\}")
 _NOT = re.compile(
-    r"\s*(?:definitely |clearly |certainly |probably |simply |just )?(?:not|neither|n't|no longer|never)\b",
-    re.IGNORECASE,
+    r"(?i)\s*(?:definitely |clearly |certainly |probably |simply |just )?(?:not|neither|n't|no longer|never)\b"
 )
-_BUT = re.compile(r"[^.\n]{0,80}?\bbut(?: rather| instead)?\b\s*", re.IGNORECASE)
+_BUT = re.compile(r"(?i)[^.\n]{0,80}?\bbut(?: rather| instead)?\b\s*")
 _LABELLED = re.compile(r"^\s*[(\[]?([A-Za-z])[)\].:]\s+")
 _WRAPPERS = re.compile(r"\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf)\b|[$*_`{}\\]|[\"'“”‘’]")
 _MAX_SEGMENT = 1000
@@ -65,12 +62,10 @@ class Choices:
     def begins(self, segment: str) -> str | None:
         """The choice with whose text the segment begins; MANY if another one follows after "or"."""
         bare = plain(segment[:_MAX_SEGMENT])
-        best = ""
-        for letter, text in self.texts.items():
-            if text and _stands_at(bare, text, 0) and len(text) > len(self.texts.get(best, "")):
-                best = letter
-        if not best:
+        beginning = [letter for letter, text in self.texts.items() if text and _stands_at(bare, text, 0)]
+        if not beginning:
             return None
+        best = max(beginning, key=lambda letter: len(self.texts[letter]))
         rest = bare[len(self.texts[best]) :]
         if re.match(r"\s?,?\s?(?:or|and)\s", rest) and self.within(rest) is not None:
             return MANY
@@ -123,7 +118,8 @@ def read_letter(text: str, position: int, choices: Choices, *, alone: bool = Fal
     line = next((line for line in segment.splitlines() if re.search(r"\w", line)), "")
     if not choices.letters:
         return plain(re.split(r"[.;!?](?:\s|$)|</|\n", line)[0]) or None
-    if not alone and (letter := _by_text(line, choices)):
+    head = re.split(r"</|\\\]", line)[0].lstrip(" *_`\"'“$:")
+    if not alone and (letter := choices.by_text(head) or (None if _LABELLED.match(head) else choices.begins(head))):
         return letter
     match = _LETTER.match(segment)
     if match is None:
@@ -133,34 +129,21 @@ def read_letter(text: str, position: int, choices: Choices, *, alone: bool = Fal
     return _accept(segment, match, choices, alone)
 
 
-def _by_text(line: str, choices: Choices) -> str | None:
-    line = re.split(r"</|\\\]", line)[0].lstrip(" *_`\"'“$:")
-    if found := choices.by_text(line):
-        return found
-    letter = _LABELLED.match(line)
-    return None if letter else choices.begins(line)
-
-
 def _accept(segment: str, match: re.Match[str], choices: Choices, alone: bool) -> str | None:
-    letter, behind = match["letter"], match.end()
-    before = match["before"]
-    opened = before.rstrip()[-1:] in tuple("([{*\"'“‘`")
-    named = bool(re.search(r"(?:option|choice|answer|letter)\s*\S{0,4}$", before.rstrip(), re.IGNORECASE)) or opened
+    letter, behind, before = match["letter"], match.end(), match["before"].rstrip()
+    opened = before[-1:] in tuple("([{*\"'“‘`")
+    named = opened or re.search(r"(?:option|choice|answer|letter)\s*\S{0,4}$", before, re.IGNORECASE)
     closes = bool(_CLOSES.match(segment, behind))
     rest = segment[behind : behind + 3]
     another = _ANOTHER.match(segment, behind)
     if another and another["letter"] != letter.upper() and choices.knows(another["letter"]):
         return MANY
-    if letter.islower() and not (
-        closes or rest[:1] in tuple(")]}*") or (rest[:1] in tuple(".,:") and (named or not alone))
-    ):
+    ends = closes or rest[:1] in tuple(")]}*") or (rest[:1] in tuple(".,:") and (named or not alone))
+    if letter.islower() and not ends:
         return None
     if alone:
-        marked = (
-            rest[:1] in tuple(")]")
-            or (rest[:1] == "." and rest[1:2].isspace())
-            or (opened and rest[:1] in tuple("*}\"'`"))
-        )
+        marked = rest[:1] in tuple(")]") or (rest[:1] == "." and rest[1:2].isspace())
+        marked = marked or (opened and rest[:1] in tuple("*}\"'`"))
         colon = (rest[:1] == ":" and letter not in "Aa") or bool(_GIVES_REASON.match(segment, behind))
         colon = colon or (letter in "BCDEFGHJ" and rest[:1] == " " and rest[1:2] in tuple("-–—") and rest[2:3] == " ")
         return letter.upper() if closes or marked or colon or (named and _CONNECTS.match(segment, behind)) else None
@@ -169,9 +152,8 @@ def _accept(segment: str, match: re.Match[str], choices: Choices, alone: bool) -
         return letter.upper()
     if opened or _CONNECTS.match(segment, behind):
         return letter.upper()
-    return (
-        letter if letter in "BCDEFGHJ" and not choices.texts and not re.match(r"\s+[a-z]", segment[behind:]) else None
-    )
+    goes_on = choices.texts or re.match(r"\s+[a-z]", segment[behind:])
+    return letter if letter in "BCDEFGHJ" and not goes_on else None
 
 
 def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]:
@@ -189,11 +171,8 @@ def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]
     by_text = [name for name, text in texts.items() if text == plain(label)]
     if len(by_text) == 1:
         return Choices(letters, texts), by_text[0]
-    if (
-        letter is None
-        and (labelled := _LABELLED.match(label))
-        and texts.get(labelled[1].upper()) == plain(label[labelled.end() :])
-    ):
+    labelled = _LABELLED.match(label)
+    if letter is None and labelled and texts.get(labelled[1].upper()) == plain(label[labelled.end() :]):
         letter = labelled
     if letter is not None:
         wanted = letter[1].upper()

@@ -14,12 +14,12 @@ from typing import Any
 
 from agentrl.errors import GraderFailure
 
-_REASONING = ("think", "thinking", "thought", "reasoning")
-_OPENED = re.compile(rf"<(?:{'|'.join(_REASONING)})>|\[THINK\]", re.IGNORECASE)
-_CLOSED = re.compile(rf"</(?:{'|'.join(_REASONING)})>|\[/THINK\]", re.IGNORECASE)
+_REASONING = "think|thinking|thought|reasoning"
+_OPENED = re.compile(rf"(?i)<(?:{_REASONING})>|\[THINK\]")
+_CLOSED = re.compile(rf"(?i)</(?:{_REASONING})>|\[/THINK\]")
 _FINAL_CHANNEL = "<|channel|>final<|message|>"
 _CONTROL = re.compile(r"<\|[a-z_]{1,32}\|>|</?s>|<(?:eos|end_of_turn)>")
-_ANSWER_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"(?i)<(/?)answer>")
 _LABEL_FIELDS = ("target", "ground_truth", "golden_answers", "answers", "answer", "text", "label")
 _MAX_NFKC = 10_000
 """Composing characters can take quadratic time on runs of combining marks; a short answer is never this long."""

@@ -6,18 +6,20 @@ r"""Whether an answer says the same as a label: numbers exactly, words as words,
 """
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentrl.rm_hub.reading import numbers, ranges, symbolic
 from agentrl.rm_hub.reading.framing import complement, without_frame
 from agentrl.rm_hub.reading.latex import clean, squeeze
-from agentrl.rm_hub.reading.shapes import Shape, is_name, is_symbol, shape
+from agentrl.rm_hub.reading.shapes import Kind, Shape, is_name, is_symbol, shape
 from agentrl.rm_hub.reading.words import choice, same_words, strip_units, wordy
 
 _BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*\(?(\w+)\)?\s*\}?$")
 _LETTERED = re.compile(r"^(?:\([A-H]\)|[A-H][.):])\s*(?=[\w\\\[({+-])")
 _COMMA_DECIMAL = re.compile(r"[+-]?\d+,\d+")
-_CLOCK = re.compile(r"\d\s*[ap]\.?\s?m\b", re.IGNORECASE)
+_CLOCK = re.compile(r"(?i)\d\s*[ap]\.?\s?m\b")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
@@ -27,8 +29,7 @@ _COLUMN = re.compile(rf"^\\[dt]?binom{_BRACED}{_BRACED}$")
 _MOST_ALGEBRA = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Equality:
+class Equality(NamedTuple):
     """Equal or not, and why."""
 
     equal: bool
@@ -70,9 +71,18 @@ def _compare(gold: str, got: str, budget: _Budget) -> Equality:
         if found is None and re.fullmatch(r"[+-]?[\d. ]+,\d+\D*", got):
             found = numbers.read(got, comma_is_point=True)
         if found is not None:
-            same = numbers.same(number, found)
-            return Equality(same, "equal numbers" if same else "different numbers")
+            return _numbers(number, found)
     return _shapes(shape(gold), shape(got), budget)
+
+
+def _numbers(gold: numbers.Number, got: numbers.Number) -> Equality:
+    same = numbers.same(gold, got)
+    return Equality(same, "equal numbers" if same else "different numbers")
+
+
+def _words(gold: str, got: str, otherwise: str = "different words") -> Equality:
+    same = same_words(gold, got)
+    return Equality(same, "the same words" if same else otherwise)
 
 
 def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Equality:
@@ -80,21 +90,10 @@ def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Equality:
         return _equations(gold, got, budget)
     named = _names(gold, got)
     if named is not None:
-        if named == "equation":
-            return _equations(gold, got, budget)
-        return Equality(False, named)
-    kinds = (gold.kind, got.kind)
-    if kinds == ("one", "one"):
+        return _equations(gold, got, budget) if named == "equation" else Equality(False, named)
+    if gold.kind == got.kind == "one":
         return _one(gold.text, got.text, budget)
-    if gold.kind == "one":
-        return _single(gold, got, budget)
-    if gold.kind in {"list", "set"}:
-        return _collection(gold, got, budget)
-    if gold.kind == "brackets":
-        return _brackets(gold, got, budget)
-    if gold.kind == "union":
-        return _union(gold, got, budget)
-    return _matrices(gold, got, budget)
+    return _BY_KIND[gold.kind](gold, got, budget)
 
 
 def _names(gold: Shape, got: Shape) -> str | None:
@@ -103,7 +102,7 @@ def _names(gold: Shape, got: Shape) -> str | None:
         not is_name(gold.name) or (re.fullmatch(r"[-\d. ]+", gold.name) and re.search("[a-z]", gold.text))
     ):
         return "equation"
-    if gold.name and got.name and is_symbol(gold.name) and is_symbol(got.name):
+    if is_symbol(gold.name) and is_symbol(got.name):
         first, second = squeeze(gold.name), squeeze(got.name)
         functions = "(" in first or "(" in second
         bare = {re.sub(r"_(?:\{\d+\}|\d)$", "", name) for name in (first, second)}
@@ -129,19 +128,16 @@ def _single(gold: Shape, got: Shape, budget: _Budget) -> Equality:
             return Equality(False, "the answer is a list, the label is not")
         if got.kind == "set" and same_words(r"\emptyset", gold.text):
             return Equality(False, "the answer is a set with something in it")
-        verdicts = [_shapes(gold, item, budget) for item in got.items]
-        if all(verdict.equal for verdict in verdicts):
+        equal = [_shapes(gold, item, budget).equal for item in got.items]
+        if all(equal):
             return Equality(True, "every value given equals the label")
-        if any(verdict.equal for verdict in verdicts):
+        if any(equal):
             return Equality(False, "the answer gives several different values")
         return Equality(False, "the answer gives several values, none of them the label's")
-    if got.kind in {"brackets", "union"}:
-        spelled = ranges.interval(gold.text)
-        if spelled is not None:
-            return _shapes(shape(spelled), got, budget)
+    if got.kind in {"brackets", "union"} and (spelled := ranges.interval(gold.text)) is not None:
+        return _shapes(shape(spelled), got, budget)
     if wordy(gold.text) or choice(gold.text):
-        same = same_words(gold.text, got.text)
-        return Equality(same, "the same words" if same else "different words")
+        return _words(gold.text, got.text)
     if got.kind == "set" and not got.items:
         same = same_words(gold.text, r"\emptyset")
         return Equality(same, "both empty" if same else "the answer is the empty set")
@@ -153,8 +149,7 @@ def _collection(gold: Shape, got: Shape, budget: _Budget) -> Equality:
         # (1, 2) for "1, 2": the order is that of the label.
         return _in_order(gold, got, budget)
     if got.kind == "one" and wordy(got.text):
-        same = same_words(gold.text, got.text)
-        return Equality(same, "the same words" if same else "the answer is not a list")
+        return _words(gold.text, got.text, "the answer is not a list")
     items = got.items if got.kind in {"list", "set"} else (got,)
     if got.kind == "union" and gold.kind == "list":
         parts = [ranges.interval(item.text) for item in gold.items]
@@ -273,6 +268,12 @@ def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     return Equality(False, "the answer is not a matrix of that shape")
 
 
+_BY_KIND: Mapping[Kind, Callable[[Shape, Shape, _Budget], Equality]] = {
+    "one": _single, "list": _collection, "set": _collection,
+    "brackets": _brackets, "union": _union, "matrix": _matrices,
+}  # fmt: skip
+
+
 def _one(gold: str, got: str, budget: _Budget) -> Equality:
     if squeeze(gold) == squeeze(got):
         return Equality(True, "the same text")
@@ -282,14 +283,12 @@ def _one(gold: str, got: str, budget: _Budget) -> Equality:
         return Equality(same, "the same choice" if same else "another choice")
     number, found = numbers.read(gold), numbers.read(got)
     if number is not None and found is not None:
-        same = numbers.same(number, found)
-        return Equality(same, "equal numbers" if same else "different numbers")
-    based = _bases(gold, got)
-    if based is not None:
+        return _numbers(number, found)
+    if (based := _bases(gold, got)) is not None:
         return based
     ratio, other = _ratio(gold), _ratio(got)
     if ratio and (other or found is not None):
-        same = ratio == other if other else False
+        same = ratio == other
         if found is not None and not other and len(ratio) == 2:
             same = ratio[1] != 0 and found.value * ratio[1] == ratio[0]
         return Equality(same, "equal ratios" if same else "different ratios")
@@ -298,8 +297,7 @@ def _one(gold: str, got: str, budget: _Budget) -> Equality:
     gold, got = _radians(gold, got), _radians(got, gold)
     bare = (strip_units(gold), strip_units(got))
     if _CLOCK.search(gold) or (wordy(bare[0]) or wordy(bare[1])):
-        same = same_words(gold, got) or same_words(gold, complement(got))
-        return Equality(same, "the same words" if same else "different words")
+        return _words(gold, got if same_words(gold, got) else complement(got))
     gold, got = bare
     if squeeze(gold) == squeeze(got):
         return Equality(True, "the same text up to units")
@@ -317,17 +315,13 @@ def _radians(text: str, other: str) -> str:
 def _rounded(gold: str, got: str, number: numbers.Number | None, found: numbers.Number | None) -> Equality | None:
     r"""A label that is a rounded decimal and an answer that is exact (3.14, \pi), or an answer with very many decimals."""
     if number is not None and number.decimals is not None and number.decimals >= 2:
-        if symbolic.refusal(got) is None and symbolic.rounds_to(got, number.value, number.decimals):
-            return Equality(True, "equal to the label's decimals")
-    elif (
-        found is not None
-        and found.decimals is not None
-        and found.decimals >= 6
-        and symbolic.refusal(gold) is None
-        and symbolic.rounds_to(gold, found.value, found.decimals)
-    ):
-        return Equality(True, f"equal to {found.decimals} decimals")
-    return None
+        exact, rounded, reason = got, number, "equal to the label's decimals"
+    elif found is not None and found.decimals is not None and found.decimals >= 6:
+        exact, rounded, reason = gold, found, f"equal to {found.decimals} decimals"
+    else:
+        return None
+    equal = symbolic.refusal(exact) is None and symbolic.rounds_to(exact, rounded.value, rounded.decimals or 0)
+    return Equality(True, reason) if equal else None
 
 
 def _bases(gold: str, got: str) -> Equality | None:
@@ -345,16 +339,14 @@ def _bases(gold: str, got: str) -> Equality | None:
 def _ratio(text: str) -> tuple[int, ...] | None:
     """3:4 as (3, 4)."""
     text = _TO.sub(":", text)
-    if re.fullmatch(r"\d{1,9}(?:\s*:\s*\d{1,9}){1,4}", text):
-        return tuple(int(part) for part in text.split(":"))
-    return None
+    is_ratio = re.fullmatch(r"\d{1,9}(?:\s*:\s*\d{1,9}){1,4}", text)
+    return tuple(int(part) for part in text.split(":")) if is_ratio else None
 
 
 def _algebra(gold: str, got: str, budget: _Budget) -> Equality:
     gold, got = symbolic.with_binomials(gold), symbolic.with_binomials(got)
     for what, text in (("answer", got), ("label", gold)):
-        reason = symbolic.refusal(text)
-        if reason is not None:
+        if reason := symbolic.refusal(text):
             return Equality(False, f"the {what} is not computed: {reason}")
     if budget.left <= 0:
         return Equality(False, "too many parts to compare")

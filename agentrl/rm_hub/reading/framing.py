@@ -29,8 +29,7 @@ _POINT = re.compile(
     r"^(?:[A-Z]'?|(?:[A-Za-z]+\s+){1,8}(?:is|at|are|be)\s*(?:at\s+|the\s+point\s+|[A-Z]\s*=?\s*)?:?)\s*(?=[(\[].*[)\]]$)"
 )
 _SENTENCE = re.compile(
-    r"^[^=<>\d]{1,80}?\b(?:is|are)\s+(?!not\b|no\b|never\b|neither\b|nor\b)(?:an?\s+|the\s+)?(?=[a-zA-Z])",
-    re.IGNORECASE,
+    r"(?i)^[^=<>\d]{1,80}?\b(?:is|are)\s+(?!not\b|no\b|never\b|neither\b|nor\b)(?:an?\s+|the\s+)?(?=[a-zA-Z])"
 )
 
 
@@ -70,14 +69,9 @@ def _same_variable(gold: str, got: str) -> tuple[str, str]:
 def _quantified(gold: str, got: str) -> tuple[str, str]:
     first, second = _parameter(gold), _parameter(got)
     if second is None:
-        if (
-            first is not None
-            and r"\in" not in got
-            and _letter(first[1]).search(first[0])
-            and _letter(first[1]).search(got)
-        ):
-            return first[0], got
-        return gold, got
+        if first is None or r"\in" in got or not all(_letter(first[1]).search(text) for text in (first[0], got)):
+            return gold, got
+        return first[0], got
     rest, name, of = second
     if first is not None:
         if first[2] != of or (_letter(first[1]).search(rest) is not None and first[1] != name):

@@ -9,24 +9,21 @@
 import re
 
 _HEDGED = re.compile(
-    r"\b(?:tempting|tempted|might (?:think|say|assume|choose)|may (?:think|say)|one could|could be argued|some(?:one| people| students)?(?: might| may)? (?:say|think|choose|pick)"
-    r"|students?|mistak\w*|wrong(?:ly)?|initially|at first|first (?:thought|glance|instinct|guess)|naive|least likely|doubt|no way|second[- ]best|if(?! I (?:had|have) to (?:guess|choose|pick|say))|unless|suppose|were to|common (?:error|answer)|trap|previously|earlier i)\b",
-    re.IGNORECASE,
+    r"(?i)\b(?:tempting|tempted|might (?:think|say|assume|choose)|may (?:think|say)|one could|could be argued|some(?:one| people| students)?(?: might| may)? (?:say|think|choose|pick)"
+    r"|students?|mistak\w*|wrong(?:ly)?|initially|at first|first (?:thought|glance|instinct|guess)|naive|least likely|doubt|no way|second[- ]best|if(?! I (?:had|have) to (?:guess|choose|pick|say))|unless|suppose|were to|common (?:error|answer)|trap|previously|earlier i)\b"
 )
 _SENTENCE_START = re.compile(
-    r"[.!?。！？\n]\s|\n|^|[;:]\s|[,—–]? (?:but|however|yet|on reflection)\b,? ?|[,—–] (?:and )?(?:so|therefore|thus|hence)\b,? ",
-    re.IGNORECASE,
+    r"(?i)[.!?。！？\n]\s|\n|^|[;:]\s|[,—–]? (?:but|however|yet|on reflection)\b,? ?|[,—–] (?:and )?(?:so|therefore|thus|hence)\b,? "
 )
 _CONCESSION = r"(?:although|though|even though|even if|while|whereas|despite)\b"
-_CONCEDED_BEFORE = re.compile(rf"^\W*{_CONCESSION}[^,]*,", re.IGNORECASE)
-_CONCEDED = re.compile(rf"(?:^|[,(—–])\W*(?:and )?{_CONCESSION}[^,]*$", re.IGNORECASE)
+_CONCEDED_BEFORE = re.compile(rf"(?i)^\W*{_CONCESSION}[^,]*,")
+_CONCEDED = re.compile(rf"(?i)(?:^|[,(—–])\W*(?:and )?{_CONCESSION}[^,]*$")
 _CONDITIONAL = re.compile(
-    r"\W{0,4}[A-Ja-j]\W{1,4}(?:\([^()\n]{1,80}\) )?(?:(?:would|could|might|may)\b[^.!\n]{0,120}?\b(?:if|unless|were|had|when|under|provided|only)\b"
-    r"|(?:seems|appears|looks|sounds|was)\b[^.!\n]{0,80}?\b(?:at first|initially|but|however|until)\b)",
-    re.IGNORECASE,
+    r"(?i)\W{0,4}[A-Ja-j]\W{1,4}(?:\([^()\n]{1,80}\) )?(?:(?:would|could|might|may)\b[^.!\n]{0,120}?\b(?:if|unless|were|had|when|under|provided|only)\b"
+    r"|(?:seems|appears|looks|sounds|was)\b[^.!\n]{0,80}?\b(?:at first|initially|but|however|until)\b)"
 )
-_WOULD_BE = re.compile(r"\b(?:would|could|might) (?:have been|be)\W{0,4}$", re.IGNORECASE)
-_IF = re.compile(r"[^.!\n]{0,100}?\b(?:if|unless|were)\b", re.IGNORECASE)
+_WOULD_BE = re.compile(r"(?i)\b(?:would|could|might) (?:have been|be)\W{0,4}$")
+_IF = re.compile(r"(?i)[^.!\n]{0,100}?\b(?:if|unless|were)\b")
 _ASKED = re.compile(r"[^.!\n]{0,100}?([?.!\n]|$)")
 _WINDOW = 200
 
@@ -43,8 +40,6 @@ def is_hedged(text: str, position: int) -> bool:
     before = window[starts[-1] if starts else 0 :]
     after = text[position : position + _WINDOW]
     asked = _ASKED.match(after)
-    if asked and asked[1] == "?":
-        return True
-    if _CONDITIONAL.match(after) or (_WOULD_BE.search(before) and _IF.match(after)):
+    if (asked and asked[1] == "?") or _CONDITIONAL.match(after) or (_WOULD_BE.search(before) and _IF.match(after)):
         return True
     return bool(_CONCEDED.search(before)) or doubts(_CONCEDED_BEFORE.sub("", before))

@@ -8,6 +8,7 @@ r"""One spelling for mathematics that was written in LaTeX, plain text, Unicode 
 import re
 import unicodedata
 from functools import lru_cache
+from itertools import accumulate
 
 LONGEST = 2000
 """Characters of an answer that are looked at; a longer one is no final answer."""
@@ -43,12 +44,12 @@ _WRAPPER = re.compile(
 _RATE = re.compile(
     r"(?<=[\d}~ ])\s*\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{([a-zA-Z ]{1,20})\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([a-zA-Z ]{1,20})\}\s*\}"
 )
-_CASES = re.compile(r"\\begin\s*\{[dr]?cases\}(.*?)\\end\s*\{[dr]?cases\}", re.DOTALL)
+_CASES = re.compile(r"(?s)\\begin\s*\{[dr]?cases\}(.*?)\\end\s*\{[dr]?cases\}")
 _CONDITION = re.compile(r"\s*[,;]?\s*&\s*[,;]?\s*(?:if|for|when|where)?(?![a-zA-Z])\s*")
 _END_OF_ROW = re.compile(r"\s*[,;.]?\s*(?:\\\\\s*|$)")
 _BOX_OF_GROUPS = re.compile(
-    r"^\s*(?:\$+|\\[(\[])?\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*\{(.*)\}\s*(?:\$+|\\[)\]])?\s*$",
-    re.DOTALL,
+    r"(?s)^\s*(?:\$+|\\[(\[])?\s*\\(?:boxed|fbox|text|textbf|mathbf|mathrm|boldsymbol)\s*"
+    r"\{(.*)\}\s*(?:\$+|\\[)\]])?\s*$"
 )
 _SIZES = re.compile(
     r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|rm|bf|it|nobreak|phantom\{\})(?![a-zA-Z])\s*\.?(?=\s*\D|$)"
@@ -56,6 +57,7 @@ _SIZES = re.compile(
 _GROUPING = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!;: ]|\\ |,\\!)\s*(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\(?:q?quad|thinspace|enspace|hspace\{[^{}]*\}|space|newline)(?![a-zA-Z])|~")
 _DELIMITERS = re.compile(r"\\[()\[\]]|\\?\$")
+_OUTER_DELIMITERS = re.compile(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]](?=\s*[.,;:]?\s*$)")
 _SYNONYMS = (
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:leq|leqslant|lt\s*=)(?![a-zA-Z])|<=|=<"), r"\\le "),
@@ -64,10 +66,10 @@ _SYNONYMS = (
     (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
     (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
     (re.compile(r"\\(?:varnothing|empty)(?![a-zA-Z])"), r"\\emptyset "),
-    (re.compile(r"\\(?:lbrace)(?![a-zA-Z])"), r"\\{"),
-    (re.compile(r"\\(?:rbrace)(?![a-zA-Z])"), r"\\}"),
-    (re.compile(r"\\(?:lbrack)(?![a-zA-Z])"), "["),
-    (re.compile(r"\\(?:rbrack)(?![a-zA-Z])"), "]"),
+    (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
+    (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
+    (re.compile(r"\\lbrack(?![a-zA-Z])"), "["),
+    (re.compile(r"\\rbrack(?![a-zA-Z])"), "]"),
     (re.compile(r"\\(?:dots|cdots|dotsc)(?![a-zA-Z])|\.\.\."), r"\\ldots "),
     (re.compile(r"\\ast(?![a-zA-Z])|\*(?!\*)"), "*"),
     (re.compile(r"\\(?:land|wedge|lor|vee)(?![a-zA-Z])"), " and "),
@@ -76,28 +78,28 @@ _SYNONYMS = (
     (re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))"), r"\\ln "),
     (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
     (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*(st|nd|rd|th)\s*\}|(st|nd|rd|th)\b)"), r"\1\2"),
-    (re.compile(r"\\%"), "%"),
     (re.compile(r"\\&"), " and "),
-    (re.compile(r"\\#"), "#"),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\{:\}"), ":"),
+    (re.compile(r"\\([%#])|\{([,:])\}"), r"\1\2"),
     (re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z]))"), r"^\\circ "),
     (re.compile(r"\\bigcup(?![a-zA-Z_^])(?!\s*[_^])"), r"\\cup "),
     (re.compile(r"\\(?:tag|label)\s*\{[^{}]*\}"), ""),
-    (re.compile(r"\\(?:arc|a)(sin|cos|tan)\s*h?(?![a-zA-Z])|(?<![a-zA-Z\\])arc(sin|cos|tan)(?![a-zA-Z])"), None),
+    (
+        re.compile(r"\\(?:arc|a)(sin|cos|tan)\s*h?(?![a-zA-Z])|(?<![a-zA-Z\\])arc(sin|cos|tan)(?![a-zA-Z])"),
+        r"\\arc\1\2 ",
+    ),
     (re.compile(r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])"), r"\\infty "),
     (re.compile(r"(?<![a-zA-Z\\])(pi|sin|cos|tan|cot|sec|csc|ln|log|sqrt)(?![a-zA-Z])"), r"\\\1 "),
     (re.compile(r"(?<=\d)(pi|sqrt)(?![a-zA-Z])"), r"\\\1 "),
 )
 _PRICE = re.compile(r"\b(?:(?:US|AU|CA|HK|NZ|S)\s?\\?\$(?=\s?\d)|(?:Rs\.?|USD|EUR|GBP|INR|RMB|CNY)\s?(?=\\?\$?\d))")
-_NEGATIVE = re.compile(r"\bnegative\s+(?=\d)", re.IGNORECASE)
+_NEGATIVE = re.compile(r"(?i)\bnegative\s+(?=\d)")
 _POWER = re.compile(r"\*\*")
 _FRAC = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d+|[a-zA-Z])")
 _ROOT_PAREN = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _POWER_PAREN = re.compile(r"\^\s*\(([^()]*)\)")
 _ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm)\s?\]")
-_MATRIX = re.compile(r"\\begin\{")
+_ESCAPED_TWICE = re.compile(r"\\\\(?=[a-zA-Z({\[$%,!])")
 _QUOTES = " \t\n\"'`*_"
 
 
@@ -128,12 +130,9 @@ def squeeze(text: str) -> str:
 def _latex(text: str) -> str:
     if r"\\begin{" in text:
         text = text.replace(r"\\", "\\")
-    matrix = _MATRIX.search(text) is not None
-    if matrix:
-        text = _ROW_SPACE.sub(r"\\\\ ", text)
-    if not matrix:
-        # A doubled backslash before a letter is one that was escaped once too often.
-        text = re.sub(r"\\\\(?=[a-zA-Z({\[$%,!])", r"\\", text)
+    matrix = r"\begin{" in text
+    # Without rows, a doubled backslash before a letter is one that was escaped once too often.
+    text = _ROW_SPACE.sub(r"\\\\ ", text) if matrix else _ESCAPED_TWICE.sub(r"\\", text)
     text = _GROUPING.sub(",", text)
     text = _RATE.sub(r" \1/\2", _SIZES.sub(" ", text))
     for _ in range(8):
@@ -145,14 +144,10 @@ def _latex(text: str) -> str:
             unwrapped = whole.group(1)
         text = unwrapped
     # Between rows, \\[ is no delimiter.
-    text = (
-        _DELIMITERS.sub(" ", text)
-        if not matrix
-        else re.sub(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]](?=\s*[.,;:]?\s*$)", " ", text)
-    )
+    text = (_OUTER_DELIMITERS if matrix else _DELIMITERS).sub(" ", text)
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _SYNONYMS:
-        text = pattern.sub(spelling if spelling is not None else _inverse, text)
+        text = pattern.sub(spelling, text)
     text = _POWER.sub("^", text)
     for _ in range(4):
         text = _ROOT_PAREN.sub(r"\\sqrt{\1}", text)
@@ -161,11 +156,7 @@ def _latex(text: str) -> str:
     text = _FRAC.sub(_fraction, text)
     text = _CASES.sub(_cases, text)
     text = " ".join(text.split())
-    return _trim(text)
-
-
-def _trim(text: str) -> str:
-    """Without quotation marks, markdown marks and the full stop around it."""
+    # Without quotation marks, markdown marks and the full stop around it.
     before = None
     while text != before:
         before = text
@@ -177,12 +168,8 @@ def _trim(text: str) -> str:
 
 
 def _balanced(text: str) -> bool:
-    depth = 0
-    for c in text:
-        depth += (c == "{") - (c == "}")
-        if depth < 0:
-            return False
-    return depth == 0
+    depths = list(accumulate(((c == "{") - (c == "}") for c in text), initial=0))
+    return min(depths) == depths[-1] == 0
 
 
 def _vulgar(match: re.Match[str]) -> str:
@@ -191,8 +178,7 @@ def _vulgar(match: re.Match[str]) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    above = match.group(1) if match.group(1) is not None else match.group(2)
-    below = match.group(3) if match.group(3) is not None else match.group(4)
+    above, below = match[1] or match[2] or "", match[3] or match[4] or ""
     return rf"\frac{{{above.strip()}}}{{{below.strip()}}}"
 
 
@@ -202,7 +188,3 @@ def _cases(match: re.Match[str]) -> str:
     while rows.endswith("\\\\"):
         rows = rows[:-2].rstrip()
     return rf"\begin{{cases}} {rows} \end{{cases}}"
-
-
-def _inverse(match: re.Match[str]) -> str:
-    return rf"\arc{match.group(1) or match.group(2)} "

@@ -6,9 +6,10 @@ r"""Numbers as people and models write them, read exactly and without a computer
 """
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
+from agentrl.rm_hub.reading.number_words import SCALES, WORDS
 from agentrl.rm_hub.reading.units import Unit, find_unit
 
 _PLAIN = (
@@ -30,23 +31,15 @@ _FORMS = re.compile(
     re.VERBOSE,
 )
 _COMMA = re.compile(r"\s*([+-]?)\s*(\d{1,3}(?:[. ]\d{3})+|\d+),(\d+)(?!\d)")
-_SCALES = {
-    "hundred": 100,
-    "thousand": 1000,
-    "k": 1000,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "dozen": 12,
-}
-_SCALE = re.compile(r"\s*(hundred|thousand|million|billion|trillion|dozen|k(?![a-z]))\b", re.IGNORECASE)
+_SCALES = {**SCALES, "k": 1000}
+_SCALE = re.compile(r"(?i)\s*(hundred|thousand|million|billion|trillion|dozen|k(?![a-z]))\b")
+_PERCENT = re.compile(r"(?i)\s*(?:%|percent(?:age)?(?:\s+points?)?\b|per cent\b|pct\b)")
 _MOST_BITS = 4000
 _EXACT_PLACES = 6
 """Decimals from which on a decimal stands for an exact value that it rounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """A number as written: its value, digits after the point (None for exact forms), percent sign, scale word and unit."""
 
     value: Fraction
@@ -111,12 +104,10 @@ def close(label: Number, answer: Number) -> bool:
         if answer.decimals is not None and label.last_digit in (0, 5) and answer.decimals < label.decimals + 4:
             return False
         return rounds_to(answer.value, label)
-    if answer.decimals is not None and answer.decimals >= _EXACT_PLACES:
-        enough = _EXACT_PLACES if label.value.denominator != 1 else 9
-        return answer.decimals >= enough and abs(answer.value - label.value) < Fraction(
-            6, 10 ** (answer.decimals + 1)
-        ) + Fraction(1, 10**12)
-    return False
+    enough = _EXACT_PLACES if label.value.denominator != 1 else 9
+    if answer.decimals is None or answer.decimals < enough:
+        return False
+    return abs(answer.value - label.value) < Fraction(6, 10 ** (answer.decimals + 1)) + Fraction(1, 10**12)
 
 
 def rounds_to(value: Fraction, label: Number) -> bool:
@@ -146,22 +137,12 @@ def _leading(text: str) -> tuple[Fraction, int | None, int] | None:
     decimals: int | None = None
     if part["period"]:
         value = _repeating(part["repeat"], part["period"])
-    elif part["above"]:
-        above, below = _plain(part["above"])[0], _plain(part["below"])[0]
-        if below == 0:
+    elif over := part["above"] or part["above2"] or part["above3"]:
+        whole = part["whole"] or part["whole2"]
+        above, below = _plain(over)[0], _plain(part["below"] or part["below2"] or part["below3"])[0]
+        if below == 0 or (whole and (above < 0 or below < 0)):
             return None
-        if part["whole"] and (above < 0 or below < 0):
-            return None
-        value = Fraction(part["whole"] or 0) + above / below
-    elif part["above2"]:
-        if int(part["below2"]) == 0:
-            return None
-        value = int(part["whole2"]) + Fraction(int(part["above2"]), int(part["below2"]))
-    elif part["above3"]:
-        below = _plain(part["below3"])[0]
-        if below == 0:
-            return None
-        value = _plain(part["above3"])[0] / below
+        value = Fraction(whole or 0) + above / below
     elif part["mantissa"] or part["mantissa2"]:
         tens = int(part["tens"] or part["tens2"] or part["tens3"])
         mantissa, places = _plain(part["mantissa"] or part["mantissa2"])
@@ -184,9 +165,7 @@ def _leading(text: str) -> tuple[Fraction, int | None, int] | None:
 
 def _plain(text: str) -> tuple[Fraction, int]:
     """Value and digits after the point of a plain decimal, with or without separators."""
-    text = re.sub(r"[\s,'_]", "", text)
-    if text.endswith("."):
-        text = text[:-1]
+    text = re.sub(r"[\s,'_]", "", text).removesuffix(".")
     return Fraction(text if text[-1:].isdigit() else text + "0"), len(text.partition(".")[2])
 
 
@@ -211,25 +190,24 @@ def _finish(value: Fraction, decimals: int | None, rest: str) -> Number | None:
     scale = 1
     if (word := _SCALE.match(rest)) is not None:
         scale, rest = _SCALES[word.group(1).lower()], rest[word.end() :]
-    percent = False
-    if (
-        sign := re.match(r"\s*(?:%|percent(?:age)?(?:\s+points?)?\b|per cent\b|pct\b)", rest, re.IGNORECASE)
-    ) is not None:
-        percent, rest = True, rest[sign.end() :]
-    unit = find_unit(rest)
+    percent = _PERCENT.match(rest)
+    unit = find_unit(rest[percent.end() :] if percent else rest)
     if unit is None:
         return None
-    return Number(value, decimals, percent, scale, unit if unit.name else None)
+    return Number(value, decimals, percent is not None, scale, unit if unit.name else None)
 
 
-_ONES = re.findall(
-    r"\w+",
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen",
-)
-_TENS = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
-_WORDS = {word: n for n, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
-_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_PARTS = {
+    "half": 2,
+    "halve": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "eighth": 8,
+    "tenth": 10,
+}
 
 
 def _spelled(text: str) -> Number | None:
@@ -241,8 +219,8 @@ def _spelled(text: str) -> Number | None:
     total, current, used = 0, 0, 0
     start = int(negative)
     for used, token in enumerate([*tokens[start:], ""]):
-        if token in _WORDS:
-            current += _WORDS[token]
+        if token in WORDS:
+            current += WORDS[token]
         elif token == "hundred" and current:
             current *= 100
         elif token in {"thousand", "million"} and current:
@@ -253,10 +231,10 @@ def _spelled(text: str) -> Number | None:
         return None
     value = Fraction(total + current)
     rest = tokens[start + used :]
-    if rest and rest[0].removesuffix("s") in _PARTS | {"halve": 2}:
-        value /= (_PARTS | {"halve": 2})[rest.pop(0).removesuffix("s")]
+    if rest and (part := rest[0].removesuffix("s")) in _PARTS:
+        value, rest = value / _PARTS[part], rest[1:]
     if rest[:3] == ["and", "a", "half"]:
         value, rest = value + Fraction(1, 2), rest[3:]
-    if rest[:1] == ["and"] or any(word in _WORDS for word in rest):
+    if rest[:1] == ["and"] or any(word in WORDS for word in rest):
         return None
     return _finish(-value if negative else value, None, (" " + " ".join(rest)) if rest else "")

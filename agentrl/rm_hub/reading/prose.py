@@ -20,18 +20,16 @@ def find(text: str, words: bool, lines: bool) -> str | None:
     """
     text = phrases.HTML.sub("", text)
     text = phrases.BOLD.sub(r"\2", phrases.BLANK.sub(" ", text[-_SEARCHED:]))
-    announced = _announced(text)
-    if announced is not None:
+    if (announced := _announced(text)) is not None:
         found, end, others = announced
         value = found if words else _value(found)
         if value is not None:
             if others:
                 return value + " or " + " or ".join(others)
             return correction(found + text[end:], words) or value
-        if found and not words and len(text) - end < 4000:
-            later = _last_value(text[end - len(found) :])
-            if later is not None:
-                return later
+        later = _last_value(text[end - len(found) :]) if found and not words and len(text) - end < 4000 else None
+        if later is not None:
+            return later
     if not lines:
         return None
     if words:
@@ -48,8 +46,7 @@ def correction(rest: str, words: bool = False) -> str | None:
     if taken_back is None:
         return None
     rest = phrases.BOLD.sub(r"\2", rest[taken_back.start() :])
-    announced = _announced(rest)
-    if announced is not None:
+    if (announced := _announced(rest)) is not None:
         return announced[0] if words else _value(announced[0])
     if phrases.CONFIRMED.search(rest):
         return None
@@ -58,30 +55,18 @@ def correction(rest: str, words: bool = False) -> str | None:
     for match in reversed(list(phrases.INSTEAD.finditer(rest))):
         if phrases.NEGATED.match(rest[match.end() :]):
             continue
-        value = leading_value(_sentence(rest[match.end() :])[0])
-        if value:
+        if value := leading_value(_sentence(rest[match.end() :])[0]):
             return value
-    at_once = phrases.RETRACTED.match(rest)
-    if at_once is not None:
+    if (at_once := phrases.RETRACTED.match(rest)) is not None:
         return leading_value(rest[at_once.end() :])
-    return (
-        _last_value(rest)
-        if phrases.MISTAKEN.search(rest[:200]) and re.search(r"=\s*\$?\d|correction: ", rest, re.IGNORECASE)
-        else None
-    )
-
-
-def hedge(rest: str) -> str | None:
-    """Another value that the text right after an answer holds possible."""
-    match = phrases.HEDGED.search(rest[:120])
-    return leading_value(rest[match.end() :]) if match is not None else None
+    computed = phrases.MISTAKEN.search(rest[:200]) and re.search(r"=\s*\$?\d|correction: ", rest, re.IGNORECASE)
+    return _last_value(rest) if computed else None
 
 
 def leading_value(text: str) -> str | None:
     """The value that a text begins with; None if it begins with none."""
     text = clean(_sentence(text)[0])
-    match = phrases.NUMBER.match(text)
-    if match is not None:
+    if (match := phrases.NUMBER.match(text)) is not None:
         return match.group().strip()
     return text if text and not wordy(text) else None
 
@@ -146,11 +131,8 @@ def _sentence(text: str) -> tuple[str, int]:
 
 def _abbreviated(text: str, end: re.Match[str]) -> bool:
     before = text[max(0, end.start() - 6) : end.start()]
-    return (
-        end.group() == "."
-        and re.search(r"(?:\b(?:[ap]\.?m|approx|ca|Rs|No|sq|ft|in|cu|vs|Mr|Mrs|Ms|Dr)|[ap]\.m)$", before) is not None
-        and bool(text[end.end() :].strip())
-    )
+    shortened = re.search(r"(?:\b(?:[ap]\.?m|approx|ca|Rs|No|sq|ft|in|cu|vs|Mr|Mrs|Ms|Dr)|[ap]\.m)$", before)
+    return end.group() == "." and shortened is not None and bool(text[end.end() :].strip())
 
 
 def _value(said: str) -> str | None:
@@ -164,13 +146,8 @@ def _value(said: str) -> str | None:
     if numbers.read(cleaned) is not None or not wordy(cleaned) or choice(cleaned):
         return said
     parts = shape(cleaned)
-    if (
-        parts.kind in {"list", "set", "brackets", "union"}
-        and parts.items
-        and not any(_prosy(item.text) for item in parts.items)
-    ):
-        return said
-    if parts.name and not _prosy(parts.text):
+    items = () if parts.kind == "matrix" else parts.items
+    if (items and not any(_prosy(item.text) for item in items)) or (parts.name and not _prosy(parts.text)):
         return said
     if (point := phrases.POINT.match(cleaned)) is not None and shape(point.group(1)).kind == "brackets":
         return point.group(1)
@@ -199,8 +176,7 @@ def _in_sentence(sentence: str) -> str | None:
         return listed.group(1)
     found = list(phrases.NUMBER.finditer(text))
     if not found:
-        spelled = numbers.read(text)
-        return text if spelled is not None else None
+        return text if numbers.read(text) is not None else None
     main = [match for match in found if not phrases.BESIDE.search(text[max(0, match.start() - 40) : match.start()])]
     found = main or found
     after = [match for match in found if phrases.VERB.search(text[max(0, match.start() - 60) : match.start()])]
@@ -228,9 +204,8 @@ def _breakdown(text: str) -> str:
 def _joined(sentence: str, pair: list[re.Match[str]]) -> str | None:
     """Two values that stand side by side ("$2$ and $3$"); None if they are about different things."""
     first, second = (shape(clean(_content(segment))) for segment in pair)
-    if first.name != second.name or not re.fullmatch(
-        r"\s*,?\s*(?:and|or)\s*", sentence[pair[0].end() : pair[1].start()]
-    ):
+    between = sentence[pair[0].end() : pair[1].start()]
+    if first.name != second.name or not re.fullmatch(r"\s*,?\s*(?:and|or)\s*", between):
         return None
     return f"{_content(pair[0])} or {_content(pair[1])}"
 
@@ -242,12 +217,9 @@ def _content(segment: re.Match[str]) -> str:
 def _mathematics(segment: re.Match[str]) -> bool:
     """Whether what stands between delimiters could be an answer: not words, a lone variable, or text between two prices."""
     text = clean(_content(segment))
-    return (
-        bool(text)
-        and not wordy(text)
-        and not is_symbol(text)
-        and not re.search(r"^[\^_]|[-+*/=<]$|\\(?:times|cdot)$", text)
-    )
+    if not text or wordy(text) or is_symbol(text):
+        return False
+    return not re.search(r"^[\^_]|[-+*/=<]$|\\(?:times|cdot)$", text)
 
 
 def _last_value(text: str) -> str | None:
@@ -262,8 +234,7 @@ def _last_value(text: str) -> str | None:
             if numbers.read(cleaned) is not None:
                 return stripped
             continue
-        value = _line(stripped)
-        if value is not None:
+        if (value := _line(stripped)) is not None:
             return value
     return None
 
@@ -271,9 +242,10 @@ def _last_value(text: str) -> str | None:
 def _line(line: str) -> str | None:
     """The value of one line: the whole of it, or that of its last sentence that has one."""
     line = phrases.CONCLUDED.sub("", line) if re.search(r"[\d\\]", phrases.CONCLUDED.sub("", line)) else line
-    whole = _value_or_none(line)
-    if whole is not None:
-        return whole
+    cleaned = clean(line)
+    whole = len(cleaned) <= 200 and (numbers.read(cleaned) is not None or not wordy(phrases.LINKS.sub(" ", cleaned)))
+    if whole and not phrases.SAID.match(cleaned):
+        return line
     sentences: list[str] = []
     rest = line
     while rest.strip() and len(sentences) < 200:
@@ -286,15 +258,6 @@ def _line(line: str) -> str | None:
             value = _in_sentence(head if re.search(r"\d", head) else said)
             if value is not None:
                 return value
-    return None
-
-
-def _value_or_none(line: str) -> str | None:
-    cleaned = clean(line)
-    if phrases.SAID.match(cleaned):
-        return None
-    if len(cleaned) <= 200 and (numbers.read(cleaned) is not None or not wordy(phrases.LINKS.sub(" ", cleaned))):
-        return line
     return None
 
 

@@ -7,10 +7,11 @@
 """
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from agentrl.rm_hub.reading.common import compose
+from agentrl.rm_hub.reading.number_words import SCALES
 
 Values = tuple[Fraction, ...]
 
@@ -35,7 +36,7 @@ _COMMANDS = (
 )
 _TOKEN = re.compile(r"(?<![\d.,])(?:\d+(?:[.,]\d+)*|\.\d+)")
 _SUFFIX = re.compile(
-    r"(?P<power>e[+-]?\d{1,2}(?![\w.]))"
+    r"(?i)(?P<power>e[+-]?\d{1,2}(?![\w.]))"
     r"|:(?P<minutes>[0-5]\d)(?!\d)"
     r"|\s?[/⁄]\s?(?P<below>\d{1,12})(?![\d/]|[.,]\d)"
     r"|\s(?P<above>\d{1,6})[/⁄](?P<under>[1-9]\d{0,5})(?![\d/])"
@@ -43,14 +44,12 @@ _SUFFIX = re.compile(
     r"|(?P<k>k)(?![a-z])"
     r"|(?=\s?(?P<cents>¢|cents?\b))"
     r"|\s?\^\s{0,2}(?P<raised>\d{1,2})(?!\d)"
-    r"|\s(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b",
-    re.IGNORECASE,
+    r"|\s(?P<scale>hundred|thousand|million|billion|trillion|dozen)s?\b"
 )
 _RATIO = re.compile(r":(?![0-5]\d(?!\d))\d")
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _MONEY = "$€£¥₹₽₩₦"
-_MONEY_WORDS = re.compile(r"(?:^|[^A-Za-z])(?:rs\.?|usd|us|eur|gbp|php|rm|inr|aud|cad|nt|hk|a|c)$", re.IGNORECASE)
-_NEGATIVE_WORD = re.compile(r"(?:^|[^\d\s)])\s*\b(?:negative|minus)\s*$", re.IGNORECASE)
+_MONEY_WORDS = re.compile(r"(?i)(?:^|[^A-Za-z])(?:rs\.?|usd|us|eur|gbp|php|rm|inr|aud|cad|nt|hk|a|c)$")
+_NEGATIVE_WORD = re.compile(r"(?i)(?:^|[^\d\s)])\s*\b(?:negative|minus)\s*$")
 _MAX_DIGITS = 300
 
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
@@ -60,8 +59,7 @@ _PLAIN = re.compile(r"\d*[.,]?\d+")
 _DOTTED_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A number in a text: where it stands (sign and currency not counted), and its readings."""
 
     start: int
@@ -99,9 +97,7 @@ def find_quantities(text: str, *, dotted_thousands: bool = False) -> list[Quanti
     while match := _TOKEN.search(text, position):
         position = match.end()
         value = _token_value(match.group())
-        if value is None or _is_part_of_word(text, match.start()):
-            continue
-        if _RATIO.match(text, match.end()):
+        if value is None or _is_part_of_word(text, match.start()) or _RATIO.match(text, match.end()):
             continue
         values: Values = (value,)
         if dotted_thousands and _DOTTED_THOUSANDS.fullmatch(match.group()):
@@ -141,16 +137,14 @@ def _with_suffix(value: Fraction, values: Values, suffix: re.Match[str]) -> Valu
     if suffix["above"]:
         whole = value.denominator == 1 and int(suffix["above"]) < int(suffix["under"])
         return (value + Fraction(int(suffix["above"]), int(suffix["under"])),) if whole else None
-    if suffix["percent"]:
+    if suffix["percent"] or suffix["cents"]:
         return (value, value / 100)
     if suffix["k"]:
         return (value * 1000,)
-    if suffix["cents"]:
-        return (value, value / 100)
     if suffix["raised"]:
         return (value ** int(suffix["raised"]),) if value < 10**6 else None
     scale = suffix["scale"].lower()
-    return (value * 12, value) if scale == "dozen" else tuple(item * _SCALES[scale] for item in values)
+    return (value * 12, value) if scale == "dozen" else tuple(item * SCALES[scale] for item in values)
 
 
 def _is_part_of_word(text: str, start: int) -> bool:

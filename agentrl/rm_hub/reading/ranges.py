@@ -12,11 +12,10 @@ from agentrl.rm_hub.reading import numbers, symbolic
 from agentrl.rm_hub.reading.shapes import is_symbol
 
 _CHAIN = re.compile(r"(\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>)")
-_AND = re.compile(r",|;|\band\b|\bwith\b|\bbut\b", re.IGNORECASE)
+_AND = re.compile(r"(?i),|;|\band\b|\bwith\b|\bbut\b")
 _EXCEPT = re.compile(
-    r"^(?:(?:[a-z]\s*\\in\s*)?\\mathbb\s*\{?\s*R\s*\}?\s*(?:\\setminus|\\backslash|-|\\smallsetminus)\s*\\\{(?P<removed>[^{}]{1,60})\\\}"
-    r"|(?:[a-z]\s+(?:is|can be)\s+)?(?:the\s+set\s+of\s+)?(?:all|any|every)\s+reals?(?:\s+numbers?)?(?:\s+[a-z])?\s+(?:except|but|other than)(?:\s+for)?\s*(?:[a-z]\s*=\s*)?(?P<but>(?:[^a-z]|\\[a-z]+|\band\b|\bor\b){1,40}))$",
-    re.IGNORECASE,
+    r"(?i)^(?:(?:[a-z]\s*\\in\s*)?\\mathbb\s*\{?\s*R\s*\}?\s*(?:\\setminus|\\backslash|-|\\smallsetminus)\s*\\\{(?P<removed>[^{}]{1,60})\\\}"
+    r"|(?:[a-z]\s+(?:is|can be)\s+)?(?:the\s+set\s+of\s+)?(?:all|any|every)\s+reals?(?:\s+numbers?)?(?:\s+[a-z])?\s+(?:except|but|other than)(?:\s+for)?\s*(?:[a-z]\s*=\s*)?(?P<but>(?:[^a-z]|\\[a-z]+|\band\b|\bor\b){1,40}))$"
 )
 _BUILDER = re.compile(
     r"^\\\{\s*(\\?[a-zA-Z]+)\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?|R)\s*)?(?:\\mid|:|\|)\s*(.{1,150})\\\}$"
@@ -24,12 +23,14 @@ _BUILDER = re.compile(
 _POINT = re.compile(r"^(\\?[A-Za-z]+)\s*\\ne\s*(.+)$")
 _ABSOLUTE = re.compile(r"^(?:\||\\lvert)\s*(\\?[A-Za-z]+)\s*(?:\||\\rvert)\s*(<|>|\\le|\\ge)\s*([^|<>]+)$")
 _SIGNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
+_Bounds = tuple[str, str, str, str]
+_ALL: _Bounds = ("(", r"-\infty", r"\infty", ")")
 
 
 def interval(text: str) -> str | None:
     r"""The interval that inequalities about one variable describe: 1 < x \le 2, x > 3."""
     found = _bounds(text)
-    return None if found is None else _spelled(found)
+    return None if found is None else "{}{},{}{}".format(*found)
 
 
 def region(text: str) -> str | None:
@@ -40,7 +41,7 @@ def region(text: str) -> str | None:
     if (left_out := _EXCEPT.match(text)) is not None:
         points = left_out.group("removed") or left_out.group("but")
         parts = [point.strip() for point in re.split(r",|\band\b|\bor\b", points)]
-        return _without((r"(", r"-\infty", r"\infty", ")"), [point for point in parts if point])
+        return _without(_ALL, [point for point in parts if point])
     if (absolute := _ABSOLUTE.match(text)) is not None:
         return _absolute(*absolute.groups())
     text = condition.group(2) if (condition := _BUILDER.match(text)) is not None else text
@@ -60,10 +61,7 @@ def region(text: str) -> str | None:
     if len(names) != 1 or (len(parts) < 2 and bounds and r"\infty" not in text):
         return None
     whole = _common(bounds)
-    return None if whole is None else _without(whole, points) if points else _spelled(whole)
-
-
-_Bounds = tuple[str, str, str, str]
+    return None if whole is None else _without(whole, points) if points else "{}{},{}{}".format(*whole)
 
 
 def _bounds(text: str) -> _Bounds | None:
@@ -72,8 +70,7 @@ def _bounds(text: str) -> _Bounds | None:
     if len(parts) == 3:
         left, relation, right = parts
         if is_symbol(right) and not is_symbol(left):
-            left, right = right, left
-            relation = _SIGNED[relation]
+            left, relation, right = right, _SIGNED[relation], left
         if not is_symbol(left) or not right:
             return None
         closed = relation in {r"\le", r"\ge"}
@@ -89,15 +86,10 @@ def _bounds(text: str) -> _Bounds | None:
     return None
 
 
-def _spelled(bounds: _Bounds) -> str:
-    opening, low, high, closing = bounds
-    return f"{opening}{low},{high}{closing}"
-
-
 def _common(bounds: list[_Bounds]) -> _Bounds | None:
     """What all of at most two bounds allow; None where that is empty, or not known."""
     if len(bounds) < 2:
-        return bounds[0] if bounds else ("(", r"-\infty", r"\infty", ")")
+        return bounds[0] if bounds else _ALL
     first, second = bounds[0], bounds[-1]
     if first[1] == r"-\infty":
         first, second = second, first

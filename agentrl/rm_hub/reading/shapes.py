@@ -5,17 +5,14 @@ r"""The outer form of an answer: one thing, a list, a set, a tuple, an interval,
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["one", "list", "set", "brackets", "union", "matrix"]
 
 _OPEN = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\langle": r"\rangle", "<": ">"}
-_TOKEN = re.compile(
-    r"\\[a-zA-Z]+|\\.|[()\[\]{}]|,|;|=|\band\b|\bor\b|\boder\b|\bou\b|\bили\b|\bи\b|或|和", re.IGNORECASE
-)
-_MATRIX = re.compile(r"^\\begin\{([bpBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}$", re.DOTALL)
-_BARE = re.compile(r"^[(\[]\s*(\\begin\{(matrix|smallmatrix|array)\}.*\\end\{\2\})\s*[)\]]$", re.DOTALL)
+_TOKEN = re.compile(r"(?i)\\[a-zA-Z]+|\\.|[()\[\]{}]|,|;|=|\band\b|\bor\b|\boder\b|\bou\b|\bили\b|\bи\b|或|和")
+_MATRIX = re.compile(r"(?s)^\\begin\{([bpBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}$")
+_BARE = re.compile(r"(?s)^[(\[]\s*(\\begin\{(matrix|smallmatrix|array)\}.*\\end\{\2\})\s*[)\]]$")
 _RELATION = re.compile(r"\\(?:le|ge|ne|equiv|sim|leq|geq)(?![a-zA-Z])|[<>]")
 _NAME = re.compile(r"^[^0-9+*/^=<>|\\]{1,40}$|^\|[A-Z]{2}\|$")
 _SYMBOL = re.compile(r"^\\?[A-Za-z]+'*(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*\([^()]*\))?'*$")
@@ -26,8 +23,7 @@ _BUILDER = re.compile(
 MOST_ITEMS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """An answer taken apart.
 
     Attributes:
@@ -52,8 +48,7 @@ def shape(text: str, depth: int = 0) -> Shape:
     text = _OUTWARD.sub(_inward, text.strip())
     if depth > 4:
         return Shape("one", text)
-    matrix = _matrix(text, depth)
-    if matrix is not None:
+    if (matrix := _matrix(text)) is not None:
         return matrix
     # x = 3, y = 4: the separators come before the equals signs; (x, y) = (3, 4): the brackets hold their commas.
     parts = _split(text, {";"})
@@ -63,8 +58,7 @@ def shape(text: str, depth: int = 0) -> Shape:
         return Shape("list", text, items)
     name, value = _named(text)
     if name:
-        inner = shape(value, depth + 1)
-        return Shape(inner.kind, inner.text, inner.items, inner.fence, name, inner.columns)
+        return shape(value, depth + 1)._replace(name=name)
     parts = _split(text, {r"\cup"})
     if len(parts) > 1:
         return Shape("union", text, tuple(shape(part, depth + 1) for part in parts))
@@ -85,9 +79,8 @@ def shape(text: str, depth: int = 0) -> Shape:
         if opening == "(" and closing == ")" and len(parts) == 1:
             return shape(parts[0], depth + 1)
     if text.count(r"\pm") == 1 and r"\mp" not in text:
-        return Shape(
-            "list", text, tuple(Shape("one", text.replace(r"\pm", sign).strip().lstrip("+").strip()) for sign in "+-")
-        )
+        both = (text.replace(r"\pm", sign).strip().lstrip("+").strip() for sign in "+-")
+        return Shape("list", text, tuple(Shape("one", one) for one in both))
     return Shape("one", text)
 
 
@@ -107,7 +100,7 @@ def _items(parts: list[str], depth: int) -> tuple[Shape, ...]:
     return tuple(shapes) if len(shapes) > 1 else ()
 
 
-def _matrix(text: str, depth: int) -> Shape | None:
+def _matrix(text: str) -> Shape | None:
     text = bare.group(1) if (bare := _BARE.match(text)) else text
     match = _MATRIX.match(text)
     if match is None or r"\begin" in match.group(2):
@@ -116,9 +109,8 @@ def _matrix(text: str, depth: int) -> Shape | None:
     if not rows or len({len(row) for row in rows}) != 1 or len(rows) * len(rows[0]) > 100:
         return None
     fence = "det" if match.group(1) in {"vmatrix", "Vmatrix"} else ""
-    return Shape(
-        "matrix", text, tuple(Shape("one", cell.strip()) for row in rows for cell in row), fence, "", len(rows[0])
-    )
+    cells = tuple(Shape("one", cell.strip()) for row in rows for cell in row)
+    return Shape("matrix", text, cells, fence, columns=len(rows[0]))
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -134,8 +126,8 @@ def _named(text: str) -> tuple[str, str]:
         exact = _split(text, {r"\approx"})
         head = exact[0].strip()
         if re.search(r"\d", head) and not is_symbol(head):
-            inner = _named(head)
-            return (inner[0] or "value", inner[1])
+            name, value = _named(head)
+            return name or "value", value
     if not last:
         return ("", text)
     if len(parts) == 2 and re.fullmatch(r"-?[\d./]+", first) and re.fullmatch(r"[a-zA-Z]", last):

@@ -10,6 +10,7 @@ import logging
 import re
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 _LONGEST = 400
@@ -17,9 +18,13 @@ _DEEPEST = 12
 _MOST_DIGITS = 40
 _HIGHEST_POWER = 40
 _MOST_FACTORIAL = 60
-_UNBOUNDED = re.compile(
-    r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|frac\s*\{\s*d\s*\}|partial|nabla|bigcup|bigcap|coprod|gcd|lcm)(?![a-zA-Z])"
-)
+_REFUSED = {
+    re.compile(rf"\d{{{_MOST_DIGITS + 1}}}"): f"a number of more than {_MOST_DIGITS} digits",
+    re.compile(r"(?<![_^\d])\d+\s+\d"): "two numbers side by side",
+    re.compile(
+        r"\\(?:int|iint|oint|sum|prod|lim|limsup|liminf|frac\s*\{\s*d\s*\}|partial|nabla|bigcup|bigcap|coprod|gcd|lcm)(?![a-zA-Z])"
+    ): "an operation without a bound",
+}
 _EXPONENT = re.compile(r"\^\s*(\{|\\?\w+|[-+]?\d+)")
 _FACTORIAL = re.compile(r"([\w)}\]]*)\s*!")
 _BINOMIAL = re.compile(r"\\[dt]?binom")
@@ -31,26 +36,21 @@ _CHOSEN = re.compile(
 _DECIMAL_ROOT = re.compile(r"(?<=\\sqrt)\s*\{\s*(\d{1,9})\.(\d{1,6})\s*\}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}")
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}|[^\x00-\x7f]|__|@|\\(?:input|write|def|catcode|require|href|include)")
+_NOT_A_NUMBER = (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError)
 
 
 def refusal(text: str) -> str | None:
     """Why a text must not reach the parser; None if it may."""
     if len(text) > _LONGEST:
         return f"longer than {_LONGEST} characters"
-    depth = deepest = 0
-    for c in text:
-        depth += (c in "{([") - (c in "})]")
-        deepest = max(deepest, depth)
-    if deepest > _DEEPEST:
+    depths = list(accumulate(((c in "{([") - (c in "})]") for c in text), initial=0))
+    if max(depths) > _DEEPEST:
         return f"nested deeper than {_DEEPEST}"
-    if depth != 0:
+    if depths[-1] != 0:
         return "unbalanced brackets"
-    if re.search(rf"\d{{{_MOST_DIGITS + 1}}}", text):
-        return f"a number of more than {_MOST_DIGITS} digits"
-    if re.search(r"(?<![_^\d])\d+\s+\d", text):
-        return "two numbers side by side"
-    if _UNBOUNDED.search(text):
-        return "an operation without a bound"
+    for pattern, reason in _REFUSED.items():
+        if pattern.search(text):
+            return reason
     if _WORDS.search(_ENVIRONMENT.sub("", text)):
         return "words"
     return _powers(text) or _factorials(text)
@@ -60,12 +60,12 @@ def _powers(text: str) -> str | None:
     budget = 0
     for match in _EXPONENT.finditer(text):
         exponent = _group(text, match.end() - 1) if match.group(1) == "{" else match.group(1)
-        if ("^" in exponent or re.match(r"\s*\^", text[match.start() + len(match.group()) :])) and (
-            re.search(r"\d{2}|[2-9]\s*\^", exponent + text[match.end() : match.end() + 12]) or exponent.count("^") > 1
-        ):
-            return "a tower of powers"
+        if "^" in exponent or re.match(r"\s*\^", text[match.end() :]):
+            more = exponent + text[match.end() : match.end() + 12]
+            if exponent.count("^") > 1 or re.search(r"\d{2}|[2-9]\s*\^", more):
+                return "a tower of powers"
+        base_is_number = re.search(r"[\d.]\s*\)?\s*$", text[: match.start()]) is not None
         for digits in re.findall(r"\d+", exponent):
-            base_is_number = re.search(r"[\d.]\s*\)?\s*$", text[: match.start()]) is not None
             if int(digits) > (2100 if base_is_number else _HIGHEST_POWER) and "/" not in exponent:
                 return f"an exponent above {_HIGHEST_POWER}"
             budget += int(digits)
@@ -139,48 +139,39 @@ def _same_complex(label: Any, answer: Any) -> bool:
     try:
         left, right = (sympy.N(tree.subs({s: sympy.I for s in tree.free_symbols}), 30) for tree in (label, answer))
         return bool(abs(complex(left)) < 1e6 and abs(complex(left - right)) < 1e-20)
-    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
+    except _NOT_A_NUMBER:
         return False
 
 
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
     """Whether an exact expression without variables, rounded to `decimals` places, is `value`."""
-    trees = parse(answer)
-    if not trees or getattr(trees[0], "free_symbols", True):
+    number = magnitude(answer, digits=30)
+    if number is None or abs(number.imag) >= 1e-12:
         return False
-    try:
-        number = complex(trees[0].evalf(30))
-    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
-        return False
-    return abs(number.imag) < 1e-12 and abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9
+    distance: float = abs(number.real - float(value)) * 10**decimals
+    return distance <= 0.5 + 1e-9
 
 
-def magnitude(text: str) -> complex | None:
+def magnitude(text: str, digits: int = 20) -> complex | None:
     """A float for an expression without variables; None for others."""
     trees = parse(text)
     if not trees or getattr(trees[0], "free_symbols", True):
         return None
     try:
-        return complex(trees[0].evalf(20))
-    except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError):
+        return complex(trees[0].evalf(digits))
+    except _NOT_A_NUMBER:
         return None
 
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> tuple[Any, ...]:
     """latex2sympy's trees of one LaTeX expression; empty if it is none."""
-    library = _math_verify()
-    # It looks for a free-standing i to see that numbers are complex.
+    # math-verify looks for a free-standing i to see that numbers are complex.
     text = re.sub(r"(?<=[\d+*/({-])i(?![a-zA-Z])", " i ", text)
     text = re.sub(r"\^\s*(?:\{\s*0?\.5\s*\}|0?\.5(?!\d))", r"^{\\frac{1}{2}}", text)
     text = _DECIMAL_ROOT.sub(lambda root: rf"{{\frac{{{int(root[1] + root[2])}}}{{{10 ** len(root[2])}}}}}", text)
-    found = library.parse(
-        f"$${text}$$",
-        extraction_config=[_extraction()],
-        fallback_mode="no_fallback",
-        parsing_timeout=None,
-    )
-    return tuple(found)
+    options = {"extraction_config": [_extraction()], "fallback_mode": "no_fallback", "parsing_timeout": None}
+    return tuple(_math_verify().parse(f"$${text}$$", **options))
 
 
 @lru_cache(maxsize=1)

@@ -1,12 +1,11 @@
 r"""Units and other words after a number: which are known, and which trailing text is no mathematics at all."""
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """What follows a number. `name` is "" where nothing does; `kind` is "" where the unit is not one of the known ones."""
 
     name: str
@@ -17,29 +16,25 @@ class Unit:
 _NONE = Unit("")
 
 
-def _table() -> dict[str, Unit]:
-    rows = (
-        ("length", "mm millimeter millimetre", "1/1000"), ("length", "cm centimeter centimetre", "1/100"),
-        ("length", "dm decimeter", "1/10"), ("length", "m meter metre", "1"), ("length", "km kilometer kilometre", "1000"),
-        ("length", "inch inches", "254/10000"), ("length", "ft foot feet", "3048/10000"),
-        ("length", "yd yard", "9144/10000"), ("length", "mi mile", "1609344/1000"),
-        ("time", "s sec second", "1"), ("time", "minute mins", "60"), ("time", "h hr hour", "3600"),
-        ("time", "day", "86400"), ("time", "week", "604800"),
-        ("mass", "mg milligram", "1/1000"), ("mass", "g gram gramme", "1"), ("mass", "kg kilogram kilo", "1000"),
-        ("pound", "oz ounce", "1"), ("pound", "lb lbs pound", "16"),
-        ("volume", "ml milliliter millilitre", "1/1000"), ("volume", "l liter litre", "1"),
-        ("money", "cent", "1/100"), ("money", "dollar usd buck", "1"),
-        ("angle", "degree deg", "1"), ("angle2", "radian rad", "1"),
-    )  # fmt: skip
-    table: dict[str, Unit] = {}
-    for kind, names, factor in rows:
-        first = names.split()[0]
-        for name in names.split():
-            table[name] = table[name + "s"] = Unit(first, kind, Fraction(factor))
-    return table
-
-
-_KNOWN = _table()
+_TABLE = (
+    ("length", "mm millimeter millimetre", "1/1000"), ("length", "cm centimeter centimetre", "1/100"),
+    ("length", "dm decimeter", "1/10"), ("length", "m meter metre", "1"), ("length", "km kilometer kilometre", "1000"),
+    ("length", "inch inches", "254/10000"), ("length", "ft foot feet", "3048/10000"),
+    ("length", "yd yard", "9144/10000"), ("length", "mi mile", "1609344/1000"),
+    ("time", "s sec second", "1"), ("time", "minute mins", "60"), ("time", "h hr hour", "3600"),
+    ("time", "day", "86400"), ("time", "week", "604800"),
+    ("mass", "mg milligram", "1/1000"), ("mass", "g gram gramme", "1"), ("mass", "kg kilogram kilo", "1000"),
+    ("pound", "oz ounce", "1"), ("pound", "lb lbs pound", "16"),
+    ("volume", "ml milliliter millilitre", "1/1000"), ("volume", "l liter litre", "1"),
+    ("money", "cent", "1/100"), ("money", "dollar usd buck", "1"),
+    ("angle", "degree deg", "1"), ("angle2", "radian rad", "1"),
+)  # fmt: skip
+_KNOWN = {
+    spelled: Unit(names.split()[0], kind, Fraction(factor))
+    for kind, names, factor in _TABLE
+    for name in names.split()
+    for spelled in (name, name + "s")
+}
 _SHORT = {
     "mm", "cm", "dm", "km", "m", "in", "ft", "yd", "mi", "s", "ms", "h", "hr", "g", "mg", "kg", "lb", "oz", "l", "ml",
     "mph", "kph", "sq", "cu", "of", "to", "at", "an", "on", "by", "is", "us", "am", "pm", "hz", "kw", "w", "n", "j", "kj",
@@ -52,6 +47,10 @@ _NOT_UNITS = {
     "maybe", "possibly", "hundred", "thousand", "million", "billion", "trillion", "percent", "half", "halves", "thirds",
 }  # fmt: skip
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*([CFK])?(?![a-zA-Z])")
+_AREAS = {
+    "square": re.compile(r"\bsq(?:uare)?\b|\^\s*\{?\s*2"),
+    "cubic": re.compile(r"\bcu(?:bic)?\b|\^\s*\{?\s*3"),
+}
 _POWER = re.compile(r"\^\s*\{?\s*-?[1-4]\s*\}?")
 _WORD = re.compile(r"[^\W\d_]+(?:[-'’.][^\W\d_]+)*\.?")
 _RATE = re.compile(r"([a-zA-Z]+)\.?\s*(?:/|\bper\b|\ba\b|\ban\b)\s*([a-zA-Z]+)\.?$")
@@ -68,38 +67,25 @@ def find_unit(rest: str) -> Unit | None:
         return rate
     if len(rest) > 120:
         return None
-    degrees = _DEGREES.match(rest)
-    if degrees is not None:
+    if (degrees := _DEGREES.match(rest)) is not None:
         tail = rest[degrees.end() :].strip()
         if not tail:
-            return Unit(
-                "degree" if not degrees.group(1) else "degree " + degrees.group(1),
-                "angle" if not degrees.group(1) else "",
-            )
+            return Unit(f"degree {degrees[1]}") if degrees[1] else Unit("degree", "angle")
         rest = tail
-    area = (
-        "square"
-        if re.search(r"\bsq(?:uare)?\b|\^\s*\{?\s*2", rest)
-        else "cubic"
-        if re.search(r"\bcu(?:bic)?\b|\^\s*\{?\s*3", rest)
-        else ""
-    )
+    area = next((name for name, mark in _AREAS.items() if mark.search(rest)), "")
     spaced = _POWER.sub(" ", rest)
     words = _WORD.findall(spaced)
     if not words or _FRAME.sub("", _WORD.sub("", spaced)):
         return None
     lowered = [word.lower().rstrip(".") for word in words]
-    if any(word in _NOT_UNITS for word in lowered) or not all(_is_word(word) for word in lowered):
+    if not all(_is_word(word) for word in lowered) or (rest[0] == "/" and len(words) > 3):
         return None
-    if rest[0] == "/" and len(words) > 3:
-        return None
-    name = " ".join(lowered)
-    known = _KNOWN.get(lowered[0])
-    if known is None or len([w for w in lowered if w not in {"square", "sq", "cubic", "cu"}]) > 1 or "/" in rest:
-        first = _KNOWN.get(next((w for w in lowered if w not in {"square", "sq", "cubic", "cu"}), ""))
+    known, measured = _KNOWN.get(lowered[0]), [w for w in lowered if w not in {"square", "sq", "cubic", "cu"}]
+    if known is None or len(measured) > 1 or "/" in rest:
+        first = _KNOWN.get(measured[0]) if measured else None
         if area and first is not None and "/" not in rest and len(lowered) == 2:
             return Unit(f"{area} {first.name}", area)
-        return Unit(name if known is None else "", "") if known is None else _NONE
+        return Unit(" ".join(lowered)) if known is None else _NONE
     return Unit(f"{area} {known.name}", area) if area else known
 
 
@@ -115,4 +101,4 @@ def _rate(text: str) -> Unit | None:
 
 
 def _is_word(word: str) -> bool:
-    return len(word) >= 3 or word in _SHORT or not word.isascii()
+    return word not in _NOT_UNITS and (len(word) >= 3 or word in _SHORT or not word.isascii())

@@ -5,8 +5,7 @@ import re
 from agentrl.rm_hub.reading.units import find_unit
 
 _CHOICE = re.compile(
-    r"^(?:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)\s*(?:is)?\s*:?\s*)?[(\[]?\s*([A-Ja-j])\s*(?:[)\].:]\s*.*|)$",
-    re.IGNORECASE | re.DOTALL,
+    r"(?is)^(?:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)\s*(?:is)?\s*:?\s*)?[(\[]?\s*([A-Ja-j])\s*(?:[)\].:]\s*.*|)$"
 )
 _LETTERS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}|[^\x00-\x7f]{2,}")
 _MATH_WORDS = {
@@ -34,8 +33,8 @@ _MEANING = {word: group[0] for group in _GROUPS for word in group}
 _MERIDIEM = re.compile(r"\b([ap])\.?\s?m\b\.?")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _UNIT_TAIL = re.compile(
-    r"^(.*[\d)}!\]]|.*\\pi|.*[a-z])\s+((?:[a-zA-Z]{1,12}\.?|/)(?:\s*(?:\^\s*\{?[23]\}?|/|per\b|[a-zA-Z]{2,12}\b))*)$",
-    re.DOTALL,
+    r"(?s)^(.*[\d)}!\]]|.*\\pi|.*[a-z])\s+"
+    r"((?:[a-zA-Z]{1,12}\.?|/)(?:\s*(?:\^\s*\{?[23]\}?|/|per\b|[a-zA-Z]{2,12}\b))*)$"
 )
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*$")
 
@@ -69,9 +68,6 @@ def normal_words(text: str) -> str:
 def same_words(label: str, answer: str) -> bool:
     """Whether two texts are the same words."""
     left, right = normal_words(label), normal_words(answer)
-    if left == right and left:
-        return True
-    # "x > 3 " and the like never come here; a name may be framed: "Evelyn ran the farthest".
     return bool(left) and re.sub(r"[\s-]", "", left) == re.sub(r"[\s-]", "", right)
 
 
