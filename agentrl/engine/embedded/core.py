@@ -25,7 +25,7 @@ from torch import Tensor
 from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, chunk_mask
 from agentrl.engine.embedded.job import Ids, Job, TopEntry
 from agentrl.engine.embedded.sampling import adjust, choose
-from agentrl.engine.embedded.stopping import ABORTED
+from agentrl.engine.embedded.stopping import aborted
 
 PauseMode = Literal["abort", "in_place", "retract"]
 WORTH_WAITING = 32
@@ -34,12 +34,7 @@ LEAST_PREFILL = 32
 """Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
 WORTH_EXTENDING = 0.5
 """A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
-NOT_A_NUMBER = {
-    "type": "abort",
-    "message": "the model's logits are NaN: the weights are broken",
-    "status_code": 500,
-    "err_type": "InternalServerError",
-}
+NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
 
 
 @dataclass
@@ -80,7 +75,7 @@ class Engine:
 
     def abort(self, match: Callable[[Job], bool]) -> int:
         """End every live job that matches, keeping what it has generated; returns how many."""
-        return self._end(match, ABORTED)
+        return self._end(match, aborted())
 
     def fail(self, reason: Mapping[str, Any]) -> None:
         """End all jobs with `reason`: the engine cannot go on."""

@@ -16,36 +16,14 @@ from agentrl.engine.embedded.errors import RequestError, refused, undecodable
 
 MAX_STOP_STRINGS = 32
 GREEDY_BELOW = 1e-6
-WIRE_NAMES = (
-    "max_new_tokens",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "min_new_tokens",
-    "n",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "no_stop_trim",
-    "stream_interval",
-    "logit_bias",
-    "sampling_seed",
-    "custom_params",
-    "beam_width",
-    "watermark",
-    "choice",
-)
+_WIRE_TABLE = """
+    max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty
+    repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens
+    spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width
+    watermark choice
+"""
+WIRE_NAMES = _WIRE_TABLE.split()
+"""In the order of SGLang's error message."""
 UNSERVED = ("json_schema", "regex", "ebnf", "structural_tag", "beam_width", "watermark", "choice")
 
 

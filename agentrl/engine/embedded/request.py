@@ -83,7 +83,9 @@ def parse_generate(body: object, vocab: Vocabulary, context: int) -> GenerateReq
         copies = max(1, sampling.n)
         for k in range(copies):
             rid = rids[i] if copies == 1 else f"{rids[i]}-{k}"
-            sequences.append(SequenceRequest(rid, rids[i], prompt, _copy(sampling, k), limit, wants_logprob[i], want))
+            seed = sampling.sampling_seed
+            own = sampling if seed is None else replace(sampling, sampling_seed=seed + k)
+            sequences.append(SequenceRequest(rid, rids[i], prompt, own, limit, wants_logprob[i], want))
     return GenerateRequest(
         sequences,
         single=single and len(sequences) == 1,
@@ -217,9 +219,3 @@ def _check_start(start: int, prompt_tokens: int) -> None:
         )
     if start < -1:
         raise refused(f"logprob_start_len must be -1 or at least 0, got {start}.")
-
-
-def _copy(params: SamplingParams, index: int) -> SamplingParams:
-    if index == 0 or params.sampling_seed is None:
-        return params
-    return replace(params, sampling_seed=params.sampling_seed + index)

@@ -18,6 +18,7 @@ from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.request import GenerateRequest
+from agentrl.engine.embedded.results import answer
 from agentrl.engine.embedded.stopping import StopRules
 from agentrl.engine.embedded.worker import Worker
 
@@ -138,6 +139,14 @@ class Call:
             moved, self._moved = sorted(self._moved), set()
             for index in moved:
                 yield index
+
+    def answer(self, index: int) -> dict[str, Any]:
+        """What job `index` has so far, in the form of POST /generate; final when it has finished."""
+        sequence, service = self.request.sequences[index], self._service
+        texts, prompt_ids = self.request.text_in_logprobs, self.request.prompt_ids_wanted
+        return answer(
+            self.jobs[index], sequence, service.vocab, version=service.version, texts=texts, prompt_ids=prompt_ids
+        )
 
     def close(self) -> None:
         """Forget the call; jobs that still run are aborted (the client has gone)."""

@@ -18,15 +18,9 @@ async def tokenize(request: Request) -> Response:
         raise invalid_body("string_type", "Input should be a valid string", "prompt")
     special = field(body, "add_special_tokens", bool, True)
     ids = [service.vocab.encode(member, add_special_tokens=special) for member in members]
-    counts = [len(member) for member in ids]
     single = isinstance(prompt, str)
-    return Json(
-        {
-            "tokens": ids[0] if single else ids,
-            "count": counts[0] if single else counts,
-            "max_model_len": service.context,
-        }
-    )
+    shown = {"tokens": ids[0], "count": len(ids[0])} if single else {"tokens": ids, "count": [len(one) for one in ids]}
+    return Json({**shown, "max_model_len": service.context})
 
 
 async def detokenize(request: Request) -> Response:

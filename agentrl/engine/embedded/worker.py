@@ -16,11 +16,12 @@ from typing import TypeVar
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.job import Job
+from agentrl.engine.embedded.stopping import aborted
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-CRASHED = {"type": "abort", "message": "the engine crashed", "status_code": 500, "err_type": "InternalServerError"}
+CRASHED = aborted("the engine crashed", 500, "InternalServerError")
 
 
 class Worker:
@@ -41,7 +42,10 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout: float = 1.0) -> None:
-        self.post(self._stop)
+        def end(_: Engine) -> None:
+            self._stopping = True
+
+        self.post(end)
         self._thread.join(timeout)
 
     def submit(self, job: Job) -> None:
@@ -66,7 +70,8 @@ class Worker:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._drain()
+                while not self._inbox.empty():
+                    self._inbox.get()(self._engine)
                 if not self._engine.step():
                     self._inbox.get()(self._engine)
         except BaseException:
@@ -74,13 +79,6 @@ class Worker:
             self._engine.fail(CRASHED)
             self._on_crash()
             raise
-
-    def _drain(self) -> None:
-        while not self._inbox.empty():
-            self._inbox.get()(self._engine)
-
-    def _stop(self, _: Engine) -> None:
-        self._stopping = True
 
 
 def _settle(future: Future[T], action: Callable[[Engine], T], engine: Engine) -> None:
