@@ -312,7 +312,5 @@ def _children() -> list[int]:
 
 
 def _tell(parent: socket.socket, message: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the parent hung up; the loop sees it too
         parent.sendall(frames.encode(message))
-    except OSError:
-        return  # the parent hung up; the loop sees it too
