@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, chunk_mask
-from agentrl.engine.embedded.job import Ids, Job, TopEntry
+from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
 from agentrl.engine.embedded.sampling import adjust, choose
 from agentrl.engine.embedded.stopping import aborted
 
@@ -264,10 +264,7 @@ class Engine:
         values = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
         for i, (job, _, _) in enumerate(scored):
             job.input_log_probs.append(values[i])
-            if job.want.top:
-                job.input_top.append(_top(log_probs[i], job.want.top))
-            if job.want.ids:
-                job.input_ids_log_probs.append(_at(log_probs[i], job.want.ids))
+            _keep_others(job.want, log_probs[i], job.input_top, job.input_ids_log_probs)
 
     def _sample(self, logits: Tensor, ready: list[tuple[Job, int]]) -> None:
         for job, _ in [pair for pair in ready if pair[0].stop.limit <= 0]:
@@ -285,10 +282,7 @@ class Engine:
         picked = torch.tensor(choice.tokens, device=self.device)[:, None]
         values = choice.log_probs.gather(1, picked)[:, 0].tolist()
         for i, job in enumerate(jobs):
-            if job.want.top:
-                job.output_top.append(_top(choice.log_probs[i], job.want.top))
-            if job.want.ids:
-                job.output_ids_log_probs.append(_at(choice.log_probs[i], job.want.ids))
+            _keep_others(job.want, choice.log_probs[i], job.output_top, job.output_ids_log_probs)
             self._append(job, choice.tokens[i], values[i])
 
     def _append(self, job: Job, token: int, log_prob: float) -> None:
@@ -335,10 +329,10 @@ def _common(a: Ids, b: Ids) -> int:
     return int(differs.argmax()) if differs.any() else count
 
 
-def _top(row: Tensor, count: int) -> TopEntry:
-    values, ids = row.topk(min(count, row.shape[-1]))
-    return list(zip(values.tolist(), ids.tolist(), strict=True))
-
-
-def _at(row: Tensor, ids: tuple[int, ...]) -> TopEntry:
-    return list(zip(row[list(ids)].tolist(), ids, strict=True))
+def _keep_others(want: LogProbOptions, row: Tensor, tops: list[TopEntry], watched: list[TopEntry]) -> None:
+    """Log-probs of one position that are wanted beside that of its own token."""
+    if want.top:
+        values, ids = row.topk(min(want.top, row.shape[-1]))
+        tops.append(list(zip(values.tolist(), ids.tolist(), strict=True)))
+    if want.ids:
+        watched.append(list(zip(row[list(want.ids)].tolist(), want.ids, strict=True)))

@@ -10,8 +10,9 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio.to_thread
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.experts import expert_view
-from agentrl.engine.embedded.process_group import join_group
 from agentrl.errors import AgentRLError
 
 JOIN_TIMEOUT = 300.0
@@ -173,6 +173,31 @@ class Weights:
     def checksums(self) -> dict[str, str]:
         """A 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
         return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
+
+
+def join_group(*, backend: str, address: str, world_size: int, rank: int, name: str, timeout: float) -> Any:
+    """A new process group beside the default one, over `tcp://host:port`; `timeout` in seconds.
+
+    Trainer and servers call it with the same address, world size and name; it returns when all ranks are there. torch has no public call for a second group with its own store: this follows the steps of `init_process_group`
+    (as SGLang, vLLM and OpenRLHF do), which torch 2.9 to 2.13 share.
+    """
+    from torch.distributed import distributed_c10d as c10d
+    from torch.distributed.rendezvous import rendezvous
+
+    limit = timedelta(seconds=timeout)
+    store, rank, world_size = next(rendezvous(address, rank, world_size, timeout=limit))
+    store.set_timeout(limit)
+    group, _ = c10d._new_process_group_helper(
+        world_size,
+        rank,
+        [],
+        c10d.Backend(backend),
+        c10d.PrefixStore(name, store),
+        group_name=cast(Any, name),
+        timeout=limit,
+    )
+    c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
+    return group
 
 
 def _read_files(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
