@@ -82,7 +82,6 @@ class MCPTools(ToolSource):
             cwd: its working directory.
             options: as of `MCPTools`.
         """
-
         what = f"MCP server `{' '.join((command, *arguments))}`"
 
         def connect() -> "Client":
@@ -90,7 +89,6 @@ class MCPTools(ToolSource):
 
             if shutil.which(command) is None:
                 raise PluginError(f"{what}: there is no program {command!r}; install it, or give its path")
-
             guarded = ["-I", "-S", str(Path(guard.__file__)), str(os.getpid()), command, *arguments]
             return Client(StdioServerParameters(command=sys.executable, args=guarded, env=dict(env or {}), cwd=cwd))
 

@@ -29,8 +29,7 @@ FLUSHED = (
 
 
 def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    return request.app.state.service
 
 
 # -- health and information --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torch import Tensor
 from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, chunk_mask
 from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
 from agentrl.engine.embedded.sampling import adjust, choose
-from agentrl.engine.embedded.stopping import aborted
+from agentrl.engine.embedded.stopping import ABORTED, aborted
 
 PauseMode = Literal["abort", "in_place", "retract"]
 WORTH_WAITING = 32
@@ -73,19 +73,10 @@ class Engine:
         else:
             self.waiting.append(job)
 
-    def abort(self, match: Callable[[Job], bool]) -> int:
-        """End every live job that matches, keeping what it has generated; returns how many."""
-        return self._end(match, aborted())
-
-    def fail(self, reason: Mapping[str, Any]) -> None:
-        """End all jobs with `reason`: the engine cannot go on."""
-        self._end(lambda _: True, reason)
-
-    def _end(self, match: Callable[[Job], bool], reason: Mapping[str, Any]) -> int:
-        victims = [job for job in (*self.running, *self.waiting) if match(job)]
-        for job in victims:
+    def abort(self, match: Callable[[Job], bool], reason: Mapping[str, Any] = ABORTED) -> None:
+        """End every live job that matches with `reason`, keeping what it has generated."""
+        for job in [job for job in (*self.running, *self.waiting) if match(job)]:
             self._finish(job, dict(reason))
-        return len(victims)
 
     def pause(self, mode: PauseMode) -> None:
         self.paused = True
@@ -250,8 +241,7 @@ class Engine:
                 logits_to_keep=torch.tensor(keep, dtype=torch.long, device=self.device),
                 plan=plan,
             )
-        logits: Tensor = out.logits[0]
-        return logits
+        return out.logits[0]
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -26,7 +26,7 @@ from agentrl.engine.embedded.generate import event_stream, final_answers, raise_
 from agentrl.engine.embedded.http import Json, field, object_body
 from agentrl.engine.embedded.openai_answers import chat_choice, completion_choice, usage
 from agentrl.engine.embedded.request import GenerateRequest, parse_generate
-from agentrl.engine.embedded.service import Call, Service
+from agentrl.engine.embedded.service import Call, Options, Service
 from agentrl.errors import SettingsError, TemplateError
 
 if TYPE_CHECKING:
@@ -51,32 +51,29 @@ class Chats:
     """The chat template and parsers, loaded when first needed; one for each set of `chat_template_kwargs`."""
 
     def __init__(self, service: Service) -> None:
-        self._options = service.options
-        self._loaded: dict[bytes, Chat] = {}
+        self._load = lru_cache(MOST_CHATS)(partial(_load_chat, service.options))
         self._lock = threading.Lock()
 
     def get(self, kwargs: dict[str, Any]) -> "Chat":
         """Blocks while loading (call it from a worker thread). Raises `RequestError` when there is no usable template."""
-        from agentrl.chat import Chat
-
-        key = orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS)
-        options = self._options
         with self._lock:
-            if key not in self._loaded:
-                if len(self._loaded) >= MOST_CHATS:
-                    self._loaded.pop(next(iter(self._loaded)))
-                try:
-                    self._loaded[key] = Chat.load(
-                        options.model_path,
-                        chat_template=options.chat_template,
-                        template_kwargs=kwargs,
-                        tool_call_parser=options.tool_call_parser,
-                        reasoning_parser=options.reasoning_parser,
-                        trust_remote_code=options.trust_remote_code,
-                    )
-                except (TemplateError, SettingsError) as error:
-                    raise openai_error(str(error)) from error
-            return self._loaded[key]
+            return self._load(orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS))
+
+
+def _load_chat(options: Options, kwargs: bytes) -> "Chat":
+    from agentrl.chat import Chat
+
+    try:
+        return Chat.load(
+            options.model_path,
+            chat_template=options.chat_template,
+            template_kwargs=orjson.loads(kwargs),
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+            trust_remote_code=options.trust_remote_code,
+        )
+    except (TemplateError, SettingsError) as error:
+        raise openai_error(str(error)) from error
 
 
 async def chat_completions(request: Request) -> Response:

@@ -24,6 +24,9 @@ def aborted(message: str = "Aborted", status: int | None = None, kind: str | Non
     return {"type": "abort", "message": message, "status_code": status, "err_type": kind}
 
 
+ABORTED = aborted()
+
+
 class StopRules:
     """The stop conditions of one sequence."""
 

@@ -9,7 +9,8 @@
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.experts import expert_view
 from agentrl.errors import AgentRLError
 
+_EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 JOIN_TIMEOUT = 300.0
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -162,7 +163,7 @@ class Weights:
         for name, tensor in named:
             target = own.get(name)
             if target is None:
-                target = expert_view(own, name)
+                target = _expert_view(own, name)
             if target is None:
                 raise UpdateRefused(f"the model has no tensor named {name!r}.")
             if target.shape != tensor.shape:
@@ -175,11 +176,33 @@ class Weights:
         return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
 
 
+def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """The part of a fused tensor that `name` stands for, as a view; None when there is none.
+
+    Checkpoints and trainers name `...mlp.experts.3.gate_proj.weight`; transformers 5 holds all experts of a layer in
+    `...mlp.experts.gate_up_proj` [experts, 2 * intermediate, hidden] and `...mlp.experts.down_proj`
+    [experts, hidden, intermediate].
+    """
+    found = _EXPERT.fullmatch(name)
+    if found is None:
+        return None
+    part = found["part"]
+    fused = own.get(f"{found['layer']}.{'down' if part == 'down' else 'gate_up'}_proj")
+    expert = int(found["expert"])
+    if fused is None or expert >= fused.shape[0]:
+        return None
+    if part == "down":
+        return fused[expert]
+    half = fused.shape[1] // 2
+    return fused[expert, :half] if part == "gate" else fused[expert, half:]
+
+
 def join_group(*, backend: str, address: str, world_size: int, rank: int, name: str, timeout: float) -> Any:
     """A new process group beside the default one, over `tcp://host:port`; `timeout` in seconds.
 
-    Trainer and servers call it with the same address, world size and name; it returns when all ranks are there. torch has no public call for a second group with its own store: this follows the steps of `init_process_group`
-    (as SGLang, vLLM and OpenRLHF do), which torch 2.9 to 2.13 share.
+    Trainer and servers call it with the same address, world size and name; it returns when all ranks are there. torch has
+    no public call for a second group with its own store: this follows the steps of `init_process_group` (as SGLang,
+    vLLM and OpenRLHF do), which torch 2.9 to 2.13 share.
     """
     from torch.distributed import distributed_c10d as c10d
     from torch.distributed.rendezvous import rendezvous

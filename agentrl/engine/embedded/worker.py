@@ -1,6 +1,6 @@
 """The thread that owns the engine, and the bridge from the event loop to it.
 
-1. Only the worker's thread touches the `Engine`. Others hand over functions: `submit`, `post`, `call`, `exclusive`.
+1. Only the worker's thread touches the `Engine`. Others hand over functions: `post`, `call`, `exclusive`.
 2. Functions run between forward passes, so a call waits for one pass at most; the event loop never waits for any.
 3. An exception in a forward pass is a bug or a broken device: it is logged, all jobs end with an abort that carries
    status 500, and `on_crash` is called: the thread is gone, and nothing that is asked for later is done.
@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.stopping import aborted
 
 T = TypeVar("T")
@@ -48,9 +47,6 @@ class Worker:
         self.post(end)
         self._thread.join(timeout)
 
-    def submit(self, job: Job) -> None:
-        self.post(lambda engine: engine.add(job))
-
     def post(self, action: Callable[[Engine], object]) -> None:
         """Run `action` in the engine's thread; nobody waits for it, so it must not raise."""
         self._inbox.put(action)
@@ -76,7 +72,7 @@ class Worker:
                     self._inbox.get()(self._engine)
         except BaseException:
             log.critical("the engine's thread crashed", exc_info=True)
-            self._engine.fail(CRASHED)
+            self._engine.abort(lambda _: True, CRASHED)
             self._on_crash()
             raise
 

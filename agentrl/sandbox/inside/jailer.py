@@ -141,8 +141,7 @@ class Supervisor:
         if not self.jail.session:
             self.stdin = memoryview(request.pop("stdin").encode("utf-8", "surrogateescape"))
             self._write_stdin()
-        code = frames.encode({"id": request["id"], "code": request["code"]})
-        self._send_code(code)
+        self._send_code(frames.encode({"id": request["id"], "code": request["code"]}))
         return True
 
     def _send_code(self, data: bytes) -> None:
