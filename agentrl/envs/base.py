@@ -119,7 +119,8 @@ class Environment:
             for call, outcome in zip(turn.tool_calls, done, strict=True)
         ]
         if turn.broken:
-            messages.append({"role": "user", "content": _broken_text(turn.broken)})
+            problems = "\n".join(f"Error: the tool call could not be read: {problem}" for problem in turn.broken)
+            messages.append({"role": "user", "content": problems})
         return Step(messages, info=outcome_counts(done, len(turn.broken)))
 
     async def reward(self, sample: Sample) -> float | dict[str, Any]:
@@ -130,10 +131,6 @@ class Environment:
 
     async def close(self) -> None:
         """Free what this instance holds. Always called, also when the trajectory is cancelled or fails."""
-
-
-def _broken_text(broken: Sequence[str]) -> str:
-    return "\n".join(f"Error: the tool call could not be read: {problem}" for problem in broken)
 
 
 def outcome_counts(outcomes: Sequence[ToolOutcome], broken: int = 0) -> dict[str, float]:

@@ -8,8 +8,8 @@ from agentrl.errors import PluginError
 from agentrl.plugins import load_object
 from agentrl.tools import Toolbox
 
-_ASYNC_METHODS = ("setup", "teardown", "reset", "step", "reward", "close")
-_PARAMETERS = {"setup": 1, "teardown": 0, "reset": 1, "step": 1, "reward": 1, "close": 0}
+_ASYNC_METHODS = {"setup": 1, "teardown": 0, "reset": 1, "step": 1, "reward": 1, "close": 0}
+"""And how many parameters each gets besides `cls` or `self`."""
 
 
 def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
@@ -63,7 +63,9 @@ def check_environment(cls: type[Environment]) -> None:
         raise PluginError(f"{name}.tools: {error}") from error
     for method in _ASYNC_METHODS:
         _check_method(cls, method)
-    required = [p.name for p in inspect.signature(cls).parameters.values() if _required(p)]
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(cls).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
     if required:
         raise PluginError(
             f"{name}.__init__ needs {', '.join(required)}; an environment is made without arguments: "
@@ -78,19 +80,12 @@ def _check_method(cls: type[Environment], method: str) -> None:
         raise PluginError(f"{where} must be a coroutine: write `async def {method}(...)`")
     if method in ("setup", "teardown") and not inspect.ismethod(function):
         raise PluginError(f"{where} must be a class method: put @classmethod above it")
-    given = [object()] * (_PARAMETERS[method] + (0 if inspect.ismethod(function) else 1))
+    given = [object()] * (_ASYNC_METHODS[method] + (0 if inspect.ismethod(function) else 1))
     try:
         inspect.signature(function).bind(*given)
     except TypeError as error:
         expected = ", ".join(inspect.signature(getattr(Environment, method)).parameters)
         raise PluginError(f"{where}{inspect.signature(function)}: expected the parameters ({expected})") from error
-
-
-def _required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty and parameter.kind not in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    )
 
 
 def _what_is_it(found: Any) -> str:

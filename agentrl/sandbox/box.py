@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
@@ -32,10 +31,6 @@ class _NeverBegun(Exception):
 
 
 BackendChoice = Literal["auto", "bubblewrap", "landlock", "unsafe_subprocess"]
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Sandbox:
@@ -80,7 +75,8 @@ class Sandbox:
         self._asked = backend
         self._preload = tuple(preload)
         self._warm = warm
-        self._width = max_concurrency or 2 * _processors()
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._width = max_concurrency or 2 * processors
         self._queue_seconds = queue_seconds
         self._zygote: Zygote | None = None
         self._waiting: list[Channel] = []
@@ -92,9 +88,7 @@ class Sandbox:
         await self._choose()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         with anyio.CancelScope(shield=True):
             await self._stop()
 
@@ -146,15 +140,14 @@ class Sandbox:
     async def _place(self) -> AsyncIterator[None]:
         """A turn on the processor, in the order of asking."""
         self._running()
-        taken = False
-        with anyio.move_on_after(self._queue_seconds):
-            await self._places.acquire_on_behalf_of(place := object())
-            taken = True
-        if not taken:
+        try:
+            with anyio.fail_after(self._queue_seconds):
+                await self._places.acquire_on_behalf_of(place := object())
+        except TimeoutError as error:
             raise SandboxBusy(
                 f"no free place among {self._width} within {self._queue_seconds:g} s; "
                 "raise max_concurrency or queue_seconds, or run fewer programs at once"
-            )
+            ) from error
         try:
             yield
         finally:
@@ -200,22 +193,9 @@ class Sandbox:
     async def _child(self, *, session: bool) -> Channel:
         """A confined process that waits for code: a warm one, or a new one."""
         while self._waiting and not session:
-            child = self._waiting.pop(0)
-            try:
-                await self._ready(child)
-                return child
-            except SandboxFailure:
-                child.close()
-            except BaseException:
-                child.close()
-                raise
-        child = await self._spawn(session)
-        try:
-            await self._ready(child)
-        except BaseException:
-            child.close()
-            raise
-        return child
+            with contextlib.suppress(SandboxFailure):
+                return await self._ready(self._waiting.pop(0))
+        return await self._ready(await self._spawn(session))
 
     async def _spawn(self, session: bool) -> Channel:
         zygote = await self._alive()
@@ -226,16 +206,21 @@ class Sandbox:
                 except BlockingIOError:  # many are being started
                     await anyio.wait_writable(zygote.control)
 
-    async def _ready(self, child: Channel) -> None:
-        with anyio.move_on_after(_START_SECONDS):
-            try:
+    async def _ready(self, child: Channel) -> Channel:
+        """The child once it is ready; closed if it will not be."""
+        try:
+            with anyio.fail_after(_START_SECONDS):
                 answer = await child.receive()
-            except ChannelClosed as error:
-                raise SandboxFailure(f"a sandboxed process ended before it began: {error}") from error
             if "failed" in answer:
                 raise SandboxFailure(f"a process could not be confined: {answer['failed']}")
-            return
-        raise SandboxFailure(f"a sandboxed process was not ready within {_START_SECONDS:g} s")
+            return child
+        except BaseException as error:
+            child.close()
+            if isinstance(error, ChannelClosed):
+                raise SandboxFailure(f"a sandboxed process ended before it began: {error}") from error
+            if isinstance(error, TimeoutError):
+                raise SandboxFailure(f"a sandboxed process was not ready within {_START_SECONDS:g} s") from error
+            raise
 
     def _refill(self) -> None:
         """Ask for processes ahead of the next calls; their readiness is waited for when they are used."""
@@ -294,12 +279,8 @@ class Sandbox:
 
     async def _trial_run(self, code: str) -> RunResult:
         assert self._zygote is not None
-        child = self._zygote.spawn(self.limits, session=False)
-        try:
-            await self._ready(child)
+        with contextlib.closing(await self._ready(self._zygote.spawn(self.limits, session=False))) as child:
             return (await self._ask(child, code, "", None))[0]
-        finally:
-            child.close()
 
     async def _stop(self) -> None:
         for child in self._waiting:
@@ -329,11 +310,11 @@ class SandboxSession:
         self._turn = anyio.Lock()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self._closed = True
-        await self._end()
+        child, self._child = self._child, None
+        if child is not None:
+            await self._box._release(child, False)
 
     async def run(self, code: str, *, timeout: float | None = None) -> RunResult:
         """Run a cell; runs asked for at once go one after another.
@@ -369,8 +350,3 @@ class SandboxSession:
             if ended:
                 self._child = None
                 await self._box._release(child, answered)
-
-    async def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            await self._box._release(child, False)

@@ -82,15 +82,11 @@ class Zygote:
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
-            _kill_group(self.process)
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         self.errors.close()
         if self.backend == "unsafe_subprocess":
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: float = 60.0) -> Zygote:

@@ -4,7 +4,8 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from agentrl.sandbox.errors import SandboxUnavailable
 from agentrl.sandbox.limits import RunResult
@@ -32,29 +33,16 @@ print(json.dumps(reached))
 """
 
 
-class Bait:
-    """Things on the host that a program must not reach, while it is open."""
-
-    def __enter__(self) -> "Bait":
-        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-trial-")
-        os.chmod(self._folder.name, 0o777)
-        secret = os.path.join(self._folder.name, "secret")
+@contextmanager
+def _bait() -> Iterator[tuple[str, str]]:
+    """A program that tries to reach things on the host, and the folder on the host where it tries to write."""
+    folder = tempfile.TemporaryDirectory(prefix="agentrl-trial-")
+    with folder as name, socket.create_server(("127.0.0.1", 0)) as listener:
+        os.chmod(name, 0o777)
+        secret, written = os.path.join(name, "secret"), os.path.join(name, "written")
         with open(secret, "w", encoding="ascii") as file:
             file.write("secret")
-        self._written = os.path.join(self._folder.name, "written")
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        port = self._listener.getsockname()[1]
-        self.program = _PROBE.format(secret=secret, written=self._written, port=port, pid=os.getpid())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
-        self._folder.cleanup()
-
-    @property
-    def taken(self) -> bool:
-        """Whether a program wrote where it must not."""
-        return os.path.exists(self._written)
+        yield _PROBE.format(secret=secret, written=written, port=listener.getsockname()[1], pid=os.getpid()), name
 
 
 async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
@@ -63,9 +51,9 @@ async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
     Raises:
         SandboxUnavailable: it did not run, or something was not kept from it.
     """
-    with Bait() as bait:
-        result = await run(bait.program)
-        taken = bait.taken
+    with _bait() as (program, folder):
+        result = await run(program)
+        taken = "written" in os.listdir(folder)
     if not result.ok:
         last = (result.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
         raise SandboxUnavailable(f"a trial program ended with {result.outcome}: {last}")

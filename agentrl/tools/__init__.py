@@ -10,7 +10,8 @@
 4. This room imports neither torch nor ray, and knows nothing about tokens or templates.
 """
 
-from agentrl.tools.base import Injected, OnFailure, Tool, as_tool, tool
+from agentrl.tools.arguments import Injected
+from agentrl.tools.base import OnFailure, Tool, as_tool, tool
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
 from agentrl.tools.source import ToolSource
 from agentrl.tools.toolbox import Toolbox

@@ -16,7 +16,7 @@ import anyio.to_thread
 from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.errors import Failure, PluginError, ToolFailure
-from agentrl.tools.arguments import Injected, needs_self, read_arguments
+from agentrl.tools.arguments import needs_self, read_arguments
 from agentrl.tools.clock import waiting
 from agentrl.tools.docstring import parse_docstring
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
@@ -30,8 +30,6 @@ DEFAULT_MAX_OUTPUT_CHARS = 16_384
 OnFailure = Literal["observe", "fail"]
 """What a tool's own failure leads to: a sentence for the model, or a `ToolFailure` that ends the trajectory."""
 
-__all__ = ["DEFAULT_MAX_OUTPUT_CHARS", "DEFAULT_TIMEOUT", "Injected", "OnFailure", "Tool", "as_tool", "tool"]
-
 
 class CheckedArguments(Protocol):
     """What a tool needs of its arguments: their JSON schema, and a check of a call's."""
@@ -43,15 +41,20 @@ class CheckedArguments(Protocol):
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-class ToolOptions(TypedDict, total=False):
-    """The options of `@tool`; `Tool` says what they mean."""
+class CallOptions(TypedDict, total=False):
+    """How a tool's calls are run; `Tool` says what each means."""
 
-    name: str | None
-    description: str | None
     timeout: float
     max_output_chars: int
     max_concurrency: int | None
     on_failure: OnFailure
+
+
+class ToolOptions(CallOptions, total=False):
+    """The options of `@tool`; `Tool` says what they mean."""
+
+    name: str | None
+    description: str | None
 
 
 class Tool:
@@ -184,8 +187,7 @@ class Tool:
             except Failure:  # the tool itself says that the trajectory cannot go on
                 raise
             except Exception as error:  # a tool is user code: whatever it raises is an observation for the model
-                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                raise ToolError(self._cut(text), kind=OutcomeKind.RAISED) from error
+                raise ToolError(self._cut(described(error)), kind=OutcomeKind.RAISED) from error
         if scope.cancelled_caught:
             raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
         return self._cut(self._text(result))
@@ -208,6 +210,11 @@ class Tool:
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"
+
+
+def described(error: BaseException) -> str:
+    """`ValueError: the message`, or the name alone."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def as_tool(function: Callable[..., Any] | Tool) -> Tool:

@@ -14,13 +14,13 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
 
 from agentrl import guard
 from agentrl.errors import PluginError, first_error
-from agentrl.tools.base import DEFAULT_MAX_OUTPUT_CHARS, DEFAULT_TIMEOUT, OnFailure, Tool
+from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, described
 from agentrl.tools.outcome import OutcomeKind, ToolError
 from agentrl.tools.schema_arguments import SchemaArguments
 from agentrl.tools.source import ToolSource
@@ -45,10 +45,7 @@ class MCPTools(ToolSource):
         include: Collection[str] | None = None,
         prefix: str = "",
         start_timeout: float = 30.0,
-        timeout: float = DEFAULT_TIMEOUT,
-        max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
-        max_concurrency: int | None = None,
-        on_failure: OnFailure = "observe",
+        **options: Unpack[CallOptions],
     ) -> None:
         """Use `stdio` or `http`.
 
@@ -58,19 +55,11 @@ class MCPTools(ToolSource):
             include: names of the server's tools to take; all if None.
             prefix: put before each tool's name, to keep the tools of several servers apart.
             start_timeout: seconds that connecting may take.
-            timeout: seconds that one call may take.
-            max_output_chars: longer results are cut.
-            max_concurrency: calls in flight at once, for each tool; no limit if None.
-            on_failure: see `Tool`.
+            options: `timeout`, `max_output_chars`, `max_concurrency` (for each tool) and `on_failure`, as of `Tool`.
         """
         self._connect, self._what = connect, what
         self._include, self._prefix, self._start_timeout = include, prefix, start_timeout
-        self._options: dict[str, Any] = {
-            "timeout": timeout,
-            "max_output_chars": max_output_chars,
-            "max_concurrency": max_concurrency,
-            "on_failure": on_failure,
-        }
+        self._options = options
         self._tools: tuple[Tool, ...] | None = None
         self._connection: _Connection | None = None
         self._lock = anyio.Lock()
@@ -93,7 +82,6 @@ class MCPTools(ToolSource):
             cwd: its working directory.
             options: as of `MCPTools`.
         """
-
         what = f"MCP server `{' '.join((command, *arguments))}`"
 
         def connect() -> "Client":
@@ -101,7 +89,6 @@ class MCPTools(ToolSource):
 
             if shutil.which(command) is None:
                 raise PluginError(f"{what}: there is no program {command!r}; install it, or give its path")
-
             guarded = ["-I", "-S", str(Path(guard.__file__)), str(os.getpid()), command, *arguments]
             return Client(StdioServerParameters(command=sys.executable, args=guarded, env=dict(env or {}), cwd=cwd))
 
@@ -236,7 +223,9 @@ class _Connection:
             if isinstance(error, TimeoutError):
                 raise PluginError(f"{what} did not answer within {timeout:g} s; is it an MCP server?") from error
             if isinstance(error, Exception):
-                raise PluginError(f"{what} cannot be opened: {_first(error)}; does it run and speak MCP?") from error
+                raise PluginError(
+                    f"{what} cannot be opened: {described(first_error(error))}; does it run and speak MCP?"
+                ) from error
             raise
         return connection
 
@@ -257,7 +246,7 @@ class _Connection:
     def gone(self, error: Exception) -> ToolError:
         """Mark the connection as lost; the error for the call that met it."""
         self.lost = True
-        text = f"the connection to the tool's server was lost ({_first(error)})"
+        text = f"the connection to the tool's server was lost ({described(first_error(error))})"
         return ToolError(text, kind=OutcomeKind.RAISED)
 
     async def close(self) -> None:
@@ -310,8 +299,3 @@ def _text(result: "CallToolResult") -> str:
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(parts)
-
-
-def _first(error: BaseException) -> str:
-    error = first_error(error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -40,9 +40,19 @@ _HEADLINES = {
 
 
 class PythonTool(Tool):
-    """See `python_tool`."""
+    """The tool `python` for a model."""
 
-    def __init__(self, box: Sandbox | None, *, stateful: bool, timeout: float, max_output_chars: int) -> None:
+    def __init__(
+        self, box: Sandbox | None = None, *, stateful: bool = True, timeout: float = 10.0, max_output_chars: int = 4096
+    ) -> None:
+        """
+        Args:
+            box: an open sandbox; without one the environment's attribute `sandbox` is used (`WithPython`).
+            stateful: whether variables stay within a trajectory.
+            timeout: seconds for the code of one call, at most the sandbox's `wall_seconds`.
+            max_output_chars: of longer outputs the middle is left out.
+        """
+
         async def python(code: str, state: Annotated[Any, Injected]) -> str:
             return await self._run(code, state)
 
@@ -96,18 +106,7 @@ class PythonTool(Tool):
         return self._sessions[state]
 
 
-def python_tool(
-    box: Sandbox | None = None, *, stateful: bool = True, timeout: float = 10.0, max_output_chars: int = 4096
-) -> PythonTool:
-    """The tool `python` for a model.
-
-    Args:
-        box: an open sandbox; without one the environment's attribute `sandbox` is used (`WithPython`).
-        stateful: whether variables stay within a trajectory.
-        timeout: seconds for the code of one call, at most the sandbox's `wall_seconds`.
-        max_output_chars: of longer outputs the middle is left out.
-    """
-    return PythonTool(box, stateful=stateful, timeout=timeout, max_output_chars=max_output_chars)
+python_tool = PythonTool
 
 
 class WithPython:

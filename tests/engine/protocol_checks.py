@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.engine import BroadcastUpdate, DiskUpdate, EnginePool, Generation, SamplingParams, WeightGroup
-from agentrl.engine.embedded.process_group import join_group
+from agentrl.engine.embedded.weights import join_group
 from agentrl.engine.transport import HttpTransport
 
 PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]

@@ -148,10 +148,7 @@ def slot_attention(
         end = chunk.start + chunk.count
         keys[chunk.slot, :, chunk.start : end] = key[0, :, chunk.offset : stop]
         values[chunk.slot, :, chunk.start : end] = value[0, :, chunk.offset : stop]
-        past_keys, past_values = (
-            keys[chunk.slot : chunk.slot + 1, :, :end],
-            values[chunk.slot : chunk.slot + 1, :, :end],
-        )
+        past_keys, past_values = (cache[chunk.slot : chunk.slot + 1, :, :end] for cache in (keys, values))
         if groups > 1:
             past_keys = past_keys.repeat_interleave(groups, 1)
             past_values = past_values.repeat_interleave(groups, 1)

@@ -1,21 +1,25 @@
 """The control endpoints: abort, pause, cache, weights, health and information."""
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, get_args
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine, PauseMode
 from agentrl.engine.embedded.errors import invalid_body, refused
-from agentrl.engine.embedded.http import Json, field, object_body
+from agentrl.engine.embedded.http import Handler, Json, field, object_body
 from agentrl.engine.embedded.service import Service
 from agentrl.engine.embedded.weights import UpdateRefused, Weights
 
+Body = dict[str, Any]
+Update = Callable[[Service, Weights, Body], Awaitable[str]]
 PROTOCOL = "0.5.23"
 """The SGLang version whose protocol this server speaks."""
 FLUSHED = (
@@ -25,13 +29,7 @@ FLUSHED = (
 
 
 def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
-def _weights(request: Request) -> Weights:
-    weights: Weights = request.app.state.weights
-    return weights
+    return request.app.state.service
 
 
 # -- health and information --------------------------------------------------------------------------------------
@@ -186,115 +184,93 @@ async def nothing_to_move(request: Request) -> Response:
 # -- weights -----------------------------------------------------------------------------------------------------
 
 
-async def _success(work: Awaitable[str], **more: Any) -> Response:
-    try:
-        message = await work
-    except UpdateRefused as error:
-        return Json({"success": False, "message": str(error), **more}, status_code=400)
-    return Json({"success": True, "message": message, **more})
+def _update(update: Update, **more: Any) -> Handler:
+    """Answers with the update's message, or with 400 and the reason for which it was refused."""
+
+    async def handler(request: Request) -> Response:
+        body = await object_body(request)
+        try:
+            message = await update(_service(request), request.app.state.weights, body)
+        except UpdateRefused as error:
+            return Json({"success": False, "message": str(error), **more}, status_code=400)
+        return Json({"success": True, "message": message, **more})
+
+    return handler
 
 
-def _updated(what: str, version: str | None) -> str:
-    return what if version is None else f"{what} Weight version updated to {version}."
+async def _write(
+    service: Service, weights: Weights, named: list[tuple[str, Tensor]], version: str | None, abort: bool, done: str
+) -> str:
+    if abort:
+        await service.abort("", everything=True)
+    await service.worker.exclusive(lambda engine: weights.write(engine, named, version))
+    return done if version is None else f"{done} Weight version updated to {version}."
 
 
-async def update_weights_from_disk(request: Request) -> Response:
-    service, weights, body = _service(request), _weights(request), await object_body(request)
+@partial(_update, num_paused_requests=0)
+async def update_weights_from_disk(service: Service, weights: Weights, body: Body) -> str:
     path: str = field(body, "model_path", str)
     version: str | None = field(body, "weight_version", str, None)
     abort: bool = field(body, "abort_all_requests", bool, False)
-
-    async def work() -> str:
-        named = await weights.read_folder(path)
-        if abort:
-            await service.abort("", everything=True)
-        await service.worker.exclusive(lambda engine: weights.write(engine, named, version))
-        service.model_path = path
-        return _updated("Succeeded to update model weights.", version)
-
-    return await _success(work(), num_paused_requests=0)
+    named = await weights.read_folder(path)
+    message = await _write(service, weights, named, version, abort, "Succeeded to update model weights.")
+    service.model_path = path
+    return message
 
 
-async def init_weights_update_group(request: Request) -> Response:
-    weights, body = _weights(request), await object_body(request)
+@_update
+async def init_weights_update_group(_: Service, weights: Weights, body: Body) -> str:
     host, port = field(body, "master_address", str), field(body, "master_port", int)
-
-    async def work() -> str:
-        await weights.join(
-            address=f"tcp://{host}:{port}",
-            rank=field(body, "rank_offset", int),
-            world_size=field(body, "world_size", int),
-            name=field(body, "group_name", str, "weight_update_group"),
-            backend=field(body, "backend", str, "nccl"),
-        )
-        return "Succeeded to initialize custom process group."
-
-    return await _success(work())
+    await weights.join(
+        address=f"tcp://{host}:{port}",
+        rank=field(body, "rank_offset", int),
+        world_size=field(body, "world_size", int),
+        name=field(body, "group_name", str, "weight_update_group"),
+        backend=field(body, "backend", str, "nccl"),
+    )
+    return "Succeeded to initialize custom process group."
 
 
-async def destroy_weights_update_group(request: Request) -> Response:
-    weights, body = _weights(request), await object_body(request)
-
-    async def work() -> str:
-        await weights.destroy(field(body, "group_name", str, "weight_update_group"))
-        return "Succeeded to destroy custom process group."
-
-    return await _success(work())
+@_update
+async def destroy_weights_update_group(_: Service, weights: Weights, body: Body) -> str:
+    await weights.destroy(field(body, "group_name", str, "weight_update_group"))
+    return "Succeeded to destroy custom process group."
 
 
-async def update_weights_from_distributed(request: Request) -> Response:
-    service, weights, body = _service(request), _weights(request), await object_body(request)
+@_update
+async def update_weights_from_distributed(service: Service, weights: Weights, body: Body) -> str:
     names: list[str] = field(body, "names", list)
     dtypes: list[str] = field(body, "dtypes", list)
     shapes: list[list[int]] = field(body, "shapes", list)
     group: str = field(body, "group_name", str, "weight_update_group")
     version: str | None = field(body, "weight_version", str, None)
     abort: bool = field(body, "abort_all_requests", bool, False)
-
-    async def work() -> str:
-        weights.require_session("update_weights_from_distributed")
-        if body.get("load_format") is not None:
-            raise UpdateRefused("load_format is not supported here: broadcast the tensors one by one.")
-        named = await weights.receive(names, dtypes, shapes, group)
-        if abort:
-            await service.abort("", everything=True)
-        await service.worker.exclusive(lambda engine: weights.write(engine, named, version))
-        return _updated("Succeeded to update parameter online.", version)
-
-    return await _success(work())
+    weights.require_session("update_weights_from_distributed")
+    if body.get("load_format") is not None:
+        raise UpdateRefused("load_format is not supported here: broadcast the tensors one by one.")
+    named = await weights.receive(names, dtypes, shapes, group)
+    return await _write(service, weights, named, version, abort, "Succeeded to update parameter online.")
 
 
-async def update_weights_from_tensor(request: Request) -> Response:
-    weights = _weights(request)
-    await object_body(request)
-
-    async def work() -> str:
-        weights.require_session("update_weights_from_tensor")
-        raise UpdateRefused(
-            "update_weights_from_tensor is not supported by the embedded engine, because its payload is a pickle: use "
-            "update_weights_from_distributed or update_weights_from_disk."
-        )
-
-    return await _success(work())
+@_update
+async def update_weights_from_tensor(_: Service, weights: Weights, __: Body) -> str:
+    weights.require_session("update_weights_from_tensor")
+    raise UpdateRefused(
+        "update_weights_from_tensor is not supported by the embedded engine, because its payload is a pickle: use "
+        "update_weights_from_distributed or update_weights_from_disk."
+    )
 
 
-async def begin_weight_update(request: Request) -> Response:
-    return await _session(request, open_it=True)
+@_update
+async def begin_weight_update(_: Service, weights: Weights, __: Body) -> str:
+    weights.begin()
+    return "Success"
 
 
-async def end_weight_update(request: Request) -> Response:
-    return await _session(request, open_it=False)
-
-
-async def _session(request: Request, *, open_it: bool) -> Response:
-    weights = _weights(request)
-    await object_body(request)
-
-    async def work() -> str:
-        weights.begin() if open_it else weights.end()
-        return "Success"
-
-    return await _success(work())
+@_update
+async def end_weight_update(_: Service, weights: Weights, __: Body) -> str:
+    weights.end()
+    return "Success"
 
 
 async def update_weight_version(request: Request) -> Response:
@@ -308,7 +284,8 @@ async def update_weight_version(request: Request) -> Response:
 
 
 async def weights_checker(request: Request) -> Response:
-    service, weights, body = _service(request), _weights(request), await object_body(request)
+    service, body = _service(request), await object_body(request)
+    weights: Weights = request.app.state.weights
     action = field(body, "action", str)
     if action != "checksum":
         raise refused(f"weights_checker: action {action!r} is not supported by the embedded engine, only 'checksum'.")

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, chunk_mask
-from agentrl.engine.embedded.job import Ids, Job, TopEntry
+from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
 from agentrl.engine.embedded.sampling import adjust, choose
-from agentrl.engine.embedded.stopping import ABORTED
+from agentrl.engine.embedded.stopping import ABORTED, aborted
 
 PauseMode = Literal["abort", "in_place", "retract"]
 WORTH_WAITING = 32
@@ -34,12 +34,7 @@ LEAST_PREFILL = 32
 """Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
 WORTH_EXTENDING = 0.5
 """A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
-NOT_A_NUMBER = {
-    "type": "abort",
-    "message": "the model's logits are NaN: the weights are broken",
-    "status_code": 500,
-    "err_type": "InternalServerError",
-}
+NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
 
 
 @dataclass
@@ -78,19 +73,10 @@ class Engine:
         else:
             self.waiting.append(job)
 
-    def abort(self, match: Callable[[Job], bool]) -> int:
-        """End every live job that matches, keeping what it has generated; returns how many."""
-        return self._end(match, ABORTED)
-
-    def fail(self, reason: Mapping[str, Any]) -> None:
-        """End all jobs with `reason`: the engine cannot go on."""
-        self._end(lambda _: True, reason)
-
-    def _end(self, match: Callable[[Job], bool], reason: Mapping[str, Any]) -> int:
-        victims = [job for job in (*self.running, *self.waiting) if match(job)]
-        for job in victims:
+    def abort(self, match: Callable[[Job], bool], reason: Mapping[str, Any] = ABORTED) -> None:
+        """End every live job that matches with `reason`, keeping what it has generated."""
+        for job in [job for job in (*self.running, *self.waiting) if match(job)]:
             self._finish(job, dict(reason))
-        return len(victims)
 
     def pause(self, mode: PauseMode) -> None:
         self.paused = True
@@ -255,8 +241,7 @@ class Engine:
                 logits_to_keep=torch.tensor(keep, dtype=torch.long, device=self.device),
                 plan=plan,
             )
-        logits: Tensor = out.logits[0]
-        return logits
+        return out.logits[0]
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 
@@ -269,10 +254,7 @@ class Engine:
         values = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
         for i, (job, _, _) in enumerate(scored):
             job.input_log_probs.append(values[i])
-            if job.want.top:
-                job.input_top.append(_top(log_probs[i], job.want.top))
-            if job.want.ids:
-                job.input_ids_log_probs.append(_at(log_probs[i], job.want.ids))
+            _keep_others(job.want, log_probs[i], job.input_top, job.input_ids_log_probs)
 
     def _sample(self, logits: Tensor, ready: list[tuple[Job, int]]) -> None:
         for job, _ in [pair for pair in ready if pair[0].stop.limit <= 0]:
@@ -290,10 +272,7 @@ class Engine:
         picked = torch.tensor(choice.tokens, device=self.device)[:, None]
         values = choice.log_probs.gather(1, picked)[:, 0].tolist()
         for i, job in enumerate(jobs):
-            if job.want.top:
-                job.output_top.append(_top(choice.log_probs[i], job.want.top))
-            if job.want.ids:
-                job.output_ids_log_probs.append(_at(choice.log_probs[i], job.want.ids))
+            _keep_others(job.want, choice.log_probs[i], job.output_top, job.output_ids_log_probs)
             self._append(job, choice.tokens[i], values[i])
 
     def _append(self, job: Job, token: int, log_prob: float) -> None:
@@ -340,10 +319,10 @@ def _common(a: Ids, b: Ids) -> int:
     return int(differs.argmax()) if differs.any() else count
 
 
-def _top(row: Tensor, count: int) -> TopEntry:
-    values, ids = row.topk(min(count, row.shape[-1]))
-    return list(zip(values.tolist(), ids.tolist(), strict=True))
-
-
-def _at(row: Tensor, ids: tuple[int, ...]) -> TopEntry:
-    return list(zip(row[list(ids)].tolist(), ids, strict=True))
+def _keep_others(want: LogProbOptions, row: Tensor, tops: list[TopEntry], watched: list[TopEntry]) -> None:
+    """Log-probs of one position that are wanted beside that of its own token."""
+    if want.top:
+        values, ids = row.topk(min(want.top, row.shape[-1]))
+        tops.append(list(zip(values.tolist(), ids.tolist(), strict=True)))
+    if want.ids:
+        watched.append(list(zip(row[list(want.ids)].tolist(), want.ids, strict=True)))

@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from agentrl.engine.embedded.errors import RequestError, invalid_body
 
+CLIENT_GONE = 499
+"""Nobody reads this status; it is what proxies log for a client that closed the connection."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -20,10 +22,6 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def error_response(error: RequestError) -> Response:
-    return Json(error.body, status_code=error.status)
-
-
 def answers_errors(handler: Handler) -> Handler:
     """Turn a handler's `RequestError` into its HTTP answer."""
 
@@ -31,7 +29,7 @@ def answers_errors(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except RequestError as error:
-            return error_response(error)
+            return Json(error.body, status_code=error.status)
 
     return wrapped
 
@@ -72,8 +70,8 @@ def field(body: dict[str, Any], name: str, kind: type, default: Any = ...) -> An
     return value
 
 
-async def until_done_or_gone(request: Request, done: Callable[[], Awaitable[None]]) -> bool:
-    """Wait for `done()`; False when the client disconnects before."""
+async def until_done(request: Request, done: Callable[[], Awaitable[None]]) -> None:
+    """Wait for `done()`. Raises `RequestError` when the client disconnects before."""
     gone = False
 
     async def watch(scope: anyio.CancelScope) -> None:
@@ -87,4 +85,5 @@ async def until_done_or_gone(request: Request, done: Callable[[], Awaitable[None
         group.start_soon(watch, group.cancel_scope)
         await done()
         group.cancel_scope.cancel()
-    return not gone
+    if gone:
+        raise RequestError("the client has gone", {}, CLIENT_GONE)

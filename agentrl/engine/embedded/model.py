@@ -115,10 +115,7 @@ def slots_that_fit(model: Any, length: int) -> int:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    content: dict[str, Any] = json.loads(file.read_text())
-    return content
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def _as_ids(value: Any) -> set[int]:

@@ -11,8 +11,9 @@
 
 import threading
 import time
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncGenerator, Callable
+from contextlib import closing
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -21,37 +22,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrl.engine.embedded.errors import RequestError, invalid_body, openai_error
-from agentrl.engine.embedded.generate import CLIENT_GONE, DONE, event, event_stream, final_answers, raise_for_failed
+from agentrl.engine.embedded.generate import event_stream, final_answers, raise_for_failed
 from agentrl.engine.embedded.http import Json, field, object_body
 from agentrl.engine.embedded.openai_answers import chat_choice, completion_choice, usage
 from agentrl.engine.embedded.request import GenerateRequest, parse_generate
-from agentrl.engine.embedded.results import answer
-from agentrl.engine.embedded.service import Call, Service
+from agentrl.engine.embedded.service import Call, Options, Service
 from agentrl.errors import SettingsError, TemplateError
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
 
-SAME_NAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "logit_bias",
-    "ignore_eos",
-    "no_stop_trim",
-    "skip_special_tokens",
-    "json_schema",
-    "regex",
-    "ebnf",
-)
+Body = dict[str, Any]
+Choice = Callable[[int, Body], Body]
+"""One entry of `choices`, from its index and the answer of POST /generate."""
+Start = Callable[[], Call]
+Stream = Callable[[Start, Body, Choice], AsyncGenerator[Body]]
+_SAME_NAME_TABLE = """
+    temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty n stop stop_token_ids stop_regex
+    logit_bias ignore_eos no_stop_trim skip_special_tokens json_schema regex ebnf
+"""
+SAME_NAME = _SAME_NAME_TABLE.split()
 RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
 MOST_CHATS = 8
 """How many sets of `chat_template_kwargs` are kept ready."""
@@ -61,32 +51,29 @@ class Chats:
     """The chat template and parsers, loaded when first needed; one for each set of `chat_template_kwargs`."""
 
     def __init__(self, service: Service) -> None:
-        self._options = service.options
-        self._loaded: dict[bytes, Chat] = {}
+        self._load = lru_cache(MOST_CHATS)(partial(_load_chat, service.options))
         self._lock = threading.Lock()
 
     def get(self, kwargs: dict[str, Any]) -> "Chat":
         """Blocks while loading (call it from a worker thread). Raises `RequestError` when there is no usable template."""
-        from agentrl.chat import Chat
-
-        key = orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS)
-        options = self._options
         with self._lock:
-            if key not in self._loaded:
-                if len(self._loaded) >= MOST_CHATS:
-                    self._loaded.pop(next(iter(self._loaded)))
-                try:
-                    self._loaded[key] = Chat.load(
-                        options.model_path,
-                        chat_template=options.chat_template,
-                        template_kwargs=kwargs,
-                        tool_call_parser=options.tool_call_parser,
-                        reasoning_parser=options.reasoning_parser,
-                        trust_remote_code=options.trust_remote_code,
-                    )
-                except (TemplateError, SettingsError) as error:
-                    raise openai_error(str(error)) from error
-            return self._loaded[key]
+            return self._load(orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS))
+
+
+def _load_chat(options: Options, kwargs: bytes) -> "Chat":
+    from agentrl.chat import Chat
+
+    try:
+        return Chat.load(
+            options.model_path,
+            chat_template=options.chat_template,
+            template_kwargs=orjson.loads(kwargs),
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+            trust_remote_code=options.trust_remote_code,
+        )
+    except (TemplateError, SettingsError) as error:
+        raise openai_error(str(error)) from error
 
 
 async def chat_completions(request: Request) -> Response:
@@ -102,22 +89,15 @@ async def chat_completions(request: Request) -> Response:
     ids = await anyio.to_thread.run_sync(partial(_render, chat, messages, tools))
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     parsed = bool(tools) or chat.turn_parser.tags is not None
-    translated = _translate(
-        body, ids, limit, top=field(body, "top_logprobs", int, 0), logprobs=bool(body.get("logprobs"))
-    )
+    top = field(body, "top_logprobs", int, 0)
+    translated = _translate(body, ids, limit, top=top, logprobs=bool(body.get("logprobs")))
     if parsed:
         translated["sampling_params"]["skip_special_tokens"] = False
     if body.get("return_meta_info"):
         translated["return_logprob"] = True
     generate = _parse(translated, service)
     choice = partial(chat_choice, body=body, chat=chat, tools=tools, vocab=service.vocab, parsed=parsed)
-    head = _head(body, generate, "chat.completion")
-    if generate.stream:
-        return event_stream(_stream_chat(service, generate, head, choice, whole=parsed))
-    answers = await final_answers(request, service, generate)
-    if answers is None:
-        return Response(status_code=CLIENT_GONE)
-    return Json({**head, "choices": [choice(i, a) for i, a in enumerate(answers)], **usage(answers)})
+    return await _respond(request, body, generate, "chat.completion", choice, partial(_stream_chat, whole=parsed))
 
 
 async def completions(request: Request) -> Response:
@@ -129,16 +109,25 @@ async def completions(request: Request) -> Response:
         raise openai_error("suffix is not supported by the embedded engine.")
     top = field(body, "logprobs", int, 0)
     limit = body.get("max_tokens", 16)
-    generate = _parse(
-        _translate(body, body["prompt"], limit, top=top, logprobs=body.get("logprobs") is not None), service
-    )
+    translated = _translate(body, body["prompt"], limit, top=top, logprobs=body.get("logprobs") is not None)
+    generate = _parse(translated, service)
     choice = partial(completion_choice, body=body, vocab=service.vocab)
-    head = _head(body, generate, "text_completion")
+    return await _respond(request, body, generate, "text_completion", choice, _stream_completion)
+
+
+async def _respond(
+    request: Request, body: Body, generate: GenerateRequest, kind: str, choice: Choice, stream: Stream
+) -> Response:
+    service: Service = request.app.state.service
+    head = {
+        "id": generate.sequences[0].front_rid,
+        "object": kind,
+        "created": int(time.time()),
+        "model": body.get("model") or "default",
+    }
     if generate.stream:
-        return event_stream(_stream_completion(service, generate, head, choice))
+        return event_stream(stream(partial(service.start, generate), head, choice))
     answers = await final_answers(request, service, generate)
-    if answers is None:
-        return Response(status_code=CLIENT_GONE)
     return Json({**head, "choices": [choice(i, a) for i, a in enumerate(answers)], **usage(answers)})
 
 
@@ -191,25 +180,13 @@ def _parse(translated: dict[str, Any], service: Service) -> GenerateRequest:
         raise openai_error(str(error), status=error.status) from error
 
 
-def _head(body: dict[str, Any], generate: GenerateRequest, kind: str) -> dict[str, Any]:
-    return {
-        "id": generate.sequences[0].front_rid,
-        "object": kind,
-        "created": int(time.time()),
-        "model": body.get("model") or "default",
-    }
-
-
 # -- streams -----------------------------------------------------------------------------------------------------
 
 
-async def _stream_chat(
-    service: Service, generate: GenerateRequest, head: dict[str, Any], choice: Any, *, whole: bool
-) -> AsyncIterator[bytes]:
+async def _stream_chat(start: Start, head: Body, choice: Choice, *, whole: bool) -> AsyncGenerator[Body]:
     head = {**head, "object": "chat.completion.chunk"}
     sent: dict[int, int] = {}
-    call = service.start(generate)
-    try:
+    with closing(start()) as call:
         async for index in call.progress():
             if index not in sent:
                 sent[index] = 0
@@ -218,7 +195,7 @@ async def _stream_chat(
             raise_for_failed(finish)
             if whole and finish is None:
                 continue
-            result = _now(service, call, index)
+            result = call.answer(index)
             if whole:
                 message = dict(choice(index, result)["message"])
                 message.pop("role")
@@ -230,43 +207,20 @@ async def _stream_chat(
             if finish is not None:
                 done = choice(index, result)
                 yield _chunk(head, index, {"reasoning_content": None}, done["finish_reason"], done["matched_stop"])
-        yield DONE
-    finally:
-        call.close()
 
 
-async def _stream_completion(
-    service: Service, generate: GenerateRequest, head: dict[str, Any], choice: Any
-) -> AsyncIterator[bytes]:
+async def _stream_completion(start: Start, head: Body, choice: Choice) -> AsyncGenerator[Body]:
     sent: dict[int, int] = {}
-    call = service.start(generate)
-    try:
+    with closing(start()) as call:
         async for index in call.progress():
-            result = _now(service, call, index)
-            one = choice(index, result)
+            one = choice(index, call.answer(index))
             text = one["text"][sent.get(index, 0) :]
             sent[index] = len(one["text"])
             if call.jobs[index].finish is None:
                 one = {**one, "finish_reason": None, "matched_stop": None, "logprobs": None}
-            yield event({**head, "choices": [{**one, "text": text}]})
-        yield DONE
-    finally:
-        call.close()
+            yield {**head, "choices": [{**one, "text": text}]}
 
 
-def _now(service: Service, call: Call, index: int) -> dict[str, Any]:
-    return answer(
-        call.jobs[index],
-        call.request.sequences[index],
-        service.vocab,
-        version=service.version,
-        texts=False,
-        prompt_ids=True,
-    )
-
-
-def _chunk(
-    head: dict[str, Any], index: int, delta: dict[str, Any], finish: str | None = None, matched: Any = None
-) -> bytes:
+def _chunk(head: Body, index: int, delta: Body, finish: str | None = None, matched: Any = None) -> Body:
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": matched}
-    return event({**head, "choices": [choice]})
+    return {**head, "choices": [choice]}

@@ -24,21 +24,20 @@ def chat_choice(
     """One choice of a chat completion; tool calls and reasoning are taken out of the text where `parsed`."""
     meta = result["meta_info"]
     message: dict[str, Any] = {"role": "assistant", "content": result["text"], "reasoning_content": None}
-    reason = finish_name(meta)
+    finish = _finish(meta)
     if parsed:
         turn = chat.parse(result["text"], list(tools) or None)
         if tools or not (turn.tool_calls or turn.broken):
             message |= {"content": turn.content, "reasoning_content": turn.reasoning}
         if tools and turn.tool_calls:
             message["tool_calls"] = [{**call.to_message(), "index": i} for i, call in enumerate(turn.tool_calls)]
-            if reason == "stop":
-                reason = "tool_calls"
+            if finish["finish_reason"] == "stop":
+                finish["finish_reason"] = "tool_calls"
     choice = {
         "index": index,
         "message": message,
         "logprobs": {"content": _chat_logprobs(meta, vocab)} if body.get("logprobs") else None,
-        "finish_reason": reason,
-        "matched_stop": meta["finish_reason"].get("matched") if meta["finish_reason"] else None,
+        **finish,
     }
     if body.get("return_token_ids"):
         choice["response_token_ids"] = result["output_ids"]
@@ -58,8 +57,7 @@ def completion_choice(index: int, result: Answer, *, body: dict[str, Any], vocab
         "index": index,
         "text": text,
         "logprobs": _completion_logprobs(meta, vocab) if body.get("logprobs") is not None else None,
-        "finish_reason": finish_name(meta),
-        "matched_stop": meta["finish_reason"].get("matched") if meta["finish_reason"] else None,
+        **_finish(meta),
     }
     if body.get("return_token_ids"):
         choice["response_token_ids"] = result["output_ids"]
@@ -84,9 +82,9 @@ def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def finish_name(meta: dict[str, Any]) -> str | None:
-    reason = meta["finish_reason"]
-    return None if reason is None else str(reason["type"])
+def _finish(meta: dict[str, Any]) -> dict[str, Any]:
+    reason = meta["finish_reason"] or {}
+    return {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}
 
 
 def _token(vocab: Vocabulary, token: int, log_prob: float) -> dict[str, Any]:

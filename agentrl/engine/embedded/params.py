@@ -8,44 +8,24 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from agentrl.engine.embedded.errors import RequestError, refused, undecodable
 
+Decoder = Callable[[str, Any], Any]
+"""(field name, wire value) -> checked value."""
 MAX_STOP_STRINGS = 32
 GREEDY_BELOW = 1e-6
-WIRE_NAMES = (
-    "max_new_tokens",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "min_new_tokens",
-    "n",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "no_stop_trim",
-    "stream_interval",
-    "logit_bias",
-    "sampling_seed",
-    "custom_params",
-    "beam_width",
-    "watermark",
-    "choice",
-)
+_WIRE_TABLE = """
+    max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty
+    repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens
+    spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width
+    watermark choice
+"""
+WIRE_NAMES = _WIRE_TABLE.split()
+"""In the order of SGLang's error message."""
 UNSERVED = ("json_schema", "regex", "ebnf", "structural_tag", "beam_width", "watermark", "choice")
 
 
@@ -122,22 +102,16 @@ def _wrong_type(value: object, expected: str) -> RequestError:
     )
 
 
-def _int(_: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong_type(value, "i64")
-    return value
+def _scalar(expected: str, *kinds: type) -> Decoder:
+    def decode(_: str, value: Any) -> Any:
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise _wrong_type(value, expected)
+        return value
+
+    return decode
 
 
-def _float(_: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong_type(value, "f64")
-    return value
-
-
-def _bool(_: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong_type(value, "a boolean")
-    return value
+_int, _float, _bool = _scalar("i64", int), _scalar("f64", int, float), _scalar("a boolean", bool)
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
@@ -174,7 +148,7 @@ def _bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
         raise refused(f"logit_bias keys must be token ids written as strings, got {sorted(value)[:5]}.") from None
 
 
-_DECODERS: dict[str, Any] = {
+_DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("max_new_tokens", "top_k", "min_new_tokens", "n", "sampling_seed"), _int),
     **dict.fromkeys(
         ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"), _float
@@ -188,31 +162,27 @@ _DECODERS: dict[str, Any] = {
 
 
 def _check_ranges(p: SamplingParams, vocab_size: int) -> None:
-    if not (math.isfinite(p.temperature) and p.temperature >= 0):
-        raise refused(f"temperature must be a non-negative finite number, got {p.temperature}.")
-    if not 0 < p.top_p <= 1:
-        raise refused(f"top_p must be in (0, 1], got {p.top_p}.")
-    if not 0 <= p.min_p <= 1:
-        raise refused(f"min_p must be in [0, 1], got {p.min_p}.")
-    if p.top_k != -1 and p.top_k < 1:
-        raise refused(f"top_k must be -1 (disable) or at least 1, got {p.top_k}.")
-    for name in ("frequency_penalty", "presence_penalty"):
-        if not -2 <= getattr(p, name) <= 2:
-            raise refused(f"{name} must be in [-2, 2], got {getattr(p, name)}.")
-    if not 0 < p.repetition_penalty <= 2:
-        raise refused(f"repetition_penalty must be in (0, 2], got {p.repetition_penalty}.")
-    if p.max_new_tokens is not None and p.max_new_tokens < 0:
-        raise refused(f"max_new_tokens must be at least 0, got {p.max_new_tokens}.")
-    limit = p.max_new_tokens
-    if p.min_new_tokens < 0 or (limit is not None and p.min_new_tokens > limit):
-        raise refused(f"min_new_tokens must be in [0, max_new_tokens({limit})], got {p.min_new_tokens}.")
-    if p.n < 0:
-        raise refused(f"n must be at least 0, got {p.n}.")
-    if p.sampling_seed is not None and not 0 <= p.sampling_seed < 2**63:
-        raise refused(f"sampling_seed must be in [0, 2**63), got {p.sampling_seed}.")
-    bad = [i for i, _ in p.logit_bias if not 0 <= i < vocab_size]
-    if bad:
-        raise refused(f"logit_bias must have keys in [0, {vocab_size - 1}], got {bad[0]}.")
-    bad = [i for i in p.stop_token_ids if not 0 <= i < vocab_size]
-    if bad:
-        raise refused(f"stop_token_ids must be in [0, {vocab_size - 1}], got {bad[0]}.")
+    limit, last = p.max_new_tokens, vocab_size - 1
+    most = math.inf if limit is None else limit
+    biased = next((i for i, _ in p.logit_bias if not 0 <= i <= last), None)
+    stopping = next((i for i in p.stop_token_ids if not 0 <= i <= last), None)
+    checks = (
+        ("temperature", math.isfinite(p.temperature) and p.temperature >= 0, "be a non-negative finite number"),
+        ("top_p", 0 < p.top_p <= 1, "be in (0, 1]"),
+        ("min_p", 0 <= p.min_p <= 1, "be in [0, 1]"),
+        ("top_k", p.top_k == -1 or p.top_k >= 1, "be -1 (disable) or at least 1"),
+        ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "be in [-2, 2]"),
+        ("presence_penalty", -2 <= p.presence_penalty <= 2, "be in [-2, 2]"),
+        ("repetition_penalty", 0 < p.repetition_penalty <= 2, "be in (0, 2]"),
+        ("max_new_tokens", limit is None or limit >= 0, "be at least 0"),
+        ("min_new_tokens", 0 <= p.min_new_tokens <= most, f"be in [0, max_new_tokens({limit})]"),
+        ("n", p.n >= 0, "be at least 0"),
+        ("sampling_seed", p.sampling_seed is None or 0 <= p.sampling_seed < 2**63, "be in [0, 2**63)"),
+    )
+    for name, fine, rule in checks:
+        if not fine:
+            raise refused(f"{name} must {rule}, got {getattr(p, name)}.")
+    if biased is not None:
+        raise refused(f"logit_bias must have keys in [0, {last}], got {biased}.")
+    if stopping is not None:
+        raise refused(f"stop_token_ids must be in [0, {last}], got {stopping}.")

@@ -9,6 +9,7 @@
 """
 
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,7 +84,9 @@ def parse_generate(body: object, vocab: Vocabulary, context: int) -> GenerateReq
         copies = max(1, sampling.n)
         for k in range(copies):
             rid = rids[i] if copies == 1 else f"{rids[i]}-{k}"
-            sequences.append(SequenceRequest(rid, rids[i], prompt, _copy(sampling, k), limit, wants_logprob[i], want))
+            seed = sampling.sampling_seed
+            own = sampling if seed is None else replace(sampling, sampling_seed=seed + k)
+            sequences.append(SequenceRequest(rid, rids[i], prompt, own, limit, wants_logprob[i], want))
     return GenerateRequest(
         sequences,
         single=single and len(sequences) == 1,
@@ -135,6 +138,14 @@ def check_ids(ids: object, size: int, *loc: str) -> list[int]:
     return ids
 
 
+def strings(value: object, *loc: str) -> list[str]:
+    """The texts of a field that has one or a list."""
+    members = [value] if isinstance(value, str) else value
+    if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
+        raise invalid_body("string_type", "Input should be a valid string", *loc)
+    return members
+
+
 def _refuse_unserved(body: Mapping[str, Any]) -> None:
     for name, message in REFUSED_FIELDS.items():
         if body.get(name):
@@ -156,9 +167,7 @@ def _prompts(body: Mapping[str, Any], vocab: Vocabulary) -> tuple[list[list[int]
         return [check_ids(ids, vocab.size, "input_ids")], True
     if text is None:
         raise refused("Either text, input_ids or input_embeds should be provided.")
-    members = [text] if isinstance(text, str) else text
-    if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
-        raise invalid_body("string_type", "Input should be a valid string", "text")
+    members = strings(text, "text")
     if not members:
         raise refused("text cannot be empty.")
     return [check_ids(vocab.encode(member), vocab.size, "text") for member in members], isinstance(text, str)
@@ -199,14 +208,13 @@ def _rids(body: Mapping[str, Any], count: int, single: bool) -> list[str]:
         return [uuid.uuid4().hex for _ in range(count)]
     if isinstance(rid, str):
         return [rid] if single else [f"{rid}_{i}" for i in range(count)]
-    if not isinstance(rid, list) or not all(isinstance(member, str) for member in rid):
-        raise invalid_body("string_type", "Input should be a valid string", "rid")
-    if len(rid) != count:
+    members = strings(rid, "rid")
+    if len(members) != count:
         raise refused("The specified rids length mismatch with the batch_size for batch processing.")
-    doubled = sorted({member for member in rid if rid.count(member) > 1})
+    doubled = sorted(member for member, times in Counter(members).items() if times > 1)
     if doubled:
         raise refused(f"Duplicate request IDs detected within the request: {doubled}")
-    return rid
+    return members
 
 
 def _check_start(start: int, prompt_tokens: int) -> None:
@@ -217,9 +225,3 @@ def _check_start(start: int, prompt_tokens: int) -> None:
         )
     if start < -1:
         raise refused(f"logprob_start_len must be -1 or at least 0, got {start}.")
-
-
-def _copy(params: SamplingParams, index: int) -> SamplingParams:
-    if index == 0 or params.sampling_seed is None:
-        return params
-    return replace(params, sampling_seed=params.sampling_seed + index)

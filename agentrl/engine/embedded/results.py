@@ -9,14 +9,14 @@ from typing import Any
 
 from agentrl.engine.embedded.job import Job, TopEntry
 from agentrl.engine.embedded.model import Vocabulary
-from agentrl.engine.embedded.request import SequenceRequest
+from agentrl.engine.embedded.request import GenerateRequest, SequenceRequest
 from agentrl.engine.embedded.stopping import shown_text
 
 Triple = tuple[float | None, int, str | None]
 
 
 def answer(
-    job: Job, request: SequenceRequest, vocab: Vocabulary, *, version: str, texts: bool, prompt_ids: bool = False
+    job: Job, request: GenerateRequest, sequence: SequenceRequest, vocab: Vocabulary, version: str
 ) -> dict[str, Any]:
     """One sequence's answer, final when `job.finish` is set."""
     finish = job.finish
@@ -24,11 +24,12 @@ def answer(
     result: dict[str, Any] = {
         "text": shown_text(output, finish, job.params, vocab.decode),
         "output_ids": output,
-        "meta_info": _meta(job, request, finish, len(output), version),
+        "meta_info": _meta(job, sequence, finish, len(output), version),
     }
-    if request.return_logprob:
-        result["meta_info"].update(_log_probs(job, request, vocab if texts else None, len(output)))
-    if prompt_ids:
+    if sequence.return_logprob:
+        texts = vocab if request.text_in_logprobs else None
+        result["meta_info"].update(_log_probs(job, sequence, texts, len(output)))
+    if request.prompt_ids_wanted:
         result["prompt_token_ids"] = job.prompt
     return result
 

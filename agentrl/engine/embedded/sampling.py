@@ -67,19 +67,19 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[
     if any(p.temperature != 1 for p in params):
         scaled = scaled / torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
     log_probs = torch.log_softmax(scaled, dim=-1)
-    tokens = [0] * len(params)
+    tokens = torch.zeros(len(params), dtype=torch.long, device=logits.device)
+    draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
     greedy = [i for i, p in enumerate(params) if p.greedy]
     plain = [i for i, p in enumerate(params) if not p.greedy and not p.filtered]
     filtered = [i for i, p in enumerate(params) if not p.greedy and p.filtered]
     if greedy:
-        _fill(tokens, greedy, _rows(scaled, greedy).argmax(-1))
+        tokens[greedy] = _rows(scaled, greedy).argmax(-1)
     if plain:
-        _fill(tokens, plain, _invert(_rows(log_probs, plain).exp(), _column(uniforms, plain, logits)))
+        tokens[plain] = _invert(_rows(log_probs, plain).exp(), draws[plain])
     if filtered:
         some = [params[i] for i in filtered]
-        chosen = _choose_filtered(_rows(log_probs, filtered).exp(), some, _column(uniforms, filtered, logits))
-        _fill(tokens, filtered, chosen)
-    return Choice(tokens, log_probs)
+        tokens[filtered] = _choose_filtered(_rows(log_probs, filtered).exp(), some, draws[filtered])
+    return Choice(tokens.tolist(), log_probs)
 
 
 def support(probs: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
@@ -116,12 +116,10 @@ def _choose_filtered(probs: Tensor, params: Sequence[SamplingParams], uniforms: 
     if probs.shape[-1] <= CANDIDATES:
         return _pick(*support(probs, params), uniforms)
     top, ids = probs.topk(CANDIDATES, dim=-1)
-    enough = _enough(top, params)
     chosen = _pick(_cut(top, params), ids, uniforms)
-    rest = [i for i, fits in enumerate(enough) if not fits]
+    rest = [i for i, fits in enumerate(_enough(top, params)) if not fits]
     if rest:
-        index = torch.tensor(rest, device=probs.device)
-        chosen[index] = _pick(*support(probs[index], [params[i] for i in rest]), uniforms[index])
+        chosen[rest] = _pick(*support(probs[rest], [params[i] for i in rest]), uniforms[rest])
     return chosen
 
 
@@ -139,12 +137,3 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 def _rows(values: Tensor, index: list[int]) -> Tensor:
     return values if len(index) == values.shape[0] else values[torch.tensor(index, device=values.device)]
-
-
-def _column(uniforms: Sequence[float], index: list[int], like: Tensor) -> Tensor:
-    return torch.tensor([uniforms[i] for i in index], dtype=torch.float64, device=like.device)[:, None]
-
-
-def _fill(tokens: list[int], index: list[int], chosen: Tensor) -> None:
-    for i, token in zip(index, chosen.tolist(), strict=True):
-        tokens[i] = token

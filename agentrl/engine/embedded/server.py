@@ -16,6 +16,7 @@ from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -90,7 +91,7 @@ def build(options: Options, *, on_crash: Callable[[], None]) -> Starlette:
     routes = [Route(path, answers_errors(handler), methods=["GET"]) for path, handler in GET.items()]
     routes += [Route(path, answers_errors(handler), methods=["POST"]) for path, handler in POST.items()]
     routes.append(Route("/flush_cache", answers_errors(control.flush_cache), methods=["GET", "POST"]))
-    app = Starlette(routes=routes, lifespan=_lifespan, exception_handlers={404: _not_found, 405: _not_allowed})
+    app = Starlette(routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _no_route})
     app.state.service = service
     app.state.chats = Chats(service)
     app.state.weights = Weights(model)
@@ -105,12 +106,9 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     worker.stop()
 
 
-async def _not_found(_: Request, __: Exception) -> Response:
-    return JSONResponse({"detail": "Not Found"}, 404)
-
-
-async def _not_allowed(_: Request, __: Exception) -> Response:
-    return JSONResponse({"detail": "Method Not Allowed"}, 405)
+async def _no_route(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code)
 
 
 class _Server(uvicorn.Server):

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.request import GenerateRequest
+from agentrl.engine.embedded.results import answer
 from agentrl.engine.embedded.stopping import StopRules
 from agentrl.engine.embedded.worker import Worker
 
@@ -60,7 +62,7 @@ class Service:
     live: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._seeds = np.random.default_rng(self.options.seed)
+        self.seeds = np.random.default_rng(self.options.seed)
 
     @property
     def version(self) -> str:
@@ -69,7 +71,7 @@ class Service:
     def start(self, request: GenerateRequest) -> "Call":
         call = Call(self, request)
         for job in call.jobs:
-            self.worker.submit(job)
+            self.worker.post(partial(Engine.add, job=job))
         return call
 
     async def abort(self, rid: str, *, everything: bool = False) -> None:
@@ -77,9 +79,6 @@ class Service:
             await self.worker.call(lambda engine: engine.abort(lambda _: True))
         elif rid in self.live:
             await self.worker.call(lambda engine: engine.abort(lambda job: job.rid.startswith(rid)))
-
-    def fresh_seed(self) -> int:
-        return int(self._seeds.integers(2**63))
 
 
 class Call:
@@ -100,7 +99,7 @@ class Call:
         sequence = self.request.sequences[index]
         vocab, params = self._service.vocab, sequence.params
         rules = StopRules(params, eos=vocab.eos, limit=sequence.limit, decode=vocab.decode if vocab.has_text else None)
-        seed = params.sampling_seed if params.sampling_seed is not None else self._service.fresh_seed()
+        seed = params.sampling_seed if params.sampling_seed is not None else int(self._service.seeds.integers(2**63))
         job = Job(sequence.rid, sequence.prompt, params, rules, seed, sequence.want)
         job.on_finish = self._from_engine(self._finished, index)
         if self.request.stream:
@@ -138,6 +137,11 @@ class Call:
             moved, self._moved = sorted(self._moved), set()
             for index in moved:
                 yield index
+
+    def answer(self, index: int) -> dict[str, Any]:
+        """What job `index` has so far, in the form of POST /generate; final when it has finished."""
+        sequence, service = self.request.sequences[index], self._service
+        return answer(self.jobs[index], self.request, sequence, service.vocab, service.version)
 
     def close(self) -> None:
         """Forget the call; jobs that still run are aborted (the client has gone)."""

@@ -9,7 +9,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from agentrl.engine.embedded.params import SamplingParams
@@ -17,8 +16,15 @@ from agentrl.engine.embedded.params import SamplingParams
 Decode = Callable[[Sequence[int], bool], str]
 """(ids, skip_special_tokens) -> text."""
 
-ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 REPLACEMENT = "\ufffd"
+
+
+def aborted(message: str = "Aborted", status: int | None = None, kind: str | None = None) -> dict[str, Any]:
+    """The finish reason of a sequence that did not come to its own end; with a `status` it is an error answer."""
+    return {"type": "abort", "message": message, "status_code": status, "err_type": kind}
+
+
+ABORTED = aborted()
 
 
 class StopRules:
@@ -39,11 +45,8 @@ class StopRules:
             return {"type": "length", "length": self.limit}
         if output and output[-1] in self.ids:
             return {"type": "stop", "matched": output[-1]}
-        return self._check_text(output) if self._decode is not None else None
-
-    def _check_text(self, output: Sequence[int]) -> dict[str, Any] | None:
         params = self._params
-        if self._decode is None or not (params.stop or params.stop_regex):
+        if self._decode is None:
             return None
         if params.stop:
             tail = self._decode(output[-self._tail :], params.skip_special_tokens)
@@ -53,14 +56,9 @@ class StopRules:
         if params.stop_regex:
             whole = self._decode(output, params.skip_special_tokens)
             for pattern in params.stop_regex:
-                if compiled(pattern).search(whole):
+                if re.search(pattern, whole):
                     return {"type": "stop", "matched": pattern}
         return None
-
-
-@lru_cache(maxsize=256)
-def compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def shown_text(output: Sequence[int], reason: dict[str, Any] | None, params: SamplingParams, decode: Decode) -> str:

@@ -3,9 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentrl.engine.embedded.errors import invalid_body
 from agentrl.engine.embedded.http import Json, field, object_body
-from agentrl.engine.embedded.request import check_ids
+from agentrl.engine.embedded.request import check_ids, strings
 from agentrl.engine.embedded.service import Service
 
 
@@ -13,20 +12,12 @@ async def tokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await object_body(request)
     prompt = body.get("prompt")
-    members = [prompt] if isinstance(prompt, str) else prompt
-    if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
-        raise invalid_body("string_type", "Input should be a valid string", "prompt")
+    members = strings(prompt, "prompt")
     special = field(body, "add_special_tokens", bool, True)
     ids = [service.vocab.encode(member, add_special_tokens=special) for member in members]
-    counts = [len(member) for member in ids]
     single = isinstance(prompt, str)
-    return Json(
-        {
-            "tokens": ids[0] if single else ids,
-            "count": counts[0] if single else counts,
-            "max_model_len": service.context,
-        }
-    )
+    shown = {"tokens": ids[0], "count": len(ids[0])} if single else {"tokens": ids, "count": [len(one) for one in ids]}
+    return Json({**shown, "max_model_len": service.context})
 
 
 async def detokenize(request: Request) -> Response:

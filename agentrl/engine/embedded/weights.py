@@ -9,19 +9,20 @@
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio.to_thread
 import torch
 from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.experts import expert_view
-from agentrl.engine.embedded.process_group import join_group
 from agentrl.errors import AgentRLError
 
+_EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 JOIN_TIMEOUT = 300.0
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -162,7 +163,7 @@ class Weights:
         for name, tensor in named:
             target = own.get(name)
             if target is None:
-                target = expert_view(own, name)
+                target = _expert_view(own, name)
             if target is None:
                 raise UpdateRefused(f"the model has no tensor named {name!r}.")
             if target.shape != tensor.shape:
@@ -173,6 +174,53 @@ class Weights:
     def checksums(self) -> dict[str, str]:
         """A 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
         return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
+
+
+def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """The part of a fused tensor that `name` stands for, as a view; None when there is none.
+
+    Checkpoints and trainers name `...mlp.experts.3.gate_proj.weight`; transformers 5 holds all experts of a layer in
+    `...mlp.experts.gate_up_proj` [experts, 2 * intermediate, hidden] and `...mlp.experts.down_proj`
+    [experts, hidden, intermediate].
+    """
+    found = _EXPERT.fullmatch(name)
+    if found is None:
+        return None
+    part = found["part"]
+    fused = own.get(f"{found['layer']}.{'down' if part == 'down' else 'gate_up'}_proj")
+    expert = int(found["expert"])
+    if fused is None or expert >= fused.shape[0]:
+        return None
+    if part == "down":
+        return fused[expert]
+    half = fused.shape[1] // 2
+    return fused[expert, :half] if part == "gate" else fused[expert, half:]
+
+
+def join_group(*, backend: str, address: str, world_size: int, rank: int, name: str, timeout: float) -> Any:
+    """A new process group beside the default one, over `tcp://host:port`; `timeout` in seconds.
+
+    Trainer and servers call it with the same address, world size and name; it returns when all ranks are there. torch has
+    no public call for a second group with its own store: this follows the steps of `init_process_group` (as SGLang,
+    vLLM and OpenRLHF do), which torch 2.9 to 2.13 share.
+    """
+    from torch.distributed import distributed_c10d as c10d
+    from torch.distributed.rendezvous import rendezvous
+
+    limit = timedelta(seconds=timeout)
+    store, rank, world_size = next(rendezvous(address, rank, world_size, timeout=limit))
+    store.set_timeout(limit)
+    group, _ = c10d._new_process_group_helper(
+        world_size,
+        rank,
+        [],
+        c10d.Backend(backend),
+        c10d.PrefixStore(name, store),
+        group_name=cast(Any, name),
+        timeout=limit,
+    )
+    c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
+    return group
 
 
 def _read_files(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:

@@ -1,6 +1,6 @@
 """The thread that owns the engine, and the bridge from the event loop to it.
 
-1. Only the worker's thread touches the `Engine`. Others hand over functions: `submit`, `post`, `call`, `exclusive`.
+1. Only the worker's thread touches the `Engine`. Others hand over functions: `post`, `call`, `exclusive`.
 2. Functions run between forward passes, so a call waits for one pass at most; the event loop never waits for any.
 3. An exception in a forward pass is a bug or a broken device: it is logged, all jobs end with an abort that carries
    status 500, and `on_crash` is called: the thread is gone, and nothing that is asked for later is done.
@@ -15,12 +15,12 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.job import Job
+from agentrl.engine.embedded.stopping import aborted
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-CRASHED = {"type": "abort", "message": "the engine crashed", "status_code": 500, "err_type": "InternalServerError"}
+CRASHED = aborted("the engine crashed", 500, "InternalServerError")
 
 
 class Worker:
@@ -41,11 +41,11 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout: float = 1.0) -> None:
-        self.post(self._stop)
-        self._thread.join(timeout)
+        def end(_: Engine) -> None:
+            self._stopping = True
 
-    def submit(self, job: Job) -> None:
-        self.post(lambda engine: engine.add(job))
+        self.post(end)
+        self._thread.join(timeout)
 
     def post(self, action: Callable[[Engine], object]) -> None:
         """Run `action` in the engine's thread; nobody waits for it, so it must not raise."""
@@ -66,21 +66,15 @@ class Worker:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._drain()
+                while not self._inbox.empty():
+                    self._inbox.get()(self._engine)
                 if not self._engine.step():
                     self._inbox.get()(self._engine)
         except BaseException:
             log.critical("the engine's thread crashed", exc_info=True)
-            self._engine.fail(CRASHED)
+            self._engine.abort(lambda _: True, CRASHED)
             self._on_crash()
             raise
-
-    def _drain(self) -> None:
-        while not self._inbox.empty():
-            self._inbox.get()(self._engine)
-
-    def _stop(self, _: Engine) -> None:
-        self._stopping = True
 
 
 def _settle(future: Future[T], action: Callable[[Engine], T], engine: Engine) -> None:

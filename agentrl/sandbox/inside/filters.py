@@ -40,6 +40,10 @@ class Ins(NamedTuple):
     value: int
 
 
+_ALLOWED, _REFUSED = Ins(_RET, 0, 0, _ALLOW), Ins(_RET, 0, 0, _ERRNO | _EPERM)
+_KILLED, _UNKNOWN = Ins(_RET, 0, 0, _KILL), Ins(_RET, 0, 0, _ERRNO | _ENOSYS)
+
+
 def build(machine: str, *, own_view: bool, pid: int) -> bytes:
     """The filter program for `machine` ("x86_64" or "aarch64"), as an array of `struct sock_filter`.
 
@@ -56,53 +60,37 @@ def build(machine: str, *, own_view: bool, pid: int) -> bytes:
     program = [
         _load(_ARCH),
         Ins(_JEQ, 1, 0, _AUDIT_ARCH[machine]),
-        _ret(_KILL),
+        _KILLED,
         _load(_NR),
         Ins(_JGE, 0, 1, _X32),
-        _ret(_KILL),
+        _KILLED,
         Ins(_JGE, 0, 1, newest + 1),
-        _ret(_ERRNO | _ENOSYS),
+        _UNKNOWN,
     ]
     for number in sorted(allowed.values()):
-        program += [Ins(_JEQ, 0, 1, number), _ret(_ALLOW)]
+        program += [Ins(_JEQ, 0, 1, number), _ALLOWED]
     for name, number in checked.items():
         check = _condition(name, own_view, pid)
         program += [Ins(_JEQ, 0, len(check), number), *check]
-    program.append(_ret(_ERRNO | _EPERM))
+    program.append(_REFUSED)
     return b"".join(struct.pack("=HBBI", *ins) for ins in program)
 
 
 def _condition(name: str, own_view: bool, pid: int) -> list[Ins]:
     """Instructions that end in a verdict for one checked call."""
     if name == "clone3":  # its flags are behind a pointer; libraries fall back to clone
-        return [_ret(_ERRNO | _ENOSYS)]
+        return [_UNKNOWN]
     if name == "clone":
-        if own_view:
-            return [_load_arg(0), Ins(_JSET, 0, 1, _CLONE_NEW), _ret(_ERRNO | _EPERM), _ret(_ALLOW)]
-        return [
-            _load_arg(0),
-            Ins(_JSET, 0, 1, _CLONE_NEW),
-            _ret(_ERRNO | _EPERM),
-            Ins(_JSET, 0, 1, _CLONE_THREAD),
-            _ret(_ALLOW),
-            _ret(_ERRNO | _EPERM),
-        ]
+        threads_only = [Ins(_JSET, 0, 1, _CLONE_THREAD), _ALLOWED, _REFUSED]
+        return [_load_arg(0), Ins(_JSET, 0, 1, _CLONE_NEW), _REFUSED, *([_ALLOWED] if own_view else threads_only)]
     if name in ("kill", "tgkill"):
-        return [_ret(_ALLOW)] if own_view else _one_of(0, (pid,))
+        return [_ALLOWED] if own_view else _one_of(0, (pid,))
     if name == "tkill":
-        return [_ret(_ALLOW if own_view else _ERRNO | _EPERM)]
+        return [_ALLOWED if own_view else _REFUSED]
     if name == "socketpair":
         # SOCK_NONBLOCK and SOCK_CLOEXEC are above the type's low byte. A datagram pair could address other sockets.
-        return [
-            _load_arg(0),
-            Ins(_JEQ, 1, 0, _AF_UNIX),
-            _ret(_ERRNO | _EPERM),
-            _load_arg(1),
-            Ins(_AND, 0, 0, 0xFF),
-            Ins(_JEQ, 0, 1, _SOCK_STREAM),
-            _ret(_ALLOW),
-            _ret(_ERRNO | _EPERM),
-        ]
+        family = [_load_arg(0), Ins(_JEQ, 1, 0, _AF_UNIX), _REFUSED]
+        return [*family, _load_arg(1), Ins(_AND, 0, 0, 0xFF), Ins(_JEQ, 0, 1, _SOCK_STREAM), _ALLOWED, _REFUSED]
     if name == "sendto":
         return _zero(4)
     if name == "prlimit64":  # reading limits, not setting them
@@ -111,21 +99,14 @@ def _condition(name: str, own_view: bool, pid: int) -> list[Ins]:
 
 
 def _one_of(arg: int, values: Sequence[int]) -> list[Ins]:
-    found = [ins for value in values for ins in (Ins(_JEQ, 0, 1, value), _ret(_ALLOW))]
-    return [_load_arg(arg), *found, _ret(_ERRNO | _EPERM)]
+    found = [ins for value in values for ins in (Ins(_JEQ, 0, 1, value), _ALLOWED)]
+    return [_load_arg(arg), *found, _REFUSED]
 
 
 def _zero(arg: int) -> list[Ins]:
     """A 64-bit argument must be 0."""
-    return [
-        _load_arg(arg),
-        Ins(_JEQ, 1, 0, 0),
-        _ret(_ERRNO | _EPERM),
-        _load(_ARGS + 8 * arg + 4),
-        Ins(_JEQ, 1, 0, 0),
-        _ret(_ERRNO | _EPERM),
-        _ret(_ALLOW),
-    ]
+    must_be_zero = (Ins(_JEQ, 1, 0, 0), _REFUSED)
+    return [_load_arg(arg), *must_be_zero, _load(_ARGS + 8 * arg + 4), *must_be_zero, _ALLOWED]
 
 
 def _load(offset: int) -> Ins:
@@ -135,7 +116,3 @@ def _load(offset: int) -> Ins:
 def _load_arg(arg: int) -> Ins:
     """The low half of an argument (both machines are little-endian)."""
     return _load(_ARGS + 8 * arg)
-
-
-def _ret(verdict: int) -> Ins:
-    return Ins(_RET, 0, 0, verdict)

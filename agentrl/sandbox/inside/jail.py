@@ -16,7 +16,6 @@ import resource
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from agentrl.sandbox.inside import filters, kernel
 
@@ -41,11 +40,6 @@ class Jail:
     disk_mb: int
     output_bytes: int
     session: bool
-
-    @staticmethod
-    def read(message: dict[str, Any]) -> "Jail":
-        """From the parent's message."""
-        return Jail(**message)
 
 
 def enter_namespaces() -> None:

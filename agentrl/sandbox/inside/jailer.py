@@ -141,8 +141,7 @@ class Supervisor:
         if not self.jail.session:
             self.stdin = memoryview(request.pop("stdin").encode("utf-8", "surrogateescape"))
             self._write_stdin()
-        code = frames.encode({"id": request["id"], "code": request["code"]})
-        self._send_code(code)
+        self._send_code(frames.encode({"id": request["id"], "code": request["code"]}))
         return True
 
     def _send_code(self, data: bytes) -> None:
@@ -312,7 +311,5 @@ def _children() -> list[int]:
 
 
 def _tell(parent: socket.socket, message: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the parent hung up; the loop sees it too
         parent.sendall(frames.encode(message))
-    except OSError:
-        return  # the parent hung up; the loop sees it too

@@ -85,22 +85,13 @@ def filter_calls(program: bytes) -> None:
     _checked("seccomp", _LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, buffer, 0, 0))
 
 
-def landlock_abi() -> int:
-    """The kernel's Landlock version (1 or more).
-
-    Raises:
-        OSError: the kernel has none, or it is switched off, or a filter forbids to ask.
-    """
-    return _checked("landlock", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
-
-
-def restrict_files(rules: dict[str, int]) -> int:
+def restrict_files(rules: dict[str, int]) -> None:
     """Allow this process the file access in `rules` (path -> LANDLOCK_ bits) and none else.
 
     Where the kernel can, TCP, signals to others and abstract sockets are forbidden too. Paths that do not exist are
-    left out. Needs `forbid_new_privileges`. Returns the Landlock version.
+    left out. Needs `forbid_new_privileges`.
     """
-    abi = landlock_abi()
+    abi = _checked("landlock", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", files, 3, 3)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
@@ -121,7 +112,6 @@ def restrict_files(rules: dict[str, int]) -> int:
         _checked(f"landlock_add_rule {path}", result)
     _checked("landlock_restrict_self", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_RESTRICT), ruleset, 0))
     os.close(ruleset)
-    return abi
 
 
 def _prctl(name: str, option: int, value: int) -> None:

@@ -8,6 +8,8 @@
 import ast
 import atexit
 import builtins
+import contextlib
+import itertools
 import linecache
 import os
 import site
@@ -24,13 +26,13 @@ from agentrl.sandbox.inside import frames
 def serve(control: socket.socket, *, session: bool) -> None:
     """Take requests from the jailer; never returns."""
     decoder, main = frames.Decoder(), _fresh_main(session)
-    cell = 0
-    while True:
+    for cell in itertools.count(1):
         request = _receive(control, decoder)
         if not session:
             _run_program(control, request["code"], main)
-        cell += 1
-        _send(control, {"done": request["id"], **_run_cell(request["code"], f"<cell {cell}>", main)})
+        status, memory = _execute(request["code"], f"<cell {cell}>", main, show_last=True)
+        _flush()
+        _send(control, {"done": request["id"], "status": status, "memory": memory})
 
 
 def reseed() -> None:
@@ -50,12 +52,6 @@ def _run_program(control: socket.socket, code: str, main: types.ModuleType) -> N
     _flush()
     _send(control, {"done": 0, "memory": memory})
     os._exit(status)
-
-
-def _run_cell(code: str, name: str, main: types.ModuleType) -> dict[str, Any]:
-    status, memory = _execute(code, name, main, show_last=True)
-    _flush()
-    return {"status": status, "memory": memory}
 
 
 def _execute(code: str, name: str, main: types.ModuleType, *, show_last: bool) -> tuple[int, bool]:
@@ -109,14 +105,8 @@ def _show(error: BaseException) -> None:
         else:
             traceback.print_exception(type(error), error.with_traceback(step), step)
     except BaseException:  # noqa: BLE001 - the model's hook or its exception's __str__ is broken, or no memory is left
-        _write_error(f"{type(error).__name__}\n")
-
-
-def _write_error(text: str) -> None:
-    try:
-        os.write(2, text.encode())
-    except OSError:
-        return  # the code closed its standard error
+        with contextlib.suppress(OSError):  # the code closed its standard error
+            os.write(2, f"{type(error).__name__}\n".encode())
 
 
 def _flush() -> None:

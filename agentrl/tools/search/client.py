@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from agentrl.errors import PluginError, ToolFailure
-from agentrl.tools.search.passages import Hit
+from agentrl.tools.search.passages import Hit, split_title
 
 if TYPE_CHECKING:
     import httpx
@@ -186,8 +186,6 @@ def _hit(entry: Any, rank: int) -> Hit:
     document = entry.get("document", entry)
     text = document["contents"] if "contents" in document else document["text"]
     title = document.get("title") or ""
-    if not title and text.startswith('"'):
-        first, newline, rest = text.partition("\n")
-        if newline:
-            title, text = first.strip().strip('"'), rest
+    if not title:
+        title, text = split_title(text)
     return Hit(str(document.get("id", "")), text, title, float(entry.get("score", -rank)))

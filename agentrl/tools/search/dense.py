@@ -9,15 +9,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from agentrl.errors import DataError, disk_trouble
-from agentrl.tools.search.passages import Hit, Passage, StoredPassages
+from agentrl.errors import DataError
+from agentrl.tools.search.passages import Hit, Passage, StoredPassages, numbered, whole_folder
 
 _HEADER, _VECTORS = "agentrl-dense-index.json", "vectors.faiss"
 
@@ -85,7 +83,7 @@ class DenseIndex:
         """
         import faiss
 
-        kept = [Passage(str(at), entry) if isinstance(entry, str) else entry for at, entry in enumerate(passages)]
+        kept = numbered(passages)
         if not kept:
             raise DataError("the search index needs at least one passage, got none")
         texts = [
@@ -104,19 +102,11 @@ class DenseIndex:
         """
         import faiss
 
-        target = Path(folder).expanduser().absolute()
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as work:
-                made = Path(work) / "index"
-                made.mkdir()
-                faiss.write_index(self._vectors, str(made / _VECTORS))
-                StoredPassages.write(made, self.passages)
-                header = {"format": "dense", "version": 1, "encoder": self.encoder.folder, "passages": len(self)}
-                (made / _HEADER).write_text(json.dumps(header), encoding="utf-8")
-                os.rename(made, target)
-        except OSError as error:
-            raise DataError(disk_trouble(error) or f"{target} cannot be written: {error}") from error
+        with whole_folder(Path(folder).expanduser().absolute(), replace=False) as made:
+            faiss.write_index(self._vectors, str(made / _VECTORS))
+            StoredPassages.write(made, self.passages)
+            header = {"format": "dense", "version": 1, "encoder": self.encoder.folder, "passages": len(self)}
+            (made / _HEADER).write_text(json.dumps(header), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path, encoder: Encoder) -> DenseIndex:
@@ -151,13 +141,9 @@ class DenseIndex:
         asked = self.encoder.encode([self.encoder.query_prefix + query for query in queries])
         scores, places = self._vectors.search(asked, min(k, len(self)))
         return [
-            [self._hit(int(at), float(score)) for at, score in zip(row, row_scores, strict=True) if at >= 0]
+            [self.passages[at].hit(float(score)) for at, score in zip(row.tolist(), row_scores, strict=True) if at >= 0]
             for row, row_scores in zip(places, scores, strict=True)
         ]
-
-    def _hit(self, at: int, score: float) -> Hit:
-        passage = self.passages[at]
-        return Hit(passage.id, passage.text, passage.title, score)
 
     def __len__(self) -> int:
         return len(self.passages)

@@ -9,14 +9,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import DataError, disk_trouble
-from agentrl.tools.search.passages import Hit, Passage, StoredPassages
+from agentrl.errors import DataError
+from agentrl.tools.search.passages import Hit, Passage, StoredPassages, numbered, whole_folder
 
 _HEADER = "agentrl-index.json"
 _VERSION = 1
@@ -37,7 +35,7 @@ class BM25Index:
         """
         import bm25s
 
-        kept = [Passage(str(at), entry) if isinstance(entry, str) else entry for at, entry in enumerate(passages)]
+        kept = numbered(passages)
         words = _words([f"{passage.title}\n{passage.text}" for passage in kept], return_ids=True)
         if not kept or not words.vocab:
             raise DataError("the search index needs at least one passage with a word in it, got none")
@@ -54,20 +52,11 @@ class BM25Index:
         target = Path(folder).expanduser().absolute()
         if target.exists() and not (target / _HEADER).is_file() and any(target.iterdir()):
             raise DataError(f"{target} holds something that is no search index; choose another folder")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as work:
-                made = Path(work) / "index"
-                made.mkdir()
-                self._retriever.save(made, show_progress=False)
-                StoredPassages.write(made, self.passages)
-                header = {"format": "bm25", "version": _VERSION, "passages": len(self.passages)}
-                (made / _HEADER).write_text(json.dumps(header), encoding="utf-8")
-                if target.exists():
-                    os.rename(target, Path(work) / "old")
-                os.rename(made, target)
-        except OSError as error:
-            raise DataError(disk_trouble(error) or f"{target} cannot be written: {error}") from error
+        with whole_folder(target, replace=True) as made:
+            self._retriever.save(made, show_progress=False)
+            StoredPassages.write(made, self.passages)
+            header = {"format": "bm25", "version": _VERSION, "passages": len(self.passages)}
+            (made / _HEADER).write_text(json.dumps(header), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path) -> BM25Index:
@@ -104,10 +93,8 @@ class BM25Index:
         return [self._best(words, k) for words in _words(list(queries), return_ids=False)]
 
     def _best(self, words: list[str], k: int) -> list[Hit]:
-        if not words:
-            return []
-        found = _top(self._retriever.get_scores(words), k)
-        return [Hit(p.id, p.text, p.title, score) for p, score in ((self.passages[at], score) for at, score in found)]
+        found = _top(self._retriever.get_scores(words), k) if words else []
+        return [self.passages[at].hit(score) for at, score in found]
 
     def __len__(self) -> int:
         return len(self.passages)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import mmap
+import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 import orjson
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, disk_trouble
 from agentrl.rowfiles import open_rows
 
 _TEXT_FIELDS = ("text", "contents", "content", "passage")
@@ -24,6 +27,10 @@ class Passage:
     id: str
     text: str
     title: str = ""
+
+    def hit(self, score: float) -> Hit:
+        """This passage as a find."""
+        return Hit(self.id, self.text, self.title, score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +65,43 @@ def _passage(row: Mapping[str, Any], index: int, where: str) -> Passage:
     for name, value in ((field, text), ("title", title)):
         if not isinstance(value, str):
             raise DataError(f"{where}: field {name!r} must be text, got {type(value).__name__}")
-    if field == "contents" and not title and text.startswith('"'):
-        first, newline, rest = text.partition("\n")
-        if newline:
-            title, text = first.strip().strip('"'), rest
+    if field == "contents" and not title:
+        title, text = split_title(text)
     return Passage(str(row.get("id", index)), text, title)
+
+
+def split_title(contents: str) -> tuple[str, str]:
+    """Title and text of `contents` in Search-R1's form; without a first line in quotation marks the title is ""."""
+    first, newline, rest = contents.partition("\n")
+    return (first.strip().strip('"'), rest) if newline and contents.startswith('"') else ("", contents)
+
+
+def numbered(passages: Iterable[Passage | str]) -> list[Passage]:
+    """The passages; plain strings get their position as id."""
+    return [Passage(str(at), entry) if isinstance(entry, str) else entry for at, entry in enumerate(passages)]
+
+
+@contextmanager
+def whole_folder(target: Path, *, replace: bool) -> Iterator[Path]:
+    """A folder to write to that becomes `target` at the end, or leaves no trace.
+
+    Args:
+        replace: whether what is at `target` goes; else it must be empty or absent.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as work:
+            made = Path(work) / "index"
+            made.mkdir()
+            yield made
+            if replace and target.exists():
+                os.rename(target, Path(work) / "old")
+            os.rename(made, target)
+    except OSError as error:
+        raise DataError(disk_trouble(error) or f"{target} cannot be written: {error}") from error
 
 
 class StoredPassages(Sequence[Passage]):

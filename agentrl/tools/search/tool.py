@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
-from agentrl.tools.base import OnFailure, Tool
+from agentrl.tools.base import CallOptions, Tool
 from agentrl.tools.outcome import OutcomeKind, ToolError
 from agentrl.tools.search.client import RetrievalClient, RetrievalError
 from agentrl.tools.search.passages import Hit
@@ -26,9 +26,7 @@ def search_tool(
     name: str = "search",
     description: str = "Search for passages about a question.",
     max_passage_chars: int = 2_000,
-    timeout: float = 30.0,
-    max_concurrency: int | None = None,
-    on_failure: OnFailure = "observe",
+    **options: Unpack[CallOptions],
 ) -> Tool:
     """A tool with one argument, `query`, that shows the `k` best passages.
 
@@ -38,9 +36,8 @@ def search_tool(
         name: of the tool.
         description: what the model reads about it.
         max_passage_chars: each passage's text is cut to this.
-        timeout: seconds that one search may take.
-        max_concurrency: searches in flight at once; no limit if None.
-        on_failure: see `Tool`; "fail" keeps a search server that is down out of what the model learns from.
+        options: `timeout` and the like, as of `Tool`; `on_failure="fail"` keeps a search server that is down out of
+            what the model learns from.
     """
 
     def shown(hits: Sequence[Hit]) -> str:
@@ -62,14 +59,8 @@ def search_tool(
         except RetrievalError as error:  # `on_failure` decides, not the error
             raise ToolError(str(error), kind=OutcomeKind.RAISED) from error
 
-    return Tool(
-        waiting if inspect.iscoroutinefunction(searcher.search) else blocking,
-        name=name,
-        description=description,
-        timeout=timeout,
-        max_concurrency=max_concurrency,
-        on_failure=on_failure,
-    )
+    function = waiting if inspect.iscoroutinefunction(searcher.search) else blocking
+    return Tool(function, name=name, description=description, **options)
 
 
 class RemoteSearch(ToolSource):

@@ -185,7 +185,7 @@ def test_weights_over_gloo(step: Step, url: str, models: tuple[Path, Path]) -> N
     from safetensors.torch import load_file
     from torch.distributed import broadcast, destroy_process_group
 
-    from agentrl.engine.embedded.process_group import join_group
+    from agentrl.engine.embedded.weights import join_group
 
     state = load_file(models[1] / "model.safetensors")
     step("w_dist_no_group")
