@@ -3,11 +3,12 @@
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import ray
+from anyio import to_thread
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -19,8 +20,7 @@ from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_o
 from agentrl.cluster.waiting import values
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError, ungrouped
-from agentrl.run.driver import within
-from agentrl.run.parts import Announcer, Found, Parts, Start, Weights, counted
+from agentrl.run.parts import Announcer, Found, Parts, Start, Weights, counted, within
 from agentrl.run.rollouts import DumpedRollouts
 from agentrl.run.training import RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights
@@ -74,7 +74,7 @@ class _Starting:
         names = counted(self.engines, "engine"), counted(s.cluster.world_size, "trainer process", "trainer processes")
         loading = f"loading the model into {names[0]}, " if self.engines else ""
         self.progress.begin(f"{loading}starting {names[1]}")
-        placement = stack.enter_context(_placed(s, self.engines))
+        placement = await stack.enter_async_context(_placed(s, self.engines))
         trainer, ranks = self._trainer(placement)
         actors = [self._engine(placement, s.cluster.world_size + i) for i in range(self.engines)]
         stack.push_async_callback(_stop_engines, actors)
@@ -161,8 +161,8 @@ def _options(placement: PlacementGroup, bundle: int, gpus: int, environment: dic
     }
 
 
-@contextlib.contextmanager
-def _placed(settings: RunSettings, engines: int) -> Iterator[PlacementGroup]:
+@contextlib.asynccontextmanager
+async def _placed(settings: RunSettings, engines: int) -> AsyncIterator[PlacementGroup]:
     """Room for the trainer's ranks, then for the engines."""
     cluster, cuda = settings.cluster, settings.cluster.device == "cuda"
     bundles = [{"CPU": 1.0, **({"GPU": 1.0} if cuda else {})} for _ in range(cluster.world_size)]
@@ -170,7 +170,8 @@ def _placed(settings: RunSettings, engines: int) -> Iterator[PlacementGroup]:
     bundles += [{"CPU": 1.0, **({"GPU": per_engine} if cuda else {})} for _ in range(engines)]
     placement = placement_group(bundles, strategy="PACK")
     try:
-        if not placement.wait(cluster.start_timeout if cluster.ray_address else 60):
+        seconds = cluster.start_timeout if cluster.ray_address else 60
+        if not await to_thread.run_sync(placement.wait, seconds, abandon_on_cancel=True):
             raise SettingsError(
                 f"the cluster has no room for {len(bundles)} processes ({bundles}); it has {ray.available_resources()}; "
                 "lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a larger cluster"

@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import ray
@@ -14,9 +14,11 @@ from agentrl.cluster.runtime import enter_workspace, worker_environment
 from agentrl.cluster.waiting import unless, value
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
-from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
+from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.runfolder import RunFolder
+
+T = TypeVar("T")
 
 _CLOSE_TIMEOUT = 15.0
 """Seconds that closing the environment, the pool and the ledger may take."""
@@ -30,12 +32,17 @@ class RolloutActor:
         enter_workspace(workspace)
         self._settings, self._folder = settings, folder
         self._ready, self._stopping = asyncio.Event(), asyncio.Event()
+        self._calls: set[asyncio.Task[Any]] = set()
 
     async def serve(self, urls: Sequence[str], resume_step: int | None) -> None:
-        """Open everything, and close it at the end; all of it in this one task."""
+        """Open everything; at the end break off the calls that are under way, and close. All of it in this one task."""
         async with LedgerRollouts.open(self._settings, self._folder, urls, resume_step) as self._rollouts:
             self._ready.set()
             await self._stopping.wait()
+            for call in self._calls:
+                call.cancel()
+            if self._calls:
+                await asyncio.wait(self._calls)
 
     async def ready(self) -> int:
         """Returns the process id when everything is open."""
@@ -46,29 +53,36 @@ class RolloutActor:
         """Have `serve` close everything."""
         self._stopping.set()
 
+    async def _during(self, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result; `serve` may break it off."""
+        task = asyncio.ensure_future(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return await task
+
     @ray.method(num_returns=2)
     async def next_batch(self, step: int) -> tuple[Any, Batch | None]:
         """The payload, kept in the object store until the trainers take it, and the batch without it."""
-        batch = await self._rollouts.next_batch(step)
+        batch = await self._during(self._rollouts.next_batch(step))
         return (None, None) if batch is None else (batch.payload, replace(batch, payload=None))
 
     async def trained(self, group_ids: Sequence[int], step: int) -> None:
-        await self._rollouts.trained(group_ids, step)
+        await self._during(self._rollouts.trained(group_ids, step))
 
     async def checkpointed(self, step: int) -> None:
-        await self._rollouts.checkpointed(step)
+        await self._during(self._rollouts.checkpointed(step))
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
-        return await self._rollouts.evaluate(done)
+        return await self._during(self._rollouts.evaluate(done))
 
     async def join_weight_group(self, group: WeightGroup) -> None:
-        await self._rollouts.generation.pool.join_weight_group(group)
+        await self._during(self._rollouts.generation.pool.join_weight_group(group))
 
     async def leave_weight_group(self, name: str) -> None:
-        await self._rollouts.generation.pool.leave_weight_group(name)
+        await self._during(self._rollouts.generation.pool.leave_weight_group(name))
 
     async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
-        await self._rollouts.generation.pool.receive(update, version)
+        await self._during(self._rollouts.generation.pool.receive(update, version))
 
 
 class RayRollouts(Rollouts, WeightSink):
@@ -89,9 +103,13 @@ class RayRollouts(Rollouts, WeightSink):
         serving = actor.serve.remote(urls, resume_step)
         try:
             yield cls(actor, serving, await unless(serving, actor.ready.remote()))
-        finally:
-            with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True):
+        except BaseException:
+            # Of an actor that is dead or broken there is nothing left to close.
+            with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(AgentRLError):
                 await _stop(actor, serving)
+            raise
+        with within(_CLOSE_TIMEOUT, "closing the rollouts"):
+            await _stop(actor, serving)
 
     async def _ask(self, reference: Any) -> Any:
         return await unless(self._serving, reference)
@@ -122,9 +140,9 @@ class RayRollouts(Rollouts, WeightSink):
 
 
 async def _stop(actor: Any, serving: Any) -> None:
-    """Close the actor's rollouts; of one that is already dead or broken there is nothing left to close."""
-    try:
-        await value(actor.stop.remote())
-        await value(serving)
-    except AgentRLError:
-        return
+    await value(actor.stop.remote())
+    await value(serving)
+
+
+_rollouts: type[Rollouts] = RayRollouts
+_sink: type[WeightSink] = RayRollouts

@@ -12,7 +12,7 @@ import ray
 
 from agentrl.config.placement import ClusterSettings
 from agentrl.errors import AgentRLError
-from agentrl.run.signals import EXIT_CODE, heed_sigterm
+from agentrl.run.signals import EXIT_CODE, heed_sigterm, interrupted_at_once
 
 
 @contextlib.contextmanager
@@ -29,7 +29,8 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
     else:
         options.update(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, address="local")
     try:
-        _start(options, attempts=1 if settings.ray_address else 3)
+        with interrupted_at_once():
+            _start(options, attempts=1 if settings.ray_address else 3)
         yield
     finally:
         ray.shutdown()

@@ -130,3 +130,7 @@ def local_ranks(nodes: Sequence[str]) -> list[int]:
         out.append(seen[node])
         seen[node] += 1
     return out
+
+
+_trainer: type[Trainer] = RayTrainer
+_source: type[WeightSource] = RayTrainer

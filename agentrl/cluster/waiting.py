@@ -5,7 +5,7 @@ from typing import Any
 
 import anyio
 from ray import ObjectRef
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from agentrl.errors import AgentRLError, disk_trouble, ungrouped
 from agentrl.run.parts import PartLost
@@ -31,6 +31,8 @@ async def value(reference: "ObjectRef[Any]") -> Any:
             f"a process of the run died ({lines[0] if lines else 'no reason given'}); "
             "start the same command again to resume"
         ) from error
+    except RayError as error:
+        raise PartLost(f"Ray could not deliver an answer: {error}") from error
 
 
 async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:

@@ -162,6 +162,8 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--backend local has one trainer process, and {trainers} were asked for; use --backend ray"
     if flat["engine"] == "embedded" and devices > 1:
         yield f"--backend local has one built-in engine, and --rollout-num-gpus is {devices}; use --backend ray"
+    if flat["engine"] == "embedded" and flat["engine_port_base"] is not None:
+        yield "--engine-port-base has no effect with --backend local, whose built-in engine listens at no port; leave it out"
     if flat["ray_address"] is not None:
         yield "--ray-address has no effect with --backend local; leave one of them out"
     threads = {flat["train_threads"], flat["embedded_threads"]} - {None}

@@ -47,9 +47,14 @@ class Admission:
         return self.kept >= self.target
 
     @property
+    def takes(self) -> bool:
+        """Whether a group that finishes now counts."""
+        return self.open and not self.full
+
+    @property
     def wanted(self) -> int:
         """Groups to start now."""
-        return max(0, self.limit - self.kept - self.in_flight) if self.open and not self.full else 0
+        return max(0, self.limit - self.kept - self.in_flight) if self.takes else 0
 
     @property
     def hopeless(self) -> bool:
@@ -61,14 +66,11 @@ class Admission:
         self.in_flight += 1
 
     def given_back(self) -> None:
-        """A group in flight was interrupted; it counts neither way."""
+        """A group in flight was interrupted, or is not needed any more; it counts neither way."""
         self.in_flight -= 1
 
-    def finished(self, *, keep: bool) -> bool:
-        """A group finished; returns whether it counts (a kept group beyond the target, or of no batch, does not)."""
+    def finished(self, *, keep: bool) -> None:
+        """A group finished while the batch `takes` any."""
         self.in_flight -= 1
-        if keep and self.open and not self.full:
-            self.kept, self.dropped_in_row = self.kept + 1, 0
-            return True
-        self.dropped_in_row += not keep
-        return False
+        self.kept += keep
+        self.dropped_in_row = 0 if keep else self.dropped_in_row + 1

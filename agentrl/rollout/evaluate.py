@@ -11,6 +11,9 @@ from agentrl.observability.stats import pass_at_k
 from agentrl.rollout.group import DropGroup, GroupPlayer, RolloutStats
 from agentrl.sample import Sample, Status
 
+SOLVED = 1.0
+"""Least reward that counts as a success in pass@k."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
@@ -27,15 +30,12 @@ class EvalResult:
     groups: list[Group] = field(default_factory=list)
 
 
-async def evaluate(
-    runner: GroupPlayer, name: str, prompts: Sequence[Group], *, pass_threshold: float = 1.0
-) -> EvalResult:
+async def evaluate(runner: GroupPlayer, name: str, prompts: Sequence[Group]) -> EvalResult:
     """Play every prompt's group and count.
 
     Args:
         name: the data set's name, for the metrics.
         prompts: groups of pending samples, `n_samples_per_eval_prompt` each.
-        pass_threshold: least reward that counts as a success in pass@k.
     """
     stats = RolloutStats()
     graded: list[Group] = [[] for _ in prompts]
@@ -50,12 +50,10 @@ async def evaluate(
         async with anyio.create_task_group() as tasks:
             for at, group in enumerate(prompts):
                 tasks.start_soon(one, at, group)
-    return EvalResult(name, _metrics(runner, graded, stats, pass_threshold), graded)
+    return EvalResult(name, _metrics(runner, graded, stats), graded)
 
 
-def _metrics(
-    runner: GroupPlayer, groups: Sequence[Group], stats: RolloutStats, pass_threshold: float
-) -> dict[str, float]:
+def _metrics(runner: GroupPlayer, groups: Sequence[Group], stats: RolloutStats) -> dict[str, float]:
     settings = runner.context.settings
     key = settings.eval_reward_key or settings.reward_key
     finished = [group for group in groups if group]
@@ -78,7 +76,7 @@ def _metrics(
     n = min(len(group) for group in rewards)
     k = 1
     while k <= n:
-        solved = [sum(r >= pass_threshold for r in group) for group in rewards]
+        solved = [sum(r >= SOLVED for r in group) for group in rewards]
         metrics[f"pass@{k}"] = _mean([pass_at_k(len(g), c, k) for g, c in zip(rewards, solved, strict=True)])
         k *= 2
     return metrics

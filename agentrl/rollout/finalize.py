@@ -4,18 +4,15 @@ from typing import Any
 
 from agentrl.groups import Group
 from agentrl.rollout.filters import GroupFilter, judge
-from agentrl.rollout.group import DropGroup
 
 
-def reason_to_drop(outcome: Group | DropGroup, group_filter: GroupFilter | None, args: Any) -> str | None:
+def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any) -> str | None:
     """Why the group is not trained on; None if it is.
 
     Raises:
         PluginError: the group filter's own code failed.
     """
-    if isinstance(outcome, DropGroup):
-        return outcome.reason
-    if all(not sample.response_length or sample.remove_sample for sample in outcome):
+    if all(not sample.response_length or sample.remove_sample for sample in group):
         return "nothing_to_train"
-    verdict = judge(group_filter, args, outcome)
+    verdict = judge(group_filter, args, group)
     return None if verdict.keep else verdict.reason or "filtered"

@@ -46,9 +46,11 @@ class RolloutRunner:
         """A runner with the task group that its groups are played in."""
         with ungrouped():
             async with anyio.create_task_group() as tasks:
+                runner = cls(player, store, group_filter, tasks)
                 try:
-                    yield cls(player, store, group_filter, tasks)
+                    yield runner
                 finally:
+                    runner._admission.end()  # `fill` may be waiting in another task
                     tasks.cancel_scope.cancel()
 
     async def fill(self, step: int, have: int = 0) -> RolloutStats:
@@ -84,24 +86,29 @@ class RolloutRunner:
         return self._stats
 
     async def _play(self, leased: Group) -> None:
-        outcome: Group | DropGroup | None = None
+        outcome: Group | None = None
+        reason: str | None = None
         try:
             with self._playing[group_id(leased)]:
-                outcome = await self._player.group(leased, evaluation=False, stats=self._stats)
+                played = await self._player.group(leased, evaluation=False, stats=self._stats)
+                reason = reason_to_drop(played, self._filter, self._player.context.args)
+                outcome = played if reason is None else None
         except DropGroup as drop:
-            outcome = drop
+            reason = drop.reason
         except Exception as error:  # noqa: BLE001 - raised by `fill`, which ends the other groups first
             self._fail(error)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._record(leased, outcome)
+                await self._record(leased, outcome, reason)
 
-    async def _record(self, leased: Group | None = None, outcome: Group | DropGroup | None = None) -> None:
+    async def _record(
+        self, leased: Group | None = None, outcome: Group | None = None, reason: str | None = None
+    ) -> None:
         """Record what became of a group, if there is one, and start others in its stead; one at a time."""
         async with self._recording:
             try:
                 if leased is not None:
-                    await self._finish(leased, outcome)
+                    await self._finish(group_id(leased), outcome, reason)
                 await self._refill()
             except Exception as error:  # noqa: BLE001 - raised by `fill`
                 self._fail(error)
@@ -119,24 +126,21 @@ class RolloutRunner:
         if self._admission.full or not self._playing:
             self._settled.set()
 
-    async def _finish(self, leased: Group, outcome: Group | DropGroup | None) -> None:
-        number = group_id(leased)
+    async def _finish(self, number: int, outcome: Group | None, reason: str | None) -> None:
+        """A group is kept (`outcome`), or dropped (`reason`); with neither it was interrupted."""
         del self._playing[number]
-        if outcome is None:
+        if not self._admission.takes or (outcome is None and reason is None):
             self._admission.given_back()
             await to_thread.run_sync(self._store.release, number, "not needed in this rollout")
             return
-        reason = reason_to_drop(outcome, self._filter, self._player.context.args)
-        counts = self._admission.finished(keep=reason is None)
-        if reason is not None:
+        self._admission.finished(keep=outcome is not None)
+        if outcome is not None:
+            await to_thread.run_sync(self._store.complete, number, outcome)
+        elif reason is not None:
             self._stats.dropped[reason] += 1
             await to_thread.run_sync(self._store.drop, number, reason)
             if self._admission.hopeless:
                 raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row))
-        elif counts and not isinstance(outcome, DropGroup):
-            await to_thread.run_sync(self._store.complete, number, outcome)
-        else:
-            await to_thread.run_sync(self._store.release, number, "more groups than the rollout needs")
 
     def _fail(self, error: Exception) -> None:
         """The first error is what `fill` raises."""

@@ -9,11 +9,10 @@ import anyio
 
 from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
-from agentrl.errors import AgentRLError
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.devices import resolve_device
-from agentrl.run.parts import Batch, PartLost, Parts, Start
+from agentrl.run.parts import Batch, Parts, Start, within
 from agentrl.run.preflight import preflight
 from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
@@ -72,8 +71,6 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
 
     with stopped_by_sigterm():
         anyio.run(run, backend_options={"use_uvloop": True})
-    if (written := latest(folder.checkpoints) or latest(folder.load)) is not None:
-        folder.wrote_model_of(written.path)
 
 
 def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
@@ -123,9 +120,7 @@ class Driver:
             case Action(Do.SAVE, step):
                 await self._save(step)
             case Action(Do.EXPORT):
-                self._progress.phase("writing the model")
-                with within(self._limits.train_timeout, "writing the model"):
-                    await self._parts.trainer.save_hf(self._folder.model)
+                await self._export()
 
     @property
     def _limits(self) -> ClusterSettings:
@@ -184,24 +179,13 @@ class Driver:
             for old in sorted(path.parent.glob("rollout_*"))[:-keep]:
                 shutil.rmtree(old)
 
+    async def _export(self) -> None:
+        self._progress.phase("writing the model")
+        with within(self._limits.train_timeout, "writing the model"):
+            await self._parts.trainer.save_hf(self._folder.model)
+        if (written := latest(self._folder.checkpoints) or latest(self._folder.load)) is not None:
+            self._folder.wrote_model_of(written.path)
+
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._logger.log(step, metrics)
         self._progress.step(step, metrics)
-
-
-@contextlib.contextmanager
-def within(seconds: float, what: str) -> Iterator[None]:
-    """A deadline, and a name for what is waited for in what goes wrong.
-
-    Raises:
-        AgentRLError: the deadline passed, or a part was lost.
-    """
-    try:
-        with anyio.fail_after(seconds) as scope:
-            yield
-    except TimeoutError as error:
-        if not scope.cancelled_caught:
-            raise
-        raise AgentRLError(f"{what} took longer than {seconds:g} s") from error
-    except PartLost as error:
-        raise AgentRLError(f"{what} failed: {error}") from error.__cause__

@@ -2,7 +2,8 @@
 
 1. Environment, tools and reward run on the event loop of this process, so a breakpoint in them works.
 2. The built-in engine is called in this process too; other kinds of engine are started, or reached, over HTTP.
-3. The trainer is one rank in a thread of its own: its calls block, and some of torch's settings belong to a thread.
+3. The trainer is one rank in a thread of its own: its calls block, and some of torch's settings belong to a thread. A
+   call cannot be broken off, so a deadline is noticed, and Ctrl-C heeded, when the call is over.
 4. Weights travel by disk: a process cannot broadcast to itself.
 """
 
@@ -17,12 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import anyio
+
 from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
 from agentrl.engine.transport import Transport
-from agentrl.run.driver import within
 from agentrl.run.engines import launched, model_of
-from agentrl.run.parts import Announcer, Batch, Found, Parts, Start, Trainer
+from agentrl.run.parts import Announcer, Batch, Found, Parts, Start, Trainer, within
 from agentrl.run.rollouts import DumpedRollouts, LedgerRollouts
 from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.run.weights import DiskWeights
@@ -99,7 +101,8 @@ class LocalTrainer(Trainer):
                 progress.ready("trainer ready", began)
                 yield cls(backend, thread)
             finally:
-                thread.submit(backend.close)
+                with anyio.CancelScope(shield=True):
+                    await _call(thread, backend.close)
 
     async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
         return await _call(self._thread, partial(self._backend.train, batch.payload, steps))
@@ -113,3 +116,6 @@ class LocalTrainer(Trainer):
 
 async def _call(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+_trainer: type[Trainer] = LocalTrainer

@@ -6,11 +6,13 @@
 3. A part raises `AgentRLError`; `PartLost` where a process or another machine is to blame. Deadlines are the driver's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import anyio
 
 from agentrl.config import RunSettings
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
@@ -36,6 +38,7 @@ __all__ = [
     "WeightSource",
     "Weights",
     "counted",
+    "within",
 ]
 
 
@@ -152,3 +155,21 @@ _announcer: type[Announcer] = Progress
 
 Start = Callable[[RunSettings, RunFolder, Found | None, Announcer], AbstractAsyncContextManager[Parts]]
 """Starts every part, going on from a checkpoint if one is found, and stops every one at the end, whatever ends it."""
+
+
+@contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """A deadline, and a name for what is waited for in what goes wrong.
+
+    Raises:
+        AgentRLError: the deadline passed, or a part was lost.
+    """
+    try:
+        with anyio.fail_after(seconds) as scope:
+            yield
+    except TimeoutError as error:
+        if not scope.cancelled_caught:
+            raise
+        raise AgentRLError(f"{what} took longer than {seconds:g} s") from error
+    except PartLost as error:
+        raise AgentRLError(f"{what} failed: {error}") from error.__cause__

@@ -200,5 +200,13 @@ async def _set_up(environment: type[Environment], settings: RunSettings) -> Asyn
         await call(environment.setup(settings.args), "setup")
         try:
             yield
-        finally:
-            await call(environment.teardown(), "teardown")
+        except BaseException as error:
+            try:
+                await call(environment.teardown(), "teardown")
+            except EnvFailure as failure:
+                error.add_note(str(failure))
+            raise
+        await call(environment.teardown(), "teardown")
+
+
+_implementations: tuple[type[Rollouts], ...] = (LedgerRollouts, DumpedRollouts)

@@ -1,4 +1,8 @@
-"""SIGTERM becomes `SystemExit(143)` in the main thread, so that it stops a run as Ctrl-C does."""
+"""SIGTERM stops a run as Ctrl-C does, with exit code 143.
+
+It is turned into SIGINT, because that is the signal that an event loop takes to cancel its main task and let it clean
+up; an exception raised from a handler would end the loop in the middle of whatever runs.
+"""
 
 import contextlib
 import signal
@@ -7,15 +11,21 @@ from collections.abc import Iterator
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM
+_TERMINATED = threading.Event()
 
 
 @contextlib.contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises `SystemExit` while this is open. In other threads than the main one this does nothing."""
+    """SIGTERM leaves this block as `SystemExit(143)`. In other threads than the main one this does nothing."""
     before = signal.getsignal(signal.SIGTERM)
+    _TERMINATED.clear()
     heed_sigterm()
     try:
         yield
+    except KeyboardInterrupt:
+        if not _TERMINATED.is_set():
+            raise
+        raise SystemExit(EXIT_CODE) from None
     finally:
         if threading.current_thread() is threading.main_thread() and before is not None:
             signal.signal(signal.SIGTERM, before)
@@ -30,4 +40,18 @@ def heed_sigterm() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the stopping
-    raise SystemExit(EXIT_CODE)
+    _TERMINATED.set()
+    signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Inside an event loop: Ctrl-C raises at once in blocking code, where the loop cannot cancel anything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -16,7 +16,7 @@ import anyio
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.errors import ungrouped
-from agentrl.run.parts import Trainer, Weights, WeightSink, WeightSource
+from agentrl.run.parts import Trainer, Weights, WeightSink, WeightSource, within
 from agentrl.runfolder import RunFolder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -54,7 +54,7 @@ class BroadcastWeights(Weights):
         weights = cls(settings, source, sink, engines)
         yield weights
         if weights._update is not None:
-            with anyio.fail_after(settings.weight_sync_timeout):
+            with within(settings.weight_sync_timeout, "the weight update"):
                 await _both(partial(sink.leave_weight_group, weights._update.group), source.close_weight_group)
 
     async def send(self, version: int) -> None:
@@ -98,3 +98,6 @@ def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
         out[-1].append(spec)
         room -= size
     return out
+
+
+_implementations: tuple[type[Weights], ...] = (DiskWeights, BroadcastWeights)

@@ -32,21 +32,29 @@ def test_every_batch_ends_with_exactly_its_target_and_never_exceeds_the_limit(
                 case "given back":
                     admission.given_back()
                 case outcome:
-                    counted += admission.finished(keep=outcome == FINISHED)
+                    admission.finished(keep=outcome == FINISHED)
+                    counted += outcome == FINISHED
         assert admission.kept == counted == max(target, have)
         admission.end()
         while admission.in_flight:
             admission.given_back()
 
 
-def test_a_kept_group_beyond_the_target_does_not_count() -> None:
+def test_a_full_or_closed_batch_takes_no_more() -> None:
     admission = Admission(1, 2)
+    assert not admission.takes
     admission.begin()
     for _ in range(2):
         admission.started()
-    assert admission.finished(keep=True)
-    assert not admission.finished(keep=True)
-    assert admission.kept == 1
+    assert admission.takes
+    admission.finished(keep=True)
+    assert not admission.takes
+    admission.given_back()
+    assert (admission.kept, admission.in_flight) == (1, 0)
+    admission.begin()
+    assert admission.takes
+    admission.end()
+    assert not admission.takes
 
 
 def test_only_drops_in_a_row_are_hopeless() -> None:

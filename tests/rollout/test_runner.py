@@ -425,6 +425,36 @@ async def test_a_runner_that_is_left_in_the_middle_gives_back_what_it_plays(chat
     assert set(store.fate.values()) == {"released"}
 
 
+async def test_a_runner_that_is_closed_while_another_task_fills_a_batch_leases_nothing_again(chat: Chat) -> None:
+    store = Store()
+    loop, engine = build(chat, [lambda: anyio.sleep_forever()], store=store)
+    held: list[RolloutRunner] = []
+    leave = anyio.Event()
+
+    async def hold() -> None:
+        async with RolloutRunner.running(loop.player, store) as runner:
+            held.append(runner)
+            await leave.wait()
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold)
+            await until(lambda: bool(held))
+            tasks.start_soon(held[0].fill, 0)
+            await until(lambda: len(engine.calls) == 6)
+            leave.set()
+    assert store.fate == dict.fromkeys(range(3), "released")
+    assert len(store.steps) == 3
+
+
+async def test_a_filter_that_raises_leaves_no_group_leased(chat: Chat) -> None:
+    store = Store()
+    loop, _ = build(chat, [f"hello{END}"], store=store, group_filter=lambda args, samples: samples[9])
+    with pytest.raises(PluginError, match="the group filter raised IndexError"):
+        await loop.run(0)
+    assert set(store.fate.values()) == {"released"}
+
+
 async def test_a_store_that_fails_ends_the_batch_with_its_error(chat: Chat) -> None:
     class Full(Store):
         def complete(self, group_id: int, samples: Sequence[Sample]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,19 @@ class Stopping(Environment):
 
     async def reward(self, sample):
         return float(sample.index % 2)
+"""
+
+TORN = """
+from agentrl import Environment
+
+
+class Torn(Environment):
+    async def reward(self, sample):
+        return float(sample.index % 2)
+
+    @classmethod
+    async def teardown(cls):
+        raise OSError("nothing to tear down")
 """
 
 
@@ -80,11 +94,33 @@ def read_until(terminal: int, mark: bytes, timeout: float = 120) -> bytes:
     return said
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_steps_run_ends_it_within_seconds(kit: RunKit, number: signal.Signals, code: int) -> None:
+    run = kit.start(kit.arguments(f"stopped-{code}", backend="local", num_rollout=1000))
+    run.until(lambda: "rollout 2/" in run.output)
+    run.process.send_signal(number)
+    assert run.wait(30) == code, run.output
+    assert "Traceback" not in run.output
+    assert "never awaited" not in run.output
+
+
+def test_a_teardown_that_fails_is_said_and_the_model_is_there(kit: RunKit) -> None:
+    (kit.folder / "torn.py").write_text(TORN)
+    arguments = kit.arguments("torn", env="torn.py:Torn", backend="local", num_rollout=1)
+    run = kit.start(arguments)
+    assert run.wait() == 2, run.output
+    assert "error: Torn.teardown raised OSError: nothing to tear down" in run.output
+    again = kit.start(arguments)
+    assert again.wait() == 0, again.output
+    assert "starting once more" not in again.output
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"actor_num_gpus_per_node": 2}, "one trainer process, and 2 were asked for"),
         ({"rollout_num_gpus": 2}, "one built-in engine, and --rollout-num-gpus is 2"),
+        ({"engine_port_base": 9000}, "--engine-port-base has no effect"),
         ({"ray_address": "auto"}, "--ray-address has no effect"),
         ({"train_threads": 1, "embedded_threads": 2}, "share one number of threads"),
         ({"update_weight_mode": "broadcast"}, "sends weights by disk"),
