@@ -21,6 +21,7 @@ from agentrl.errors import (
     GraderFailure,
     LedgerError,
     ModelFailure,
+    PluginError,
     ToolFailure,
 )
 from agentrl.rollout.filters import nonzero_std
