@@ -1,5 +1,6 @@
 """GRPO against plain numpy, and what must not change it."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -110,8 +111,8 @@ def test_whitening_looks_at_trained_tokens_only() -> None:
     values = torch.tensor([1.0, 2.0, 3.0, 1000.0], dtype=torch.float64)
     got = whiten(values, torch.tensor([1, 1, 1, 0]))[:3].numpy()
     np.testing.assert_allclose(got, (np.array([1, 2, 3]) - 2) / np.std([1, 2, 3]), rtol=1e-6)
-    batch = inputs([[1.0, 0.0, 0.0]])
-    whitened = compute_advantages(batch, AlgorithmSettings(normalize_advantages=True))
+    batch = dataclasses.replace(inputs([[1.0, 0.0, 0.0]]), loss_mask=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
+    whitened = compute_advantages(batch, AlgorithmSettings(normalize_advantages=True))[:3]
     assert whitened.mean().item() == pytest.approx(0, abs=1e-6)
     assert whitened.var(unbiased=False).item() == pytest.approx(1, abs=1e-5)
 

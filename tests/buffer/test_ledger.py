@@ -194,6 +194,21 @@ def test_resume_from_an_older_checkpoint_makes_pruned_groups_again(path: Path) -
         assert audit_ledger(path, through_step=2, groups_per_step=2).ok
 
 
+def test_a_group_made_again_is_trained_when_it_is_wanted(path: Path) -> None:
+    with Ledger(path) as ledger:
+        for step in range(3):
+            train_step(ledger, step)
+        ledger.checkpointed(2)
+    with Ledger(path) as ledger:
+        assert ledger.recover(0).remade == (2, 3, 4, 5)
+        lease(ledger, 2, 1)
+        ledger.drop(2, "filtered this time")
+        ledger.complete(3, finished(3))
+        assert complete(ledger, 1, 1) == [4], "of step 2 in the life before"
+        assert train_step(ledger, 1) == [3, 4]
+        assert train_step(ledger, 2) == [5, 6]
+
+
 def test_a_checkpoint_proves_a_step_that_the_ledger_could_not_record(path: Path) -> None:
     with Ledger(path) as ledger:
         train_step(ledger, 0)

@@ -8,10 +8,12 @@ import pytest
 
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
+from agentrl.buffer.states import Lease
 from agentrl.data.settings import DataSettings
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
 from agentrl.data.user_source import check_source
-from agentrl.errors import PluginError
+from agentrl.errors import LedgerError, PluginError
+from agentrl.groups import Group
 from agentrl.sample import Sample
 from tests.buffer.make import finished, make_args, prompts, source_of
 
@@ -238,6 +240,25 @@ def test_on_resume_a_users_source_goes_on_where_it_was(data: Path, tmp_path: Pat
             queue.drop(group[0].group_index or 0, "not wanted")
             drawn += prompts_of([group])
     assert drawn == ["question 0", "question 1", "question 2"]
+
+
+class Full(Ledger):
+    """A ledger whose disk is full from the second draw on."""
+
+    def lease_given(self, groups: Sequence[Group], step: int) -> list[Lease]:
+        if len(self):
+            raise LedgerError("the disk is full")
+        return super().lease_given(groups, step)
+
+
+def test_prompts_that_the_ledger_could_not_take_are_drawn_again(data: Path, tmp_path: Path) -> None:
+    with Full(tmp_path / "l.sqlite") as ledger:
+        queue = GroupQueue(named(data, "OwnDraw"), ledger)
+        queue.lease(1, 0)
+        with pytest.raises(LedgerError, match="full"):
+            queue.lease(1, 0)
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        assert prompts_of(GroupQueue(named(data, "OwnDraw"), ledger).lease(2, 0)) == ["question 0", "question 1"]
 
 
 def test_replayed_groups_come_as_they_were_and_are_not_added_again(data: Path, tmp_path: Path) -> None:

@@ -5,13 +5,18 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from agentrl.config import RunSettings
-from agentrl.errors import SettingsError
+from agentrl.errors import CheckpointError, SettingsError
+from agentrl.observability.progress import Progress
+from agentrl.run.local import LocalTrainer
+from agentrl.run.parts import Batch, Found
+from agentrl.run.training import RankInfo
 from tests.support.audit import audit_ledger
 from tests.support.runs import RunKit
 
@@ -137,3 +142,66 @@ def test_what_follows_from_one_process_is_filled_in() -> None:
     assert settings.train.train_threads == 3
     assert "update_weight_mode" not in settings.given()
     assert settings.replace(backend="ray").cluster.update_weight_mode == "broadcast"
+
+
+class Backend:
+    """A train backend that only takes notes: what it was asked, all of it in one thread."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.log: list[object] = []
+        self.threads: set[str] = set()
+        self.fails = fails
+
+    def note(self, *entry: object) -> None:
+        self.log.append(entry)
+        self.threads.add(threading.current_thread().name)
+        if entry[0] == self.fails:
+            raise CheckpointError(f"{self.fails} failed")
+
+    def start(self, settings: RunSettings, where: RankInfo) -> "Backend":
+        self.note("start", where.rank, where.world_size)
+        return self
+
+    def load(self, path: Path) -> None:
+        self.note("load", path)
+
+    def train(self, payload: object, steps: int) -> dict[str, float]:
+        self.note("train", payload, steps)
+        return {"loss": 0.25}
+
+    def save(self, path: Path, step: int) -> None:
+        self.note("save", path, step)
+
+    def save_hf(self, path: Path) -> None:
+        self.note("save_hf", path)
+
+    def close(self) -> None:
+        self.note("close")
+
+
+@pytest.mark.parametrize("resume", [None, Found(Path("checkpoints/rollout_000003"), 3)])
+async def test_the_trainer_goes_on_from_the_checkpoint_in_its_own_thread(
+    monkeypatch: pytest.MonkeyPatch, resume: Found | None
+) -> None:
+    backend, settings = Backend(), RunSettings.from_flat({"backend": "local", "progress": "off"})
+    monkeypatch.setattr("agentrl.run.local.start_backend", backend.start)
+    with Progress(settings.observability, total=1) as progress:
+        async with LocalTrainer.open(settings, resume, progress) as trainer:
+            assert await trainer.train(Batch("payload", (0,), {}), 8) == {"loss": 0.25}
+            await trainer.save(Path("new"), 4)
+            await trainer.save_hf(Path("model"))
+    assert backend.log == [
+        ("start", 0, 1),
+        *([("load", resume.path)] if resume else []),
+        *(("train", "payload", 8), ("save", Path("new"), 4), ("save_hf", Path("model")), ("close",)),
+    ]
+    assert [name.startswith("trainer") for name in backend.threads] == [True]
+
+
+async def test_a_checkpoint_that_cannot_be_loaded_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, settings = Backend(fails="load"), RunSettings.from_flat({"backend": "local", "progress": "off"})
+    monkeypatch.setattr("agentrl.run.local.start_backend", backend.start)
+    with Progress(settings.observability, total=1) as progress, pytest.raises(CheckpointError, match="load failed"):
+        async with LocalTrainer.open(settings, Found(Path("broken"), 3), progress):
+            raise AssertionError("it would train from the first weights")
+    assert backend.log[-1] == ("close",)

@@ -63,6 +63,26 @@ def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, ch
         assert torch.equal(torch.rand(3), noise)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"bf16": True}, {"bf16": True, "use_distributed_optimizer": True}],
+    ids=lambda changes: "+".join(changes),
+)
+def test_a_checkpoint_from_before_the_first_step_undoes_what_was_learned(
+    folder: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    batch, other = make_batch(), make_tiny_model(tmp_path / "other", "qwen3", seed=7)
+    with backend(settings(folder, **changes)) as made:
+        made.save(tmp_path / "start", 0)
+        made.train(batch, 0)
+        want = exported(made)
+    with backend(settings(other, **changes)) as made:
+        made.train(batch, 0)
+        made.load(tmp_path / "start")
+        made.train(batch, 0)
+        assert same(exported(made), want)
+
+
 def test_newest_complete_checkpoint_is_found_and_interrupted_ones_are_not(folder: Path, tmp_path: Path) -> None:
     assert latest(tmp_path) is None
     assert latest(tmp_path / "absent") is None

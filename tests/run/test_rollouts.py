@@ -1,0 +1,148 @@
+"""Training's rollouts over the real ledger and runner: what a life of the run goes on with, and what limits it."""
+
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+import pytest
+
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.queue import GroupQueue
+from agentrl.buffer.states import State
+from agentrl.config import RunSettings
+from agentrl.data.user_source import load_source
+from agentrl.run.driver import open_folder
+from agentrl.run.rollouts import Generation, LedgerRollouts
+from agentrl.runfolder import RunFolder
+from tests.buffer.make import finished
+from tests.support.runs import RunKit
+from tests.support.tiny_models import EOS_ID
+
+
+class Engines:
+    """A transport to engines that answer at once with the token that ends a turn.
+
+    Attributes:
+        lengths: the context length that each engine says it has, by host; None says nothing.
+        answers: how many answers were given.
+    """
+
+    def __init__(self, lengths: Mapping[str, int | None]) -> None:
+        self.lengths, self.answers = lengths, 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        host, path = url.removeprefix("http://").split("/", 1)
+        if path == "server_info":
+            return 200, orjson.dumps({"context_length": self.lengths[host]})
+        assert path == "generate"
+        self.answers += 1
+        meta = {
+            "finish_reason": {"type": "stop", "matched": EOS_ID},
+            "output_token_logprobs": [[-0.5, 40, None], [-0.25, EOS_ID, None]],
+            "weight_version": "0",
+        }
+        return 200, orjson.dumps({"text": "x", "output_ids": [40, EOS_ID], "meta_info": meta})
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    return RunKit.make(Path(tmp_path_factory.mktemp("kit")), prompts=5)
+
+
+def settings(kit: RunKit, **changes: object) -> RunSettings:
+    """Three groups of two samples a batch, in a folder of its own."""
+    flat = {
+        "env": f"{kit.folder}/env.py:AddEnv",
+        "hf_checkpoint": str(kit.folder / "model"),
+        "prompt_data": str(kit.folder / "prompts.jsonl"),
+        "label_key": "label",
+        "rollout_batch_size": 3,
+        "n_samples_per_prompt": 2,
+        "output_dir": str(kit.folder / uuid.uuid4().hex),
+        **changes,
+    }
+    return RunSettings.from_flat(flat)
+
+
+@asynccontextmanager
+async def opened(s: RunSettings, folder: RunFolder, engines: Engines) -> AsyncIterator[LedgerRollouts]:
+    urls = [f"http://{host}" for host in engines.lengths]
+    async with LedgerRollouts.open(s, folder, urls, None, engines) as rollouts:
+        yield rollouts
+
+
+async def test_a_batch_that_an_earlier_life_began_is_only_filled_up(kit: RunKit) -> None:
+    s, engines = settings(kit), Engines({"a": 2048})
+    with open_folder(s) as folder:
+        with Ledger(folder.ledger) as ledger:
+            queue = GroupQueue(load_source(s.data, s.args), ledger)
+            queue.lease(3, 0)
+            queue.complete(1, finished(1))
+        async with opened(s, folder, engines) as rollouts:
+            batch = await rollouts.next_batch(0)
+        assert batch is not None
+        assert batch.group_ids[0] == 1
+        assert sorted(batch.group_ids) == [0, 1, 2]
+        assert engines.answers == 4
+        with Ledger(folder.ledger) as ledger:
+            assert ledger.counts()[State.COMPLETED] == 3, "none is over for a later step, when it would be stale"
+
+
+async def test_a_batch_that_an_earlier_life_filled_is_not_generated_again(kit: RunKit) -> None:
+    s, engines = settings(kit), Engines({"a": 2048})
+    with open_folder(s) as folder:
+        async with opened(s, folder, engines) as rollouts:
+            before = await rollouts.next_batch(0)
+        assert engines.answers == 6
+        async with opened(s, folder, engines) as rollouts:
+            after = await rollouts.next_batch(0)
+            await rollouts.trained((0, 1, 2), 0)
+        assert before is not None
+        assert after is not None
+        assert after.group_ids == before.group_ids
+        assert after.payload.tokens.tolist() == before.payload.tokens.tolist()
+        assert engines.answers == 6
+
+
+async def test_what_is_left_of_the_data_is_no_batch(kit: RunKit) -> None:
+    s = settings(kit, num_epoch=1)
+    with open_folder(s) as folder:
+        async with opened(s, folder, Engines({"a": 2048})) as rollouts:
+            batch = await rollouts.next_batch(0)
+            assert batch is not None
+            await rollouts.trained(batch.group_ids, 0)
+            assert await rollouts.next_batch(1) is None
+        with Ledger(folder.ledger) as ledger:
+            ledger.recover(0)
+            assert ledger.counts()[State.TRAINED] == 3
+
+
+@pytest.mark.parametrize(
+    ("lengths", "changes", "want"),
+    [
+        ({"a": 512, "b": 256}, {}, 256),
+        ({"a": 4096}, {}, 2048),  # the model's own
+        ({"a": None}, {}, 2048),
+        ({"a": 512}, {"engine_context_length": 128}, 128),
+        ({"a": 512}, {"rollout_max_context_len": 300}, 300),
+    ],
+)
+async def test_a_trajectory_is_as_long_as_every_engine_and_the_model_allow(
+    kit: RunKit, lengths: dict[str, int | None], changes: dict[str, Any], want: int
+) -> None:
+    s = settings(kit, **changes)
+    with open_folder(s) as folder:
+        urls = [f"http://{host}" for host in lengths]
+        async with Generation.open(s, folder, urls, Engines(lengths)) as generation:
+            assert generation.player.context.context_length == want
