@@ -114,7 +114,7 @@ def test_dumps_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 def test_the_room_is_light() -> None:
     code = (
         "import sys, importlib; [importlib.import_module('agentrl.' + m) for m in "
-        "'data.prompts data.source data.user_source buffer.ledger buffer.audit buffer.queue buffer.dump'.split()]; "
+        "'data.prompts data.source data.user_source buffer.ledger buffer.queue buffer.dump'.split()]; "
         "print(sorted({'torch', 'ray', 'pyarrow', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
