@@ -24,7 +24,7 @@ from agentrl.errors import TrainError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.algorithms.settings import AlgorithmSettings
+    from agentrl.algorithms.fields import AlgorithmFields
 
 Computed = Literal["old_log_probs", "ref_log_probs", "teacher_log_probs", "values"]
 """What the trainer's models compute before the first step, [N] over a rollout's response tokens."""
@@ -144,7 +144,7 @@ class Algorithm(ABC):
     supervised: ClassVar[bool] = False
     """Whether it needs neither rewards nor log-probs of samples."""
 
-    settings: AlgorithmSettings
+    settings: AlgorithmFields
 
     @property
     def reads(self) -> frozenset[Computed]:

@@ -14,7 +14,7 @@ from agentrl.algorithms.base import AdvantageInputs, Algorithm, Computed, TokenL
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.algorithms.settings import AlgorithmSettings
+    from agentrl.algorithms.fields import AlgorithmFields
 
 
 class PolicyGradient(Algorithm):
@@ -58,7 +58,7 @@ class PolicyGradient(Algorithm):
         return TokenLoss(loss, stats)
 
 
-Estimator = Callable[[AdvantageInputs, "AlgorithmSettings"], "Tensor"]
+Estimator = Callable[[AdvantageInputs, "AlgorithmFields"], "Tensor"]
 """A function of one's own: advantages [N] of the whole rollout's response tokens."""
 
 

@@ -20,7 +20,7 @@ from agentrl.plugins import load_object
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.algorithms.settings import AlgorithmSettings
+    from agentrl.algorithms.fields import AlgorithmFields
 
 ESTIMATORS: Mapping[str, type[Algorithm]] = {GRPO.name: GRPO}
 LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
@@ -41,13 +41,13 @@ def check_estimator_name(name: str) -> str:
     )
 
 
-def built_in(settings: AlgorithmSettings) -> Algorithm | None:
+def built_in(settings: AlgorithmFields) -> Algorithm | None:
     """The algorithm that the settings name, or None if they give a path."""
     found = LOSS_TYPES.get(settings.loss_type) or ESTIMATORS.get(settings.advantage_estimator)
     return found(settings) if found else None
 
 
-def algorithm_of(settings: AlgorithmSettings) -> Algorithm:
+def algorithm_of(settings: AlgorithmFields) -> Algorithm:
     """The algorithm that the settings ask for.
 
     Raises:
@@ -67,7 +67,7 @@ def algorithm_of(settings: AlgorithmSettings) -> Algorithm:
     return algorithm
 
 
-def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmSettings) -> Tensor:
+def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Tensor:
     """Advantages [N] float32 by the algorithm of the settings, whitened if `normalize_advantages`.
 
     Raises:

@@ -1,58 +1,15 @@
-"""Settings of the reinforcement-learning objective: advantage estimator, loss, clipping, KL and entropy terms."""
+"""The settings of the objective, checked by the algorithm that they name."""
 
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
+from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.registry import algorithm_of, built_in, check_estimator_name
-from agentrl.settings import Settings
 
 
-class AlgorithmSettings(Settings):
+class AlgorithmSettings(AlgorithmFields):
     """What is optimised. Names are slime's flags; formulas are in the algorithms' files and `ops/`."""
-
-    loss_type: Literal["policy_loss", "sft_loss"] = Field(
-        "policy_loss",
-        description="policy_loss is the clipped policy gradient, sft_loss the negative log-likelihood of the response.",
-    )
-    advantage_estimator: str = Field(
-        "grpo", description="Name of a built-in advantage estimator (grpo), or pkg.mod:function for your own."
-    )
-    rewards_normalization: bool = Field(True, description="Subtract the group's mean reward from each reward.")
-    grpo_std_normalization: bool = Field(
-        True, description="Also divide by the group's reward standard deviation; off gives Dr. GRPO's advantages."
-    )
-    normalize_advantages: bool = Field(
-        False, description="Whiten the advantages over all trained tokens of the batch (mean 0, variance 1)."
-    )
-    gamma: float = Field(1.0, ge=0, le=1, description="Discount factor of estimators that use token-level returns.")
-    lambd: float = Field(1.0, ge=0, le=1, description="GAE lambda of estimators that use a value function.")
-
-    eps_clip: float = Field(0.2, ge=0, lt=1, description="The ratio is clipped from below at 1 - eps_clip.")
-    eps_clip_high: float | None = Field(
-        None, ge=0, description="The ratio is clipped from above at 1 + eps_clip_high; by default eps_clip."
-    )
-    eps_clip_c: float | None = Field(
-        None, gt=1, description="Dual clip: with a negative advantage the loss is at most eps_clip_c times its size."
-    )
-    use_rollout_logprobs: bool = Field(
-        False, description="Take the old log-probs from the engine and skip the trainer's own pass for them."
-    )
-    calculate_per_token_loss: bool = Field(
-        False,
-        description="Weigh every trained token of a step alike; off weighs every trajectory alike, and those without a "
-        "trained token do not count in the mean.",
-    )
-
-    kl_coef: float = Field(
-        0.0, ge=0, description="Weight of the KL penalty in token rewards, for estimators that have token rewards."
-    )
-    use_kl_loss: bool = Field(False, description="Compute the KL to the reference model and add it to the loss.")
-    kl_loss_coef: float = Field(0.0, ge=0, description="Weight of the KL term in the loss.")
-    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = Field(
-        "k1", description="KL estimator per token: k1, k2, k3, or low_var_kl (k3 clamped to [-10, 10])."
-    )
-    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus (subtracted from the loss).")
 
     @field_validator("advantage_estimator")
     @classmethod

@@ -23,6 +23,6 @@ def command(settings: RunSettings) -> int:
 
         rollout(settings)
         return 0
-    from agentrl.cli.launch import train
+    from agentrl.cluster.launch import train
 
     return train(settings)

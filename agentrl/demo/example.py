@@ -94,7 +94,7 @@ def run_example(
     argv += ["--seed", str(seed), "--rollout-seed", str(seed), *flags]
     say(f"agentrl train {shlex.join(argv)}")
 
-    from agentrl.cli.launch import train
+    from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
     from agentrl.observability.report import write_report
 

@@ -38,7 +38,7 @@ def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: 
     say(f"training: {steps} GRPO steps, evaluated on {TEST_PROBLEMS} problems whose operands never occur in training")
     settings = demo_settings(folder, model, train_file, test_file, seed=seed, steps=steps)
 
-    from agentrl.cli.launch import train
+    from agentrl.cluster.launch import train
     from agentrl.observability.report import write_report
 
     train(settings)

@@ -21,7 +21,7 @@ from agentrl.rm_hub.grade import Grade, GraderFunction
 from agentrl.rm_hub.reading.boxed import last_box
 
 if TYPE_CHECKING:
-    from agentrl.rm_hub.settings import RmHubSettings
+    pass
 
 BOXED = "boxed_"
 MAX_RESPONSE = 4_000_000
@@ -112,24 +112,6 @@ def _by_path(path: str) -> GraderSpec:
     function = load_object(path, what="--rm-type")
     runs: Literal["process", "async"] = "async" if inspect.iscoroutinefunction(function) else "process"
     return GraderSpec(path, runs=runs, needs_label=False, conversation=True)
-
-
-def check_rm_type(rm_type: str, settings: "RmHubSettings | None" = None) -> GraderSpec:
-    """Refuse a name that `grade` does not know; returns what is known of the grader.
-
-    Args:
-        settings: where to look for what a grader that waits for something needs (`--rm-url`, ...).
-
-    Raises:
-        SettingsError: no such grader (with the nearest name), or a setting that it needs is missing.
-    """
-    spec = find(rm_type)
-    if settings is not None:
-        from agentrl.rm_hub.running.services import SERVICES, service
-
-        if rm_type in SERVICES:
-            service(rm_type, settings)
-    return spec
 
 
 def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, metadata: Any) -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.registry import GraderSpec, find
 from agentrl.rm_hub.settings import RmHubSettings
 
 SERVICES: Mapping[str, str] = {
@@ -39,6 +40,21 @@ def service(rm_type: str, settings: RmHubSettings) -> Service:
     """
     found: Service = pkgutil.resolve_name(SERVICES[rm_type])(settings)
     return found
+
+
+def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> GraderSpec:
+    """Refuse a name that `grade` does not know; returns what is known of the grader.
+
+    Args:
+        settings: where to look for what a grader that waits for something needs (`--rm-url`, ...).
+
+    Raises:
+        SettingsError: no such grader (with the nearest name), or a setting that it needs is missing.
+    """
+    spec = find(rm_type)
+    if settings is not None and rm_type in SERVICES:
+        service(rm_type, settings)
+    return spec
 
 
 def alone(opens: Callable[[RmHubSettings], Service]) -> Callable[..., Awaitable[Grade]]:
