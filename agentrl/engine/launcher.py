@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ from agentrl.errors import EngineUnreachable, SettingsError
 _GUARD = Path(guard.__file__)
 _STOP_GRACE = 10.0
 _POLL_EVERY = 0.1
+_PROBE_TIMEOUT = 5.0
 _LOG_TAIL = 4000
 
 
@@ -114,7 +116,7 @@ async def launch(
     Args:
         log_dir: folder for `engine_<i>.log`, made if missing.
         host: address to listen on; default the settings'.
-        ports: one an engine; default from `engine_port_base`, else free ones.
+        ports: one an engine; default from `engine_port_base`, else free ones (which the built-in server picks).
         gpu_ids: CUDA devices, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
 
     Raises:
@@ -241,6 +243,8 @@ def _ports(settings: EngineSettings, host: str, count: int, ports: Sequence[int]
     try:
         for port in wanted:
             held.append(_bind(host, port))
+        if ports is None and base is None and settings.engine == "embedded":
+            return [0] * count  # it takes a free one itself and says which, so that nobody can take it in between
         return [int(held_socket.getsockname()[1]) for held_socket in held]
     finally:
         for held_socket in held:
@@ -284,18 +288,29 @@ async def _all_healthy(engines: Sequence[EngineProcess], settings: EngineSetting
         raise failures[0]
 
 
+def _listens(engine: EngineProcess) -> bool:
+    """Whether the address is known; a server that was given port 0 writes the one that it took into its log."""
+    if not engine.url.endswith(":0"):
+        return True
+    said = re.search(r"^ready on \S+:(\d+)$", engine.log_tail(), re.MULTILINE)
+    if said:
+        engine.url = engine.url.removesuffix("0") + said[1]
+    return said is not None
+
+
 async def _healthy(engine: EngineProcess, transport: Transport, timeout: float) -> None:
     last = "no connection"
     with anyio.move_on_after(timeout):
         while (status := engine.poll()) is None:
-            try:
-                code, _ = await transport.exchange("GET", engine.url + "/health")
-            except EngineUnreachable as error:
-                last = str(error)
-            else:
-                if code == 200:
-                    return
-                last = f"/health answered {code}"
+            with anyio.move_on_after(_PROBE_TIMEOUT):  # whoever listens there may be somebody else who never answers
+                try:
+                    code, _ = await transport.exchange("GET", engine.url + "/health") if _listens(engine) else (0, b"")
+                except EngineUnreachable as error:
+                    last = str(error)
+                else:
+                    if code == 200:
+                        return
+                    last = f"/health answered {code}" if code else last
             await anyio.sleep(_POLL_EVERY)
         raise EngineUnreachable(
             f"the engine for {engine.url} ended with status {status} while starting; its log {engine.log_path} ends:\n"

@@ -13,7 +13,7 @@ from typing import Protocol
 import anyio
 import pytest
 
-from agentrl.engine import EngineSettings, check_launch, launch, launch_blocking
+from agentrl.engine import EngineSettings, check_launch, launch, launch_blocking, launcher
 from agentrl.engine.commands import engine_command
 from agentrl.errors import EngineUnreachable, SettingsError
 
@@ -135,6 +135,25 @@ async def test_checking_a_launch_starts_nothing() -> None:
         await check_launch(EngineSettings(engine="external"), 1)
     with pytest.raises(SettingsError, match="--engine-python nowhere/python: no such program"):
         await check_launch(EngineSettings(engine="sglang", engine_python="nowhere/python"), 1)
+
+
+async def test_somebody_else_at_the_port_who_never_answers_is_not_waited_for(
+    tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(launcher, "_ports", lambda *_: [port])  # taken after it was found free
+        monkeypatch.setattr(launcher, "_PROBE_TIMEOUT", 0.2)
+        with pytest.raises(EngineUnreachable, match="address already in use") as caught:
+            async with launch(stand_in("echo address already in use; exit 1"), "nowhere", log_dir=tmp_path):
+                raise AssertionError("it came up")
+    assert caught.value.kind == "engine_exited"
+
+
+async def test_the_built_in_server_picks_its_port_itself(tmp_path: Path, tiny_model: Path) -> None:
+    async with launch(EMBEDDED, tiny_model, log_dir=tmp_path, count=2) as engines:
+        ports = [int(engine.url.rsplit(":", 1)[1]) for engine in engines]
+        assert len({0, *ports}) == 3
 
 
 PARENT = """

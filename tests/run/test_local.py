@@ -99,7 +99,9 @@ def read_until(terminal: int, mark: bytes, timeout: float = 120) -> bytes:
     return said
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_while_steps_run_ends_it_within_seconds(kit: RunKit, number: signal.Signals, code: int) -> None:
     run = kit.start(kit.arguments(f"stopped-{code}", backend="local", num_rollout=1000))
     run.until(lambda: "rollout 2/" in run.output)
@@ -109,6 +111,7 @@ def test_a_signal_while_steps_run_ends_it_within_seconds(kit: RunKit, number: si
     assert "never awaited" not in run.output
 
 
+@pytest.mark.slow
 def test_a_teardown_that_fails_is_said_and_the_model_is_there(kit: RunKit) -> None:
     (kit.folder / "torn.py").write_text(TORN)
     arguments = kit.arguments("torn", env="torn.py:Torn", backend="local", num_rollout=1)
