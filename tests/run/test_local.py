@@ -99,9 +99,8 @@ def read_until(terminal: int, mark: bytes, timeout: float = 120) -> bytes:
     return said
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_while_steps_run_ends_it_within_seconds(kit: RunKit, number: signal.Signals, code: int) -> None:
     run = kit.start(kit.arguments(f"stopped-{code}", backend="local", num_rollout=1000))
     run.until(lambda: "rollout 2/" in run.output)
