@@ -1,6 +1,6 @@
-"""A data source joined to a ledger: what the rollout loop and the training driver talk to.
+"""A data source joined to a ledger: what the rollout runner and the training driver talk to.
 
-1. `lease` gives groups to generate whose `group_index` is the ledger's group id; the loop ends each of them with
+1. `lease` gives groups to generate whose `group_index` is the ledger's group id; the runner ends each of them with
    `complete`, `drop` or `release`, by id.
 2. Prompts of the built-in source are rebuilt from the ledger's row. Groups of a user's source are stored when leased,
    so that a killed run gives the same prompts again whatever that source remembers.

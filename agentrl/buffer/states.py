@@ -16,7 +16,7 @@ class State(StrEnum):
     WAITING = "waiting"
     """Made, given back, and not leased: it is leased again before any new prompt."""
     LEASED = "leased"
-    """Handed to the rollout loop."""
+    """Handed to the rollout runner."""
     COMPLETED = "completed"
     """Its samples are stored and wait to be trained."""
     TRAINED = "trained"

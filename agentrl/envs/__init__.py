@@ -3,7 +3,7 @@
 1. Subclass `Environment`, name its `tools`, and where the defaults do not fit override `reset`, `step`, `reward`.
    One instance lives for one trajectory; `setup` and `teardown` open and close what a process shares.
 2. A tool's failure is an observation for the model, counted in `Step.info`. An exception of the environment's own
-   code passes through: the rollout loop puts the environment's name on it.
+   code passes through: the agent loop puts the environment's name on it.
 3. `load_environment` finds a class by path and checks it, so that a mistake in its definition shows at start-up.
 4. This room imports neither torch nor ray.
 """

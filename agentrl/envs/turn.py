@@ -1,4 +1,4 @@
-"""`Turn` and `Step`: what passes between the rollout loop and an environment."""
+"""`Turn` and `Step`: what passes between the agent loop and an environment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
