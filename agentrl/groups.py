@@ -1,7 +1,8 @@
 """A group, and the contract between whoever plays groups and whoever keeps them."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agentrl.sample import Sample
 
@@ -9,11 +10,21 @@ Group = list[Sample]
 """The samples of one prompt."""
 
 
-class GroupStore(Protocol):
-    """Where groups come from and where their fate is recorded, by group id (`Sample.group_index`)."""
+class Kept(NamedTuple):
+    """Completed groups that wait to be trained: how many, by version, and how many tokens of theirs train."""
 
-    def lease(self, n: int, step: int) -> list[Group]:
-        """At most `n` groups of pending samples for rollout `step`; fewer when the data has ended."""
+    groups: Counter[int]
+    tokens: int
+
+
+class GroupStore(Protocol):
+    """Where groups come from and where their fate is recorded, by group id (`Sample.group_index`).
+
+    A group's version is the number of rollouts that the weights had been trained on when it was leased.
+    """
+
+    def lease(self, n: int, version: int) -> list[Group]:
+        """At most `n` groups of pending samples, to be played under `version`; fewer when the data has ended."""
 
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
         """The group is finished and will be trained on."""
@@ -22,4 +33,16 @@ class GroupStore(Protocol):
         """The group is finished and will not be trained on."""
 
     def release(self, group_id: int, reason: str) -> None:
-        """The group was started but is not needed in this rollout; it stays to be generated later."""
+        """The group was started but is not needed any more; it stays to be generated later."""
+
+    def kept(self, step: int) -> Kept:
+        """What waits for batch `step` or later ones."""
+
+    def expire(self, oldest: int, reason: str, again: bool) -> int:
+        """Completed groups of versions before `oldest` are not trained on: made `again`, or dropped.
+
+        Those that are fixed for a batch stay. Returns the number of their tokens.
+        """
+
+    def next_batch(self, n: int, step: int) -> list[Group]:
+        """The `n` groups of batch `step`, oldest first, the same at every call; fewer when there are no more."""

@@ -150,6 +150,13 @@ class Sample:
         return len(self.tokens) - self.response_length
 
     @property
+    def trained_tokens(self) -> int:
+        """Number of response tokens with mask 1."""
+        if self.remove_sample:
+            return 0
+        return self.response_length if self.loss_mask is None else sum(self.loss_mask)
+
+    @property
     def finished(self) -> bool:
         """Whether it holds a whole response: it ended by itself or was cut off."""
         return self.status in (Status.COMPLETED, Status.TRUNCATED) and self.response_length > 0

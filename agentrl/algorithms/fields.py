@@ -34,8 +34,10 @@ class AlgorithmFields(Settings):
     eps_clip_c: float | None = Field(
         None, gt=1, description="Dual clip: with a negative advantage the loss is at most eps_clip_c times its size."
     )
-    use_rollout_logprobs: bool = Field(
-        False, description="Take the old log-probs from the engine and skip the trainer's own pass for them."
+    use_rollout_logprobs: bool | None = Field(
+        None,
+        description="Take the old log-probs from the engine; off takes the trainer's own before the step, so that the first "
+        "step's ratio is 1 whatever sampled the tokens. Default: on where max_staleness allows older tokens.",
     )
     calculate_per_token_loss: bool = Field(
         False,

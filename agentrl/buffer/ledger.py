@@ -8,7 +8,8 @@
 4. `recover` puts the rows back to what a checkpoint of step c proves: trained after c goes back to completed (or, if
    its samples were pruned, waits to be made again), leased goes back to waiting. The position in the prompt data is the
    number of rows; it is stored nowhere else.
-5. Steps are rollout numbers from 0. A checkpoint of step c covers every group trained at a step <= c.
+5. Steps are rollout numbers from 0. A checkpoint of step c covers every group trained at a step <= c. A group is leased
+   for the first step that the weights which play it can be trained at: their version.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +26,19 @@ from typing import Literal, Self
 import orjson
 
 from agentrl.buffer.codec import decode_group, encode_group
-from agentrl.buffer.queries import fix, forget, read_checkpoint, read_lease, select_ids, waiting_ids, write_checkpoint
+from agentrl.buffer.queries import (
+    fix,
+    forget,
+    read_checkpoint,
+    read_lease,
+    select_ids,
+    waiting_ids,
+    write_checkpoint,
+)
 from agentrl.buffer.sqlite import LedgerFile
 from agentrl.buffer.states import MOVES, Lease, Recovery, State
 from agentrl.errors import LedgerError
-from agentrl.groups import Group
+from agentrl.groups import Group, Kept
 from agentrl.sample import Sample
 
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
@@ -124,7 +134,7 @@ class Ledger:
                 break
             now = time.time()
             db.execute(
-                "INSERT INTO groups VALUES (?, ?, ?, 'leased', NULL, ?, NULL, 1, NULL, ?, ?)",
+                "INSERT INTO groups VALUES (?, ?, ?, 'leased', NULL, ?, NULL, 1, NULL, NULL, ?, ?)",
                 (group_id, *at, step, now, now),
             )
             self._event(db, group_id, None, State.LEASED, step, None)
@@ -144,22 +154,28 @@ class Ledger:
         data = encode_group(samples)
         with self._write() as db:
             seq = self._move(db, group_id, State.COMPLETED)
-            db.execute("UPDATE groups SET completed=? WHERE group_id=?", (seq, group_id))
+            tokens = sum(sample.trained_tokens for sample in samples)
+            db.execute("UPDATE groups SET completed=?, tokens=? WHERE group_id=?", (seq, tokens, group_id))
             db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?)", (group_id, data))
-            # A partial rollout is of no more use; a user's prompt stays, for a group that has to be made again.
-            db.execute(
-                "DELETE FROM starts WHERE group_id IN "
-                "(SELECT group_id FROM groups WHERE group_id=? AND prompt_index IS NOT NULL)",
-                (group_id,),
-            )
 
-    def release(self, group_id: int, reason: str, samples: Sequence[Sample] | None = None) -> None:
-        """leased -> waiting, to be leased again; `samples` are kept to start from (a partial rollout)."""
-        data = encode_group(samples) if samples else None
+    def release(self, group_id: int, reason: str) -> None:
+        """leased -> waiting, to be leased again."""
         with self._write() as db:
-            self._move(db, group_id, State.WAITING, reason=reason)
-            if data is not None:
-                db.execute("INSERT OR REPLACE INTO starts VALUES (?, ?)", (group_id, data))
+            self._move(db, group_id, State.WAITING, reason=reason, only=State.LEASED)
+
+    def expire(self, oldest: int, reason: str, *, again: bool) -> dict[int, int]:
+        """completed -> waiting (`again`) or dropped: all that were leased for a step before `oldest` and not fixed since.
+
+        Returns:
+            The groups, and how many tokens with mask 1 each had.
+        """
+        with self._write() as db:
+            query = "SELECT group_id, tokens FROM groups WHERE state='completed' AND train_step IS NULL AND step < ?"
+            found = dict(db.execute(query, (oldest,)).fetchall())
+            for group_id in found:
+                self._move(db, group_id, State.WAITING if again else State.DROPPED, reason=reason)
+            forget(db, found, starts=not again)
+        return found
 
     def drop(self, group_id: int, reason: str) -> None:
         """Anything but trained -> dropped. Lease another group for the step in its stead."""
@@ -263,6 +279,16 @@ class Ledger:
 
     # ---- asking -------------------------------------------------------------------------------------------
 
+    def kept(self, step: int) -> Kept:
+        """The completed groups that wait to be trained at `step` or later, by the step that they were leased for."""
+        query = (
+            "SELECT step, count(*), coalesce(sum(tokens), 0) FROM groups "
+            "WHERE state='completed' AND (train_step IS NULL OR train_step >= ?) GROUP BY step"
+        )
+        with self._file.transaction() as db:
+            rows = db.execute(query, (step,)).fetchall()
+        return Kept(Counter({version: count for version, count, _ in rows}), sum(tokens for *_, tokens in rows))
+
     def counts(self) -> dict[State, int]:
         """Number of groups by state."""
         with self._file.transaction() as db:
@@ -292,12 +318,13 @@ class Ledger:
         *,
         step: int | None = None,
         reason: str | None = None,
+        only: State | None = None,
     ) -> int:
         row = db.execute("SELECT state, step, reason FROM groups WHERE group_id=?", (group_id,)).fetchone()
         if row is None:
             raise LedgerError(f"there is no group {group_id} to make {to}; lease it first")
         state = State(row[0])
-        if to not in MOVES[state]:
+        if to not in MOVES[state] or state is not (only or state):
             why = f" ({row[2]})" if row[2] else ""
             allowed = ", ".join(sorted(MOVES[state])) or "nothing else"
             raise LedgerError(f"group {group_id} is {state}{why} and cannot become {to}; it may become {allowed}")

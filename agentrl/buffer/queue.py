@@ -10,7 +10,7 @@
    resume.
 4. `next_batch`, `trained` and `checkpointed` drive the training side; the steps are rollout numbers from 0. The ledger
    alone says which groups a step trains and in which order; samples that this process completed itself are handed over
-   as they are, others are read from the ledger.
+   as they are, others are read from the ledger. A group's version is the step from which on it can be trained.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrl.buffer.states import Lease, Recovery
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
 from agentrl.errors import PluginError
 from agentrl.files import replacing
-from agentrl.groups import Group, GroupStore
+from agentrl.groups import Group, GroupStore, Kept
 from agentrl.sample import Sample
 
 
@@ -53,29 +53,29 @@ class GroupQueue:
         if self._placed is None and self._state.is_file() and len(ledger):
             source.load(self._state)
 
-    def lease(self, n: int, step: int) -> list[Group]:
-        """Up to `n` groups for rollout step `step`: those given back first, then new ones.
+    def lease(self, n: int, version: int) -> list[Group]:
+        """Up to `n` groups to be played under `version`: those given back first, then new ones.
 
         Returns:
             fewer than `n` only when the source has come to its end.
         """
-        groups = [self._start(lease) for lease in self._lease_waiting(n, step)]
+        groups = [self._start(lease) for lease in self._lease_waiting(n, version)]
         if missing := n - len(groups):
-            groups += [self._start(lease) for lease in self._lease_new(missing, step)]
+            groups += [self._start(lease) for lease in self._lease_new(missing, version)]
         return groups
 
-    def _lease_waiting(self, n: int, step: int) -> list[Lease]:
+    def _lease_waiting(self, n: int, version: int) -> list[Lease]:
         if (choose := self.source.choice) is None:
-            return self.ledger.lease_waiting(n, step)
+            return self.ledger.lease_waiting(n, version)
         waiting = [(lease.group_id, self._start(lease)) for lease in self.ledger.waiting()]
         ids = {id(group): group_id for group_id, group in waiting}
         chosen = choose([group for _, group in waiting], n) if waiting else []
-        return self.ledger.lease_waiting(n, step, choose=[ids[id(group)] for group in chosen])
+        return self.ledger.lease_waiting(n, version, choose=[ids[id(group)] for group in chosen])
 
-    def _lease_new(self, n: int, step: int) -> list[Lease]:
+    def _lease_new(self, n: int, version: int) -> list[Lease]:
         if self._placed is not None:
-            return self.ledger.lease_new(n, step, self._placed.place)
-        leases = self.ledger.lease_given(self.source.get_samples(n), step)
+            return self.ledger.lease_new(n, version, self._placed.place)
+        leases = self.ledger.lease_given(self.source.get_samples(n), version)
         # Behind the leases: a kill in between repeats prompts, the other order would lose them.
         self._save_source()
         return leases
@@ -108,12 +108,23 @@ class GroupQueue:
         self.ledger.drop(group_id, reason)
         self._completed.pop(group_id, None)
 
-    def release(self, group_id: int, reason: str, samples: Sequence[Sample] | None = None) -> None:
-        """Give the group back to be leased again; `samples` keep a partial rollout."""
-        self.ledger.release(group_id, reason, samples)
+    def release(self, group_id: int, reason: str) -> None:
+        """Give the group back to be leased again."""
+        self.ledger.release(group_id, reason)
+
+    def kept(self, step: int) -> Kept:
+        """What waits for batch `step` or later ones."""
+        return self.ledger.kept(step)
+
+    def expire(self, oldest: int, reason: str, again: bool) -> int:
+        """Completed groups of versions before `oldest` are made `again`, or dropped; returns the number of their tokens."""
+        expired = self.ledger.expire(oldest, reason, again=again)
+        for group_id in expired:
+            self._completed.pop(group_id, None)
+        return sum(expired.values())
 
     def next_batch(self, n: int, step: int) -> list[Group]:
-        """The groups to train at `step`, oldest rollout step first, then in the order in which they were completed.
+        """The groups to train at `step`, lowest version first, then in the order in which they were completed.
 
         Fixed at the first call, the same at every later one (see `Ledger.fix_batch`). A full batch is handed over:
         the queue keeps its samples no longer, and a later call reads them from the ledger.

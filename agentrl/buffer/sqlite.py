@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from agentrl.errors import LedgerError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -34,6 +34,7 @@ CREATE TABLE groups (
     train_step   INTEGER,
     attempts     INTEGER NOT NULL,
     completed    INTEGER,
+    tokens       INTEGER,
     created_at   REAL NOT NULL,
     updated_at   REAL NOT NULL
 );

@@ -28,7 +28,7 @@ class State(StrEnum):
 MOVES: Mapping[State, frozenset[State]] = {
     State.WAITING: frozenset({State.LEASED, State.DROPPED}),
     State.LEASED: frozenset({State.COMPLETED, State.WAITING, State.DROPPED}),
-    State.COMPLETED: frozenset({State.TRAINED, State.DROPPED}),
+    State.COMPLETED: frozenset({State.TRAINED, State.DROPPED, State.WAITING}),
     State.TRAINED: frozenset(),
     State.DROPPED: frozenset(),
 }

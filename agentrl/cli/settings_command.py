@@ -132,6 +132,8 @@ def _row(field: FieldRef) -> tuple[str, str]:
     return f"{field.flag} {field.metavar}", help_text(field)
 
 
-def _alias_text(field: str, value: bool | None) -> str:
+def _alias_text(field: str, value: int | bool | None) -> str:
     flag = "--" + field.replace("_", "-")
-    return f"Same as {flag if value is not False else '--no-' + flag[2:]}."
+    if isinstance(value, bool):
+        return f"Same as {flag if value else '--no-' + flag[2:]}."
+    return f"Same as {flag}." if value is None else f"Same as {flag} {value}."

@@ -76,13 +76,13 @@ class RolloutActor:
         return await self._during(self._rollouts.evaluate(done))
 
     async def join_weight_group(self, group: WeightGroup) -> None:
-        await self._during(self._rollouts.generation.pool.join_weight_group(group))
+        await self._during(self._rollouts.join_weight_group(group))
 
     async def leave_weight_group(self, name: str) -> None:
-        await self._during(self._rollouts.generation.pool.leave_weight_group(name))
+        await self._during(self._rollouts.leave_weight_group(name))
 
     async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
-        await self._during(self._rollouts.generation.pool.receive(update, version))
+        await self._during(self._rollouts.receive(update, version))
 
 
 class RayRollouts(Rollouts, WeightSink):

@@ -145,6 +145,24 @@ def over_sampling(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}; use at least {prompts}"
 
 
+def staleness(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """Weights that are sent seldom, and trajectories that go on after an update, make tokens older than allowed."""
+    allowed, interval = flat["max_staleness"], flat["update_weights_interval"]
+    if allowed < interval - 1:
+        yield (
+            f"--update-weights-interval {interval} trains on tokens that are up to {interval - 1} rollouts old, and "
+            f"--max-staleness is {allowed}; use --max-staleness {interval - 1} or more, or send weights more often"
+        )
+    partial, masked = flat["partial_rollout"], flat["mask_offpolicy_in_partial_rollout"]
+    if partial and not masked and allowed == 0:
+        yield (
+            "--partial-rollout goes on with trajectories that older weights began, and --max-staleness 0 trains no older "
+            "token; use --max-staleness 1 or more, or --mask-offpolicy-in-partial-rollout"
+        )
+    if masked and not partial:
+        yield "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout; set both or none"
+
+
 def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Flags of slime's that this version knows but does not carry out: ignoring them would be worse."""
     for name in ("colocate", "offload_train", "offload_rollout"):
@@ -174,7 +192,16 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         )
 
 
-CHECKS: tuple[Check, ...] = (one_process, sharing_devices, batch_arithmetic, layout, engines, lengths, over_sampling)
+CHECKS: tuple[Check, ...] = (
+    one_process,
+    sharing_devices,
+    batch_arithmetic,
+    layout,
+    engines,
+    lengths,
+    over_sampling,
+    staleness,
+)
 
 
 def contradictions(flat: Flat, model: ModelInfo | None) -> list[str]:

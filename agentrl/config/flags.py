@@ -44,10 +44,13 @@ SGLANG_FIELD = "sglang_options"
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another spelling: `value` is what the bare flag means, or None if it takes the field's own value."""
+    """Another spelling: `value` is what the bare flag means, or None if it takes the field's own value.
+
+    Of a number, `false` means 0.
+    """
 
     field: str
-    value: bool | None = None
+    value: int | bool | None = None
 
 
 _ALIASES: Mapping[str, Alias] = {
@@ -63,6 +66,8 @@ _ALIASES: Mapping[str, Alias] = {
     "--wandb-run-name": Alias("wandb_name"),
     "--generate-max-turns": Alias("max_turns"),
     "--use-tensorboard-logging": Alias("use_tensorboard", True),
+    "--train-async": Alias("max_staleness", 1),
+    "--async-buffer-size": Alias("max_staleness"),
 }
 
 
@@ -198,7 +203,10 @@ class _Rewriter:
             self._flag(target, value, rest)
             return
         said = _truth(name, self._bool_text(value, rest))
-        self.out.append(target if said == alias.value else f"--no-{target[2:]}")
+        if isinstance(alias.value, bool):
+            self.out.append(target if said == alias.value else f"--no-{target[2:]}")
+        else:
+            self.out.append(f"{target}={alias.value if said else 0}")
 
     def _bool(self, name: str, value: str | None, rest: list[str]) -> None:
         text = self._bool_text(value, rest)

@@ -27,6 +27,7 @@ import anyio
 import orjson
 
 from agentrl.engine.balance import Balance
+from agentrl.engine.hold import Hold
 from agentrl.engine.member import Member
 from agentrl.engine.prompts import PromptEncoder
 from agentrl.engine.settings import EngineSettings
@@ -90,6 +91,7 @@ class EnginePool:
         self._prompts = PromptEncoder(vocab_size)
         self._vocab_size = vocab_size
         self._live: dict[str, _Live] = {}
+        self.held = Hold()
 
     async def __aenter__(self) -> Self:
         if self._owned:
@@ -155,6 +157,14 @@ class EnginePool:
     async def abort_all(self) -> None:
         """End every request on every engine; each answers with what it has so far."""
         await self._each(Member.abort_all)
+
+    async def hold(self) -> None:
+        """Stop generating until `release`."""
+        self.held.close()
+
+    async def release(self) -> None:
+        """Go on generating."""
+        self.held.open()
 
     # ---- asking -------------------------------------------------------------------------------------------
 

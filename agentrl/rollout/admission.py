@@ -1,9 +1,16 @@
-"""How many groups may start: a pure state machine without tasks or clients.
+"""How many groups may start, and which batch is there: a pure state machine without tasks or clients.
 
-It is told what happened (`begin`, `started`, `finished`) and says what is allowed (`wanted`, `full`).
+1. It is told what happened (`begin`, `started`, `ended`, `finished`, `handed`, `wait`, `updated`) and says what is allowed
+   (`wanted`, `full`, `stale`).
+2. A group's version is the number of rollouts that the engines' weights had been trained on when it was started. Batch n
+   is trained by weights that n rollouts have trained, so a group of version v in it is n - v rollouts stale, or less.
+3. So many groups are admitted under version v that the batches up to v + staleness hold them all. Batches take the
+   oldest finished groups; a batch is full when it has its groups and the ones after it can still hold every older group
+   in time, but for `surplus` of them. Hence without surplus nothing becomes too stale, and nothing is given up.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 HOPELESS, HOPELESS_GROUPS = 10, 50
 """A batch for which this many times its size was dropped in a row, and at least this many groups, is given up."""
@@ -11,66 +18,114 @@ HOPELESS, HOPELESS_GROUPS = 10, 50
 
 @dataclass(slots=True)
 class Admission:
-    """Keeps enough groups in flight to end each batch with exactly `target` kept ones; none starts between batches.
+    """Keeps as many groups in play as batches, staleness and places allow.
 
     Attributes:
-        target: groups that a batch needs.
-        limit: kept groups and groups in flight together, at least `target`; more is over-sampling.
-        open: a batch is being filled.
-        kept: groups of the batch that finished and count.
+        batch: groups of a training step.
+        surplus: groups in play beyond those that batches need; as many may be left behind.
+        staleness: rollouts that a group may be stale when it is trained.
+        places: trajectories that may be in play at once.
+        size: trajectories of a group.
+        steps: batches of the whole run; no group is started for later ones.
+        between: groups start between batches too, and those in play go on; never with staleness 0.
+        ageless: no group is ever too stale, since its stale tokens are not trained on.
+        step: the batch that is being filled, or will be next.
+        version: of the engines' weights.
+        kept: groups that are finished and wait for a batch, by version.
+        playing: groups in play, by version.
+        busy: trajectories in play.
         dropped_in_row: groups that finished and do not count, since the last kept one.
-        in_flight: groups started and not finished.
     """
 
-    target: int
-    limit: int
+    batch: int
+    surplus: int = 0
+    staleness: int = 0
+    places: int = 1024
+    size: int = 1
+    steps: int | None = None
+    between: bool = False
+    ageless: bool = False
+    step: int = 0
+    version: int = 0
     open: bool = False
-    kept: int = 0
+    kept: Counter[int] = field(default_factory=Counter)
+    playing: Counter[int] = field(default_factory=Counter)
+    busy: int = 0
     dropped_in_row: int = 0
-    in_flight: int = 0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.target <= self.limit:
-            raise ValueError(f"expected 0 <= target <= limit, got target {self.target} and limit {self.limit}")
+    def begin(self, step: int) -> None:
+        """Batch `step` is wanted."""
+        self.open, self.step, self.dropped_in_row = True, step, 0
+        # Weights older than that could not train it.
+        self.version = max(self.version, step - self.staleness)
 
-    def begin(self, have: int = 0) -> None:
-        """A batch is wanted, of which `have` groups are there already."""
-        self.open, self.kept, self.dropped_in_row = True, have, 0
+    def wait(self, kept: Counter[int]) -> None:
+        """So many finished groups wait for the next batch or later ones, by version."""
+        self.kept = +kept
 
-    def end(self) -> None:
-        """The batch is full, or given up: nothing more starts."""
+    def handed(self) -> None:
+        """The batch went to the trainer."""
+        self.open, self.step = self.between, self.step + 1
+
+    def close(self) -> None:
+        """Nothing more starts."""
         self.open = False
 
-    @property
-    def full(self) -> bool:
-        """Enough groups were kept."""
-        return self.kept >= self.target
-
-    @property
-    def takes(self) -> bool:
-        """Whether a group that finishes now counts."""
-        return self.open and not self.full
+    def updated(self, version: int) -> None:
+        """The engines sample with weights of `version` from now on."""
+        self.version = version
 
     @property
     def wanted(self) -> int:
         """Groups to start now."""
-        return max(0, self.limit - self.kept - self.in_flight) if self.takes else 0
+        ahead = self.version + self.staleness + 1
+        ahead = (ahead if self.steps is None else min(ahead, self.steps)) - self.step
+        if not self.open or ahead <= 0 or (self.full and not self.between):
+            return 0
+        room = ahead * self.batch + self.surplus - self.kept.total() - self.playing.total()
+        return max(0, min(room, -((self.busy - self.places) // self.size)))
+
+    @property
+    def full(self) -> bool:
+        """The batch can be handed over."""
+        if self.kept.total() < self.batch:
+            return False
+        return self.ageless or all(self._in_time(version) for version in self.playing)
+
+    def _in_time(self, version: int) -> bool:
+        """Whether the batches after this one can hold the groups up to `version` before they are too stale."""
+        kept = sum(n for v, n in self.kept.items() if v <= version)
+        playing = sum(n for v, n in self.playing.items() if v <= version)
+        left = playing + max(0, kept - self.batch)
+        return not playing or left <= max(0, version + self.staleness - self.step) * self.batch + self.surplus
+
+    def stale(self, version: int) -> bool:
+        """Whether a group in play of this version is too stale for the next batch."""
+        return not self.ageless and version < self.step - self.staleness
+
+    @property
+    def oldest(self) -> int:
+        """The least version of a finished group that the next batch can take."""
+        return self.version if self.ageless else self.step - self.staleness
 
     @property
     def hopeless(self) -> bool:
         """So many groups in a row were dropped that the next ones will be too."""
-        return self.dropped_in_row >= max(HOPELESS * self.target, HOPELESS_GROUPS)
+        return self.dropped_in_row >= max(HOPELESS * self.batch, HOPELESS_GROUPS)
 
-    def started(self) -> None:
-        """A group was started."""
-        self.in_flight += 1
+    def started(self) -> int:
+        """A group was started; returns its version."""
+        self.playing[self.version] += 1
+        self.busy += self.size
+        return self.version
 
-    def given_back(self) -> None:
-        """A group in flight was interrupted, or is not needed any more; it counts neither way."""
-        self.in_flight -= 1
+    def ended(self, trajectories: int = 1) -> None:
+        """Trajectories of a group in play ended."""
+        self.busy -= trajectories
 
-    def finished(self, *, keep: bool) -> None:
-        """A group finished while the batch `takes` any."""
-        self.in_flight -= 1
-        self.kept += keep
-        self.dropped_in_row = 0 if keep else self.dropped_in_row + 1
+    def finished(self, version: int, *, keep: bool | None) -> None:
+        """A group in play is finished: kept, dropped, or (None) given back, which counts neither way."""
+        self.playing[version] -= 1
+        if keep:
+            self.kept[version] += 1
+        self.dropped_in_row = 0 if keep else self.dropped_in_row + (keep is False)

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from agentrl.engine.hold import Hold
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import AgentRLError
 from agentrl.rollout.settings import RolloutSettings
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 
 class Generator(Protocol):
     """The part of the engine pool that generating needs."""
+
+    @property
+    def held(self) -> Hold:
+        """Whether generating is held between two rollouts."""
+
+    async def hold(self) -> None:
+        """Stop generating until `release`; requests under way keep their tokens and go on then."""
+
+    async def release(self) -> None:
+        """Go on generating."""
 
     async def generate(
         self,

@@ -1,9 +1,10 @@
-"""What becomes of a group that was played and graded: kept for training, or dropped with a reason."""
+"""What becomes of a group that was played and graded: kept for training, or dropped with a reason; what of it is trained."""
 
 from typing import Any
 
 from agentrl.groups import Group
 from agentrl.rollout.filters import GroupFilter, judge
+from agentrl.sample import Sample
 
 
 def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any) -> str | None:
@@ -16,3 +17,13 @@ def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any) ->
         return "nothing_to_train"
     verdict = judge(group_filter, args, group)
     return None if verdict.keep else verdict.reason or "filtered"
+
+
+def mask_older(sample: Sample, version: int) -> int:
+    """Train no token of weights before `version`; returns how many tokens that takes out."""
+    before = sample.trained_tokens
+    for segment in sample.segments:
+        known = segment.version is not None and segment.version.isdecimal()
+        if sample.loss_mask is not None and known and int(segment.version or 0) < version:
+            sample.loss_mask[segment.start : segment.end] = [0] * (segment.end - segment.start)
+    return before - sample.trained_tokens

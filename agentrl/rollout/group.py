@@ -7,25 +7,26 @@
 """
 
 import math
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
 import anyio
 
-from agentrl.engine.wire import SamplingParams
+from agentrl.engine.hold import Hold
+from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout, ungrouped
 from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.context import Generator, RolloutContext
 from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable
 from agentrl.rollout.functions import GenerateFunction, settle
 from agentrl.rollout.helpers import Recorder, recording
 from agentrl.rollout.rewards import Grader
-from agentrl.rollout.settings import FailureAction
+from agentrl.rollout.settings import FailureAction, RolloutSettings
+from agentrl.rollout.stats import RolloutStats, Tokens, describe
 from agentrl.sample import Sample, Status
 
 T = TypeVar("T")
@@ -39,32 +40,21 @@ class DropGroup(Exception):
         self.reason = reason
 
 
-@dataclass(slots=True)
-class RolloutStats:
-    """Counts of one rollout: what was offered, what was kept, and what went wrong."""
-
-    offered: list[Sample] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-    last_failure: str = ""
-    retries: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
-    def count(self, failure: Failure) -> None:
-        """Count a failure by blame and kind."""
-        self.failures[f"{failure.blame}/{failure.kind}"] += 1
-        self.last_failure = str(failure)
-
-
 class GroupPlayer:
     """Plays trajectories and groups: generate, failure policy, reward. Used by training and evaluation."""
 
     def __init__(self, context: RolloutContext, grader: Grader, generate: GenerateFunction | None = None) -> None:
         self.context, self.grader, self.generate = context, grader, generate
-        self._limit = anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
+        self.limit = anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
 
-    async def group(self, samples: Group, *, evaluation: bool, stats: RolloutStats) -> Group:
+    async def group(
+        self, samples: Group, *, evaluation: bool, stats: RolloutStats, ended: Callable[[], None] = lambda: None
+    ) -> Group:
         """Play all samples of a group and grade them.
+
+        Args:
+            stats: counts; the number of tokens grows while they are sampled.
+            ended: called when a trajectory has given its place to others.
 
         Returns:
             The finished samples, fan-out flattened, in order.
@@ -73,120 +63,138 @@ class GroupPlayer:
             DropGroup: a failure's policy drops the group.
             Failure: a failure's policy stops the run.
         """
+        settings = self.context.settings
         with entered_runner(self.grader.runner):
-            flat = await self._group(samples, self.context.params(evaluation=evaluation), evaluation, stats)
-        stats.offered.extend(flat)
+            flat = await _Play(self, self.context.params(evaluation=evaluation), evaluation, stats, ended).group(
+                samples
+            )
+        key = (settings.eval_reward_key if evaluation else None) or settings.reward_key
+        stats.offered += describe(flat, key)
         return flat
 
-    async def _group(self, samples: Group, params: SamplingParams, evaluation: bool, stats: RolloutStats) -> Group:
+
+@dataclass(frozen=True, slots=True)
+class _Play:
+    """One group being played."""
+
+    player: GroupPlayer
+    params: SamplingParams
+    evaluation: bool
+    stats: RolloutStats
+    ended: Callable[[], None]
+
+    async def group(self, samples: Group) -> Group:
+        generate, grader = self.player.generate, self.player.grader
         finished: list[Group] = [[] for _ in samples]
-        whole = self.generate is not None and not self.generate.per_sample
+        whole = generate is not None and not generate.per_sample
         if whole:
-            finished = await self._whole_group(samples, params, evaluation, stats)
+            finished = await self._whole_group(samples)
         else:
 
             async def one(at: int, sample: Sample) -> None:
-                finished[at] = await self._trajectory(sample, params, evaluation, stats)
+                finished[at] = await self._trajectory(sample)
+                self.ended()
 
             with ungrouped():
                 async with anyio.create_task_group() as tasks:
                     for at, sample in enumerate(samples):
                         tasks.start_soon(one, at, sample)
         flat = [member for members in finished for member in members]
-        if whole or self.grader.by_group:
-            flat = await self._grade_group(flat, stats)
+        if whole or grader.by_group:
+            flat = await self._grade_group(flat)
         return flat
 
-    async def _trajectory(
-        self, sample: Sample, params: SamplingParams, evaluation: bool, stats: RolloutStats
-    ) -> list[Sample]:
+    @property
+    def _settings(self) -> RolloutSettings:
+        return self.player.context.settings
+
+    async def _trajectory(self, sample: Sample) -> list[Sample]:
         """One trajectory with retries; its failure is settled by the policy."""
         fresh = sample
 
-        async def play(attempt: int) -> list[Sample]:
+        async def play(attempt: int, context: RolloutContext) -> list[Sample]:
             nonlocal fresh
             fresh = _fresh(sample, attempt)
-            async with self._limit:
-                return await self._deadline(self._play(fresh, params, evaluation))
+            async with self.player.limit:
+                return await self._deadline(self._play(fresh, context))
 
         try:
-            return await self._retrying(play, stats)
+            return await self._retrying(play)
         except Failure as failure:
             return [self._settle_failure(fresh, failure)]
 
-    async def _retrying(self, play: Callable[[int], Awaitable[T]], stats: RolloutStats) -> T:
+    async def _retrying(self, play: Callable[[int, RolloutContext], Awaitable[T]]) -> T:
         """Call `play` with the number of the attempt, again as long as the policy says so; failures are counted."""
-        settings, attempt = self.context.settings, 0
+        settings, attempt = self._settings, 0
         while True:
+            client = _Counted(self.player.context.client, self.stats.tokens)
             try:
-                return await play(attempt)
+                return await play(attempt, replace(self.player.context, client=client))
             except Failure as failure:
-                stats.count(failure)
+                self.stats.count(failure)
                 retry = settings.action(failure.blame) is FailureAction.RETRY
                 if not retry or attempt >= settings.rollout_max_retries:
                     raise
                 attempt += 1
-                stats.retries += 1
+                self.stats.retries += 1
+                self.stats.tokens.lose("retried", client.tokens)
 
     async def _deadline(self, play: Awaitable[list[Sample]]) -> list[Sample]:
-        timeout = self.context.settings.trajectory_timeout
+        timeout = self._settings.trajectory_timeout
         return await guarded(play, what="the trajectory", timeout=timeout, failure=EnvFailure, late=TrajectoryTimeout)
 
-    async def _play(self, sample: Sample, params: SamplingParams, evaluation: bool) -> list[Sample]:
-        own = self.grader.overrides_environment
+    async def _play(self, sample: Sample, context: RolloutContext) -> list[Sample]:
+        generate, grader = self.player.generate, self.player.grader
         if sample.finished:
             generated = settle([sample], sample, "the data source")
-        elif self.generate is None:
-            generated = await run_environment(self.context, sample, params, grade=not own)
+        elif generate is None:
+            generated = await run_environment(context, sample, self.params, grade=not grader.overrides_environment)
         else:
-            name = self.generate.name
-            recorder = Recorder(self.context, params, sample)
+            recorder = Recorder(context, self.params, sample)
             async with recording(recorder):
-                call = self.generate.call_one(self.context.args, sample, params, evaluation)
+                call = generate.call_one(context.args, sample, self.params, self.evaluation)
                 try:
                     # Its deadline is the trajectory's.
-                    generated = await guarded(call, what=name, timeout=math.inf, failure=EnvFailure)
+                    generated = await guarded(call, what=generate.name, timeout=math.inf, failure=EnvFailure)
                 except Failure:
                     recorder.rescue(sample)
                     raise
             recorder.fill(generated)
-            generated = settle(generated, sample, name)
-        if not self.grader.by_group:
-            await self.grader.grade(generated)
+            generated = settle(generated, sample, generate.name)
+        if not grader.by_group:
+            await grader.grade(generated)
         return generated
 
-    async def _whole_group(
-        self, samples: Group, params: SamplingParams, evaluation: bool, stats: RolloutStats
-    ) -> list[Group]:
+    async def _whole_group(self, samples: Group) -> list[Group]:
         """The group form of a custom generate function: one call, one deadline, one failure for all."""
-        assert self.generate is not None
-        generate, name = self.generate, self.generate.name
+        assert self.player.generate is not None
+        generate, name = self.player.generate, self.player.generate.name
         if all(sample.finished for sample in samples):
             return [settle([_fresh(sample, 0)], sample, "the data source") for sample in samples]
-        timeout = self.context.settings.trajectory_timeout * len(samples)
+        timeout = self._settings.trajectory_timeout * len(samples)
 
-        async def play(attempt: int) -> list[Group]:
+        async def play(attempt: int, context: RolloutContext) -> list[Group]:
             fresh = [_fresh(sample, attempt) for sample in samples]
-            recorder = Recorder(self.context, params, fresh[0])
-            async with self._limit, recording(recorder):
-                call = generate.call_group(self.context.args, fresh, evaluation)
+            recorder = Recorder(context, self.params, fresh[0])
+            async with self.player.limit, recording(recorder):
+                call = generate.call_group(context.args, fresh, self.evaluation)
                 finished = await guarded(call, what=name, timeout=timeout, failure=EnvFailure, late=TrajectoryTimeout)
             recorder.fill([member for members in finished for member in members])
             return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
 
         try:
-            return await self._retrying(play, stats)
+            return await self._retrying(play)
         except Failure as failure:
             self._drop(failure)
 
     def _drop(self, failure: Failure) -> NoReturn:
         """What follows where a failure cannot be one sample's alone."""
-        if self.context.settings.action(failure.blame) is FailureAction.RAISE:
+        if self._settings.action(failure.blame) is FailureAction.RAISE:
             raise failure
         raise DropGroup(f"{failure.blame}/{failure.kind}") from failure
 
     def _settle_failure(self, sample: Sample, failure: Failure) -> Sample:
-        action = self.context.settings.action(failure.blame)
+        action = self._settings.action(failure.blame)
         if action in (FailureAction.RAISE, FailureAction.DROP_GROUP):
             self._drop(failure)
         mark_failed(sample, failure)
@@ -196,13 +204,44 @@ class GroupPlayer:
             sample.reward = 0.0
         return sample
 
-    async def _grade_group(self, samples: Group, stats: RolloutStats) -> Group:
+    async def _grade_group(self, samples: Group) -> Group:
         try:
-            await self.grader.grade(samples)
+            await self.player.grader.grade(samples)
         except Failure as failure:
-            stats.count(failure)
+            self.stats.count(failure)
             self._drop(failure)
         return samples
+
+
+class _Counted(Generator):
+    """The engines, with a count of the tokens that one attempt was given."""
+
+    def __init__(self, engines: Generator, total: Tokens) -> None:
+        self._engines, self._total, self.tokens = engines, total, 0
+
+    @property
+    def held(self) -> Hold:
+        return self._engines.held
+
+    async def hold(self) -> None:
+        await self._engines.hold()
+
+    async def release(self) -> None:
+        await self._engines.release()
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        rid: str | None = None,
+        session_id: str | None = None,
+        deadline: float | None = None,
+    ) -> Generation:
+        answer = await self._engines.generate(input_ids, params, rid=rid, session_id=session_id, deadline=deadline)
+        self.tokens += len(answer.ids)
+        self._total.generated += len(answer.ids)
+        return answer
 
 
 def group_id(group: Group) -> int:

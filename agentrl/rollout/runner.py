@@ -2,13 +2,17 @@
 
 1. Structured: every group in play is a task of the runner's task group. Leaving the runner leaves nothing running.
 2. A group is kept, or dropped with a reason, or given back, as a whole; the store (the ledger) is told before another
-   one starts. The store writes durably, so it is called in a worker thread.
-3. `Admission` decides how many groups may start. Whatever a group raises ends `fill`, which then leaves nothing in play.
+   one starts. The store writes durably, so it is called in a worker thread, one that nobody else needs.
+3. `Admission` decides how many groups may start. One task, the pump, leases them: while a batch is being filled and, in
+   an asynchronous run, while the trainer works on the one before. So a caller that is cancelled strands no lease.
+4. Whatever a group raises ends the batch, which then leaves nothing in play.
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar, TypeVarTuple
 
 import anyio
 from anyio import to_thread
@@ -18,8 +22,26 @@ from agentrl.errors import AgentRLError, ungrouped
 from agentrl.groups import Group, GroupStore
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.filters import GroupFilter
-from agentrl.rollout.finalize import reason_to_drop
-from agentrl.rollout.group import DropGroup, GroupPlayer, RolloutStats, group_id
+from agentrl.rollout.finalize import mask_older, reason_to_drop
+from agentrl.rollout.group import DropGroup, GroupPlayer, group_id
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.rollout.stats import Account, RolloutStats, Tokens
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+STALE = "too old"
+"""Why the ledger says that a group was dropped or is made again."""
+
+
+@dataclass(slots=True)
+class _Playing:
+    """A group in play."""
+
+    version: int
+    left: int
+    stats: RolloutStats = field(default_factory=RolloutStats)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 class RolloutRunner:
@@ -28,124 +50,230 @@ class RolloutRunner:
     def __init__(
         self, player: GroupPlayer, store: GroupStore, group_filter: GroupFilter | None, tasks: TaskGroup
     ) -> None:
-        settings = player.context.settings
-        target = settings.rollout_batch_size
-        self._admission = Admission(target, max(target, settings.over_sampling_batch_size or target))
+        self._settings = player.context.settings
+        self._admission = admission_of(self._settings)
         self._player, self._store, self._filter, self._tasks = player, store, group_filter, tasks
-        self._playing: dict[int, anyio.CancelScope] = {}
-        self._recording = anyio.Lock()
-        self._step, self._stats = 0, RolloutStats()
+        self._playing: dict[int, _Playing] = {}
+        self._thread, self._recording = anyio.CapacityLimiter(1), anyio.Lock()
+        self._ended, self._stats, self._since = Tokens(), RolloutStats(), time.monotonic()
+        self._trained = 0
         self._error: Exception | None = None
-        self._settled, self._idle = anyio.Event(), anyio.Event()
+        self._dry = False
+        self._changed = anyio.Event()
 
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, player: GroupPlayer, store: GroupStore, group_filter: GroupFilter | None = None
+        cls, player: GroupPlayer, store: GroupStore, group_filter: GroupFilter | None = None, carried: int = 0
     ) -> AsyncIterator["RolloutRunner"]:
-        """A runner with the task group that its groups are played in."""
+        """A runner with the task group that its groups are played in.
+
+        Args:
+            carried: tokens of groups that the store has from an earlier life.
+        """
         with ungrouped():
             async with anyio.create_task_group() as tasks:
                 runner = cls(player, store, group_filter, tasks)
+                runner._ended.generated = carried
+                tasks.start_soon(runner._pump)
                 try:
                     yield runner
                 finally:
-                    runner._admission.end()  # `fill` may be waiting in another task
+                    # `batch` may be waiting in another task.
+                    runner._fail(AgentRLError("the rollout runner was closed"))
                     tasks.cancel_scope.cancel()
 
-    async def fill(self, step: int, have: int = 0) -> RolloutStats:
-        """Play until the batch of `step` is full, or the data has ended; the groups are in the store.
-
-        Args:
-            step: the training step that the groups are for.
-            have: groups of the batch that are there already, from an earlier life of the run.
+    async def batch(self, step: int) -> tuple[list[Group], RolloutStats]:
+        """The groups of training step `step`, when they are all there, or when the data has ended, and the counts.
 
         Raises:
             Failure: a failure's policy stops the run.
             AgentRLError: group after group was dropped; or the store, the filter or the grader cannot go on.
         """
-        began = time.monotonic()
-        self._step, self._stats, self._error = step, RolloutStats(), None
-        self._settled, self._idle = anyio.Event(), anyio.Event()
-        self._admission.begin(have)
+        self._error, self._dry = None, False
         try:
-            self._tasks.start_soon(self._record)
-            await self._settled.wait()
-        finally:
-            self._admission.end()
-            for scope in self._playing.values():
-                scope.cancel()
+            await self._begin(step)
+            while self._error is None and not self._admission.full and not self._dry:
+                await self._changed.wait()
+            if self._error is not None:
+                raise self._error
+            groups = await self._hand_over(step)
+        except BaseException:
+            self._admission.close()
             with anyio.CancelScope(shield=True):
-                async with self._recording:  # a lease under way is given back
-                    pass
-                if self._playing:
-                    await self._idle.wait()
-        if self._error is not None:
-            raise self._error
-        self._stats.seconds = time.monotonic() - began
-        return self._stats
+                await self._give_back(lambda group: True)
+            raise
+        stats, self._stats = self._stats, RolloutStats()
+        return groups, stats
 
-    async def _play(self, leased: Group) -> None:
+    def updated(self, version: int) -> None:
+        """The engines sample with weights that `version` rollouts have trained, from now on."""
+        self._admission.updated(version)
+        self._notify()
+
+    # ---- batches ------------------------------------------------------------------------------------------
+
+    async def _begin(self, step: int) -> None:
+        if self._settings.partial_rollout:
+            await self._player.context.client.release()
+        async with self._recording:
+            self._admission.begin(step)
+            again = self._settings.stale_groups == "remake"
+            tokens = await self._write(self._store.expire, self._admission.oldest, STALE, again)
+            self._ended.lose(STALE, tokens)
+            self._admission.wait((await self._write(self._store.kept, step)).groups)
+        if not self._admission.between:
+            self._since = time.monotonic()
+        self._notify()
+
+    async def _hand_over(self, step: int) -> list[Group]:
+        async with self._recording:
+            groups = await self._write(self._store.next_batch, self._admission.batch, step)
+            if self._settings.mask_offpolicy_in_partial_rollout:
+                for sample in (sample for group in groups for sample in group):
+                    self._ended.lose("off-policy", mask_older(sample, self._admission.version))
+            self._trained += sum(sample.trained_tokens for group in groups for sample in group)
+            self._admission.handed()
+            kept = await self._write(self._store.kept, step + 1)
+            self._admission.wait(kept.groups)
+            self._stats.account = self._account(kept.tokens)
+        self._notify()
+        now = time.monotonic()
+        self._stats.seconds, self._since = now - self._since, now
+        if self._settings.partial_rollout:
+            await self._player.context.client.hold()
+        with anyio.CancelScope(shield=True):
+            await self._give_back(lambda group: self._admission.stale(group.version))
+        return groups
+
+    def _account(self, kept: int) -> Account:
+        total, playing = Tokens(), [group.stats.tokens for group in self._playing.values()]
+        for part in (self._ended, *playing):
+            total.add(part)
+        return Account(total.generated, self._trained, kept + sum(part.left for part in playing), total.lost)
+
+    async def _give_back(self, which: Callable[[_Playing], bool]) -> None:
+        """Break off groups in play; returns when they are given back."""
+        async with self._recording:  # a lease under way is given back too
+            chosen = {number: group for number, group in self._playing.items() if which(group)}
+        for group in chosen.values():
+            group.scope.cancel()
+        while not chosen.keys().isdisjoint(self._playing):
+            await self._changed.wait()
+
+    # ---- groups -------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        """Start groups whenever some may start."""
+        while True:
+            changed = self._changed
+            try:
+                await self._refill()
+            except Exception as error:  # noqa: BLE001 - raised by `batch`
+                self._fail(error)
+            await changed.wait()
+
+    async def _refill(self) -> None:
+        with anyio.CancelScope(shield=True):
+            async with self._recording:
+                if not (wanted := self._admission.wanted):
+                    return
+                leased: list[Group] = await self._write(self._store.lease, wanted, self._admission.version)
+                for group in leased:
+                    playing = _Playing(self._admission.started(), self._admission.size)
+                    self._playing[group_id(group)] = playing
+                    self._tasks.start_soon(self._play, group, playing)
+        if not leased and not self._playing:
+            self._dry = True
+            self._notify()
+
+    async def _play(self, leased: Group, playing: _Playing) -> None:
         outcome: Group | None = None
         reason: str | None = None
+
+        def ended() -> None:
+            playing.left -= 1
+            self._admission.ended()
+            self._notify()
+
         try:
-            with self._playing[group_id(leased)]:
-                played = await self._player.group(leased, evaluation=False, stats=self._stats)
+            with playing.scope:
+                played = await self._player.group(leased, evaluation=False, stats=playing.stats, ended=ended)
                 reason = reason_to_drop(played, self._filter, self._player.context.args)
                 outcome = played if reason is None else None
         except DropGroup as drop:
             reason = drop.reason
-        except Exception as error:  # noqa: BLE001 - raised by `fill`, which ends the other groups first
+        except Exception as error:  # noqa: BLE001 - raised by `batch`, which ends the other groups first
             self._fail(error)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._record(leased, outcome, reason)
-
-    async def _record(
-        self, leased: Group | None = None, outcome: Group | None = None, reason: str | None = None
-    ) -> None:
-        """Record what became of a group, if there is one, and start others in its stead; one at a time."""
-        async with self._recording:
-            try:
-                if leased is not None:
-                    await self._finish(group_id(leased), outcome, reason)
-                await self._refill()
-            except Exception as error:  # noqa: BLE001 - raised by `fill`
-                self._fail(error)
-        if not self._playing:
-            self._idle.set()
-
-    async def _refill(self) -> None:
-        wanted = self._admission.wanted
-        for group in await to_thread.run_sync(self._store.lease, wanted, self._step) if wanted else ():
-            self._admission.started()
-            self._playing[group_id(group)] = scope = anyio.CancelScope()
-            if not self._admission.open:
-                scope.cancel()
-            self._tasks.start_soon(self._play, group)
-        if self._admission.full or not self._playing:
-            self._settled.set()
+                try:
+                    async with self._recording:
+                        await self._finish(group_id(leased), outcome, reason)
+                except Exception as error:  # noqa: BLE001 - raised by `batch`
+                    self._fail(error)
+                self._notify()
 
     async def _finish(self, number: int, outcome: Group | None, reason: str | None) -> None:
-        """A group is kept (`outcome`), or dropped (`reason`); with neither it was interrupted."""
-        del self._playing[number]
-        if not self._admission.takes or (outcome is None and reason is None):
-            self._admission.given_back()
-            await to_thread.run_sync(self._store.release, number, "not needed in this rollout")
-            return
-        self._admission.finished(keep=outcome is not None)
-        if outcome is not None:
-            await to_thread.run_sync(self._store.complete, number, outcome)
-        elif reason is not None:
-            self._stats.dropped[reason] += 1
-            await to_thread.run_sync(self._store.drop, number, reason)
-            if self._admission.hopeless:
-                raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row))
+        """A group is kept (`outcome`), or dropped (`reason`); with neither it was broken off."""
+        playing = self._playing[number]
+        self._admission.ended(playing.left)
+        keep = None if outcome is None and reason is None else outcome is not None
+        self._admission.finished(playing.version, keep=keep)
+        stats = playing.stats
+        try:
+            if outcome is not None:
+                await self._write(self._store.complete, number, outcome)
+                stats.tokens.keep(sum(sample.trained_tokens for sample in outcome))
+            elif reason is not None:
+                stats.dropped[reason] += 1
+                await self._write(self._store.drop, number, reason)
+                stats.tokens.lose(reason)
+            else:
+                await self._give_up(number, playing.version)
+                stats.tokens.lose(STALE)
+        finally:
+            del self._playing[number]
+            self._stats.add(stats)
+            self._ended.add(stats.tokens)
+        if self._admission.hopeless:
+            raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row))
+
+    async def _give_up(self, number: int, version: int) -> None:
+        """A group that was broken off is made again, unless it became too old and the settings say otherwise."""
+        if self._admission.stale(version) and self._settings.stale_groups == "drop":
+            await self._write(self._store.drop, number, STALE)
+        else:
+            await self._write(self._store.release, number, STALE)
+
+    async def _write(self, call: Callable[[*Args], T], *arguments: *Args) -> T:
+        return await to_thread.run_sync(call, *arguments, limiter=self._thread)
 
     def _fail(self, error: Exception) -> None:
-        """The first error is what `fill` raises."""
+        """The first error is what `batch` raises."""
         self._error = self._error or error
-        self._settled.set()
+        self._admission.close()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake whoever waits for a change."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def admission_of(settings: RolloutSettings) -> Admission:
+    """The admission that the settings ask for."""
+    s, target = settings, settings.rollout_batch_size
+    return Admission(
+        target,
+        max(target, s.over_sampling_batch_size or target) - target,
+        s.max_staleness,
+        places=s.rollout_max_concurrency,
+        size=s.n_samples_per_prompt,
+        steps=s.num_rollout,
+        between=s.max_staleness > 0 and not s.partial_rollout,
+        ageless=s.mask_offpolicy_in_partial_rollout,
+    )
 
 
 def _hopeless(stats: RolloutStats, dropped: int) -> str:

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.errors import Blame
 from agentrl.settings import Settings
@@ -49,7 +49,24 @@ class RolloutSettings(Settings):
     n_samples_per_prompt: PositiveInt = Field(8, description="Trajectories a prompt: the group's size.")
     over_sampling_batch_size: PositiveInt | None = Field(
         None,
-        description="Prompts in flight at once, at least rollout_batch_size.",
+        description="Prompts in flight at once, at least rollout_batch_size: a batch does not wait for the slowest. Those "
+        "that are left behind go on for the next one as far as max_staleness allows; with 0 they are generated in vain.",
+    )
+    max_staleness: NonNegativeInt = Field(
+        0,
+        description="How many rollouts older than the trained weights those may be that sampled a trained token. 0 "
+        "generates and trains in turn; 1 trains while the next rollout is generated; more hides the slowest trajectories.",
+    )
+    stale_groups: Literal["remake", "drop"] = Field(
+        "remake", description="What becomes of a group that is too old to be trained on: made again, or dropped."
+    )
+    partial_rollout: bool = Field(
+        False,
+        description="Stop generating while the trainer trains; trajectories in flight keep their tokens and go on after it.",
+    )
+    mask_offpolicy_in_partial_rollout: bool = Field(
+        False,
+        description="Train only those tokens of a trajectory that the newest weights sampled; none is too old then.",
     )
     rollout_seed: int = Field(42, description="Seed of prompt order and of each trajectory's sampling.")
     rollout_deterministic: bool = Field(True, description="Send the engine a sampling seed with every request.")

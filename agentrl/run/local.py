@@ -52,7 +52,7 @@ async def start(
         progress.phase("opening the data")
         opening = LedgerRollouts.open(settings, folder, urls, step, transport)
         rollouts = await stack.enter_async_context(opening)
-        yield Parts(rollouts, trainer, DiskWeights(folder, trainer, rollouts.generation.pool))
+        yield Parts(rollouts, trainer, DiskWeights(folder, trainer, rollouts))
 
 
 _checked: Start = start

@@ -30,8 +30,8 @@ from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.run.evalsets import eval_sets
-from agentrl.run.metrics import rollout_metrics
-from agentrl.run.parts import Batch, Rollouts
+from agentrl.run.metrics import rollout_metrics, staleness_metrics
+from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
 from agentrl.run.preflight import Plugins, load_chat
 from agentrl.runfolder import RunFolder
 from agentrl.train.batch import TrainBatch
@@ -83,7 +83,7 @@ class Generation:
         return metrics
 
 
-class LedgerRollouts(Rollouts):
+class LedgerRollouts(Rollouts, WeightSink):
     """Rollouts under a ledger; made by `open`."""
 
     def __init__(self, generation: Generation, queue: GroupQueue, runner: RolloutRunner) -> None:
@@ -109,27 +109,35 @@ class LedgerRollouts(Rollouts):
             generation = await stack.enter_async_context(Generation.open(settings, folder, urls, transport))
             ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_keep))
             queue = GroupQueue(load_source(settings.data, settings.args), ledger, resume_step)
-            runner = RolloutRunner.running(generation.player, queue, generation.plugins.group_filter)
+            carried = ledger.kept(0).tokens
+            runner = RolloutRunner.running(generation.player, queue, generation.plugins.group_filter, carried)
             yield cls(generation, queue, await stack.enter_async_context(runner))
 
     async def next_batch(self, step: int) -> Batch | None:
         groups, metrics = await self.play(step)
         if len(groups) < self._settings.rollout.rollout_batch_size:
             return None
-        return make_batch(self._settings, groups, metrics)
+        return make_batch(self._settings, groups, metrics, step)
 
     async def play(self, step: int) -> tuple[list[Group], Mapping[str, float]]:
         """The groups of step `step`, those of an earlier life included, in the ledger's order, and their metrics.
 
         Fewer groups than a batch only when the data has ended. They are dumped if the settings ask for it.
         """
-        count = self._settings.rollout.rollout_batch_size
-        have = await to_thread.run_sync(self._queue.next_batch, count, step)
-        stats = await self._runner.fill(step, len(have))
-        groups = have if len(have) >= count else await to_thread.run_sync(self._queue.next_batch, count, step)
+        groups, stats = await self._runner.batch(step)
         if template := self._settings.observability.save_debug_rollout_data:
             save_rollout(template, step, groups)
         return groups, rollout_metrics(groups, stats, self._settings.rollout.reward_key)
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        await self.generation.pool.join_weight_group(group)
+
+    async def leave_weight_group(self, name: str) -> None:
+        await self.generation.pool.leave_weight_group(name)
+
+    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+        await self.generation.pool.receive(update, version)
+        self._runner.updated(int(version))
 
     async def trained(self, group_ids: Sequence[int], step: int) -> None:
         await to_thread.run_sync(self._queue.trained, group_ids, step)
@@ -155,7 +163,7 @@ class DumpedRollouts(Rollouts):
         groups = load_rollout(self._template, step)
         if not groups:
             raise DataError(f"--load-debug-rollout-data {self._template}: rollout {step} holds no groups")
-        return make_batch(self._settings, groups, {})
+        return make_batch(self._settings, groups, {}, step)
 
     async def trained(self, group_ids: Sequence[int], step: int) -> None:
         pass
@@ -167,11 +175,11 @@ class DumpedRollouts(Rollouts):
         return {}
 
 
-def make_batch(settings: RunSettings, groups: Sequence[Group], metrics: Mapping[str, float]) -> Batch:
-    """The groups as arrays that a trainer takes."""
+def make_batch(settings: RunSettings, groups: Sequence[Group], metrics: Mapping[str, float], step: int) -> Batch:
+    """The groups of training step `step` as arrays that a trainer takes."""
     payload = TrainBatch.from_samples(groups, settings.rollout.reward_key, supervised=settings.algorithm.supervised)
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
-    return Batch(payload, ids, metrics)
+    return Batch(payload, ids, {**metrics, **staleness_metrics(payload, step)})
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
@@ -210,3 +218,4 @@ async def _set_up(environment: type[Environment], settings: RunSettings) -> Asyn
 
 
 _implementations: tuple[type[Rollouts], ...] = (LedgerRollouts, DumpedRollouts)
+_sink: type[WeightSink] = LedgerRollouts

@@ -126,12 +126,12 @@ def test_what_is_dropped_leaves_nothing_stored(path: Path) -> None:
         assert stored(path) == (0, 0)
 
 
-def test_released_groups_come_first_with_what_they_had(path: Path) -> None:
+def test_released_groups_come_first(path: Path) -> None:
     with Ledger(path) as ledger:
         lease(ledger, 2, 0)
-        ledger.release(1, "weights changed", finished(1))
+        ledger.release(1, "weights changed")
         ledger.release(0, "engine lost")
-        kept = [Lease(0, Place(0, 0), None), Lease(1, Place(0, 1), finished(1))]
+        kept = [Lease(0, Place(0, 0), None), Lease(1, Place(0, 1), None)]
         assert ledger.waiting() == kept
         assert ledger.lease_waiting(3, 1) == kept
         assert lease(ledger, 3, 1) == [2, 3, 4]

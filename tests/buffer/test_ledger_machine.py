@@ -87,6 +87,14 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(LedgerError):
                 act()
 
+    @rule(back=st.integers(0, 3), again=st.booleans())
+    def expire(self, back: int, again: bool) -> None:
+        """What was leased long ago and waits for no batch is not trained."""
+        fixed = {group for batch in self.batches.values() for group in batch}
+        old = {i for i in self.having(State.COMPLETED) if self.leased_for[i] < self.step - back} - fixed
+        assert set(self.ledger.expire(self.step - back, "too old", again=again)) == old
+        self.model.update(dict.fromkeys(old, State.WAITING if again else State.DROPPED))
+
     @rule(data=st.data())
     @precondition(lambda self: State.LEASED in self.model.values())
     def finish_some(self, data: st.DataObject) -> None:

@@ -1,6 +1,7 @@
 """A source under a ledger: what the rollout loop and the driver see."""
 
 import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,21 @@ def test_a_killed_run_gives_the_same_prompts_first(tmp_path: Path) -> None:
         assert queue.next_batch(1, 0) == [finished(1)]
 
 
-def test_a_partial_rollout_is_given_back_as_it_was(tmp_path: Path) -> None:
+def test_groups_that_are_too_old_are_made_again_or_dropped_with_their_tokens_counted(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
         queue = queue_of(tmp_path, ledger)
-        queue.lease(1, 0)
-        queue.release(0, "weights changed", finished(0))
-        assert queue.lease(1, 1) == [finished(0)]
+        for version, group in enumerate(queue.lease(1, 0) + queue.lease(1, 1) + queue.lease(2, 2)):
+            queue.complete(version, [*group, *finished(version)][2:])
+        assert queue.kept(0) == (Counter({0: 1, 1: 1, 2: 2}), 4 * 6)
+        assert [group[0].group_index for group in queue.next_batch(1, 0)] == [0]
+        assert queue.kept(1) == (Counter({1: 1, 2: 2}), 3 * 6)
+        assert queue.expire(2, "too old", True) == 6
+        assert queue.kept(1) == (Counter({2: 2}), 2 * 6)
+        assert [group[0].group_index for group in queue.lease(1, 2)] == [1]
+        assert queue.expire(3, "too old", False) == 12
+        assert queue.kept(1) == (Counter(), 0)
+        assert [group[0].group_index for group in queue.lease(1, 3)] == [4]
+        assert [group[0].group_index for group in queue.next_batch(1, 0)] == [0], "what is fixed for a batch stays"
 
 
 def test_changed_data_is_refused_on_resume(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Only failures that a real engine produces at its own pleasure are scripted; the rest of the tests use a real server.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,17 @@ import anyio
 
 from agentrl import Environment
 from agentrl.chat import Chat
+from agentrl.engine.hold import Hold
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
+from agentrl.groups import GroupStore, Kept
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.filters import GroupFilter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
-from agentrl.rollout.group import GroupPlayer, RolloutStats
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.rollout.settings import RolloutSettings
+from agentrl.rollout.stats import RolloutStats
 from agentrl.sample import Sample
 
 END = "<|im_end|>"
@@ -36,6 +40,17 @@ class ScriptedEngine:
         self.calls: list[tuple[str, list[int]]] = []
         self.turns: dict[str, int] = {}
         self.cancelled = 0
+        self._held = Hold()
+
+    @property
+    def held(self) -> Hold:
+        return self._held
+
+    async def hold(self) -> None:
+        self._held.close()
+
+    async def release(self) -> None:
+        self._held.open()
 
     async def generate(
         self,
@@ -94,21 +109,27 @@ class Store:
     def __init__(self, groups: int = 1000, size: int = 2) -> None:
         self.left, self.size, self.next = groups, size, 0
         self.fate: dict[int, str] = {}
-        self.kept: dict[int, Sequence[Sample]] = {}
-        self.steps: list[int] = []
+        self.completed: dict[int, list[Sample]] = {}
+        self.versions: dict[int, int] = {}
+        self.leases: list[int] = []
+        self.batches: dict[int, list[int]] = {}
 
-    def lease(self, n: int, step: int) -> list[list[Sample]]:
-        given = []
-        for _ in range(min(n, self.left)):
-            at, self.next, self.left = self.next, self.next + 1, self.left - 1
-            given.append([Sample(group_index=at, index=at * self.size + i, prompt=f"q{at}") for i in range(self.size)])
-            self.fate[at] = "leased"
-            self.steps.append(step)
-        return given
+    def lease(self, n: int, version: int) -> list[list[Sample]]:
+        given = [at for at, fate in self.fate.items() if fate == "released"][:n]
+        while len(given) < n and self.left:
+            given.append(self.next)
+            self.next, self.left = self.next + 1, self.left - 1
+        for at in given:
+            self.fate[at], self.versions[at] = "leased", version
+            self.leases.append(version)
+        return [
+            [Sample(group_index=at, index=at * self.size + i, prompt=f"q{at}") for i in range(self.size)]
+            for at in given
+        ]
 
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
         self.fate[group_id] = "completed"
-        self.kept[group_id] = samples
+        self.completed[group_id] = list(samples)
 
     def drop(self, group_id: int, reason: str) -> None:
         self.fate[group_id] = f"dropped:{reason}"
@@ -116,10 +137,34 @@ class Store:
     def release(self, group_id: int, reason: str) -> None:
         self.fate[group_id] = "released"
 
+    def kept(self, step: int) -> Kept:
+        free = self._free()
+        tokens = sum(sample.trained_tokens for at in free for sample in self.completed[at])
+        return Kept(Counter(self.versions[at] for at in free), tokens)
+
+    def expire(self, oldest: int, reason: str, again: bool) -> int:
+        tokens = 0
+        for at in [at for at in self._free() if self.versions[at] < oldest]:
+            tokens += sum(sample.trained_tokens for sample in self.completed.pop(at))
+            self.fate[at] = "released" if again else f"dropped:{reason}"
+        return tokens
+
+    def next_batch(self, n: int, step: int) -> list[list[Sample]]:
+        if step not in self.batches:
+            self.batches[step] = sorted(self._free(), key=lambda at: self.versions[at])[:n]
+        return [self.completed[at] for at in self.batches[step]]
+
+    def _free(self) -> list[int]:
+        taken = {at for batch in self.batches.values() for at in batch}
+        return [at for at in self.completed if at not in taken]
+
+
+_store: type[GroupStore] = Store
+
 
 @dataclass(frozen=True)
 class Played:
-    """What one fill of a runner left: the kept groups by number, and the counts."""
+    """What one batch of a runner was: its groups, and the counts."""
 
     groups: list[list[Sample]]
     stats: RolloutStats
@@ -133,10 +178,10 @@ class OneBatch:
     store: Store
     group_filter: GroupFilter | None = None
 
-    async def run(self, step: int, have: int = 0) -> Played:
+    async def run(self, step: int) -> Played:
         async with RolloutRunner.running(self.player, self.store, self.group_filter) as runner:
-            stats = await runner.fill(step, have)
-        return Played([list(self.store.kept[number]) for number in sorted(self.store.kept)], stats)
+            groups, stats = await runner.batch(step)
+        return Played(sorted(groups, key=lambda group: group[0].group_index or 0), stats)
 
 
 class EchoEnv(Environment):

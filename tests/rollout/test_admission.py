@@ -1,77 +1,208 @@
-"""Admission: how many groups may start, without a loop."""
+"""Admission: how many groups may start and when a batch is there, over random schedules and without a loop."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.rollout.admission import Admission
 
-FINISHED, DROPPED, GIVEN_BACK = "finished", "dropped", "given back"
+
+@dataclass
+class Run:
+    """A whole run under an admission: groups finish in a random order, every fourth as late as can be, steps take their time."""
+
+    admission: Admission
+    interval: int
+    rng: random.Random
+    drop: float = 0.0
+    playing: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+    trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    ages: list[int] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
+    most: int = 0
+    made: int = 0
+
+    def run(self, steps: int) -> None:
+        for step in range(steps):
+            self._batch(step)
+            self._play(self.rng.randrange(4))
+            if (step + 1) % self.interval == 0:
+                self.admission.updated(step + 1)
+            self._play(self.rng.randrange(4))
+
+    def _batch(self, step: int) -> None:
+        a = self.admission
+        a.begin(step)
+        for number in [n for n, version in self.kept.items() if version < a.oldest]:
+            del self.kept[number]
+            self.stale.append(number)
+        self._wait()
+        self._start()
+        while not a.full:
+            assert self.playing, "nothing is in play and the batch is not full: a deadlock"
+            self._play(1)
+        chosen = sorted(self.kept, key=lambda n: (self.kept[n], n))[: a.batch]
+        self.trained[step] = tuple(chosen)
+        self.ages += [step - self.kept.pop(number) for number in chosen]
+        a.handed()
+        self._wait()
+        for number in [n for n, version in self.playing.items() if a.stale(version)]:
+            self._end(number, None)
+
+    def _start(self) -> None:
+        a = self.admission
+        for _ in range(a.wanted):
+            self.playing[self.made] = a.started()
+            self.made += 1
+        assert a.busy <= a.places + a.size - 1
+        self.most = max(self.most, len(self.playing) + len(self.kept))
+
+    def _play(self, groups: int) -> None:
+        for _ in range(min(groups, len(self.playing))):
+            quick = [number for number in self.playing if number % 4] or list(self.playing)
+            self._end(self.rng.choice(quick), self.rng.random() >= self.drop)
+            self._start()
+
+    def _end(self, number: int, keep: bool | None) -> None:
+        version = self.playing.pop(number)
+        for _ in range(self.admission.size):
+            self.admission.ended()
+        self.admission.finished(version, keep=keep)
+        if keep:
+            self.kept[number] = version
+        elif keep is None:
+            self.stale.append(number)
+
+    def _wait(self) -> None:
+        self.admission.wait(Counter(self.kept.values()))
 
 
-@given(
-    st.integers(0, 20),
-    st.integers(0, 10),
-    st.lists(st.sampled_from([FINISHED, DROPPED, GIVEN_BACK]), max_size=200),
-    st.integers(0, 3),
-)
-def test_every_batch_ends_with_exactly_its_target_and_never_exceeds_the_limit(
-    target: int, extra: int, outcomes: list[str], have: int
-) -> None:
-    admission, fate = Admission(target, target + extra), iter(outcomes)
-    for _ in range(2):
-        assert admission.wanted == 0, "between batches nothing starts"
-        admission.begin(have)
-        counted = have
-        while not admission.full:
-            for _ in range(admission.wanted):
-                admission.started()
-            assert admission.kept + admission.in_flight == admission.limit
-            assert admission.wanted == 0
-            match next(fate, FINISHED):
-                case "given back":
-                    admission.given_back()
-                case outcome:
-                    admission.finished(keep=outcome == FINISHED)
-                    counted += outcome == FINISHED
-        assert admission.kept == counted == max(target, have)
-        admission.end()
-        while admission.in_flight:
-            admission.given_back()
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    interval = draw(st.integers(1, 3))
+    staleness = draw(st.integers(interval - 1, 6))
+    steps, size = draw(st.integers(1, 30)), draw(st.integers(1, 4))
+    admission = Admission(
+        draw(st.integers(1, 6)),
+        draw(st.sampled_from([0, 0, 1, 5])),
+        staleness,
+        places=draw(st.integers(1, 40)),
+        size=size,
+        steps=steps,
+        between=draw(st.booleans()) and staleness > 0,
+    )
+    return Run(admission, interval, random.Random(draw(st.integers(0, 2**16))), draw(st.sampled_from([0.0, 0.3])))
 
 
-def test_a_full_or_closed_batch_takes_no_more() -> None:
-    admission = Admission(1, 2)
-    assert not admission.takes
-    admission.begin()
-    for _ in range(2):
-        admission.started()
-    assert admission.takes
-    admission.finished(keep=True)
-    assert not admission.takes
-    admission.given_back()
-    assert (admission.kept, admission.in_flight) == (1, 0)
-    admission.begin()
-    assert admission.takes
-    admission.end()
-    assert not admission.takes
+@settings(max_examples=300, deadline=None)
+@given(runs())
+def test_any_schedule_ends_with_whole_batches_none_too_old_none_twice_none_lost(run: Run) -> None:
+    a, steps = run.admission, run.admission.steps or 0
+    run.run(steps)
+    assert [len(run.trained[step]) for step in range(steps)] == [a.batch] * steps
+    used = [number for batch in run.trained.values() for number in batch]
+    assert len(set(used)) == len(used)
+    assert all(0 <= age <= a.staleness for age in run.ages)
+    fates = Counter([*used, *run.kept, *run.playing, *run.stale])
+    assert max(fates.values()) == 1
+    if not a.surplus:
+        assert not run.stale, "without surplus nothing is given up"
+        if not run.drop:
+            assert not run.playing, "nothing is started for batches after the last"
+            assert not run.kept
+            assert set(fates) == set(range(run.made))
+    assert run.most <= (a.staleness + 1) * a.batch + a.surplus
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs())
+def test_tokens_that_are_masked_when_old_make_no_group_too_old_to_play_on(run: Run) -> None:
+    run.admission.ageless = True
+    run.run(run.admission.steps or 0)
+    assert [len(batch) for batch in run.trained.values()] == [run.admission.batch] * (run.admission.steps or 0)
+    assert not any(run.admission.stale(version) for version in range(-9, 9))
+
+
+def test_staleness_0_plays_nothing_between_batches_and_over_samples() -> None:
+    a = Admission(2, 1, 0)
+    assert a.wanted == 0
+    a.begin(0)
+    assert a.wanted == 3
+    versions = [a.started() for _ in range(3)]
+    a.finished(versions[0], keep=True)
+    assert (a.full, a.wanted) == (False, 0)
+    a.finished(versions[1], keep=True)
+    assert (a.full, a.wanted) == (True, 0)
+    a.handed()
+    assert a.wanted == 0
+    assert a.stale(versions[2])
+
+
+def test_staleness_1_plays_the_next_batch_while_one_is_trained() -> None:
+    a = Admission(2, 0, 1, between=True)
+    a.begin(0)
+    assert a.wanted == 4
+    versions = [a.started() for _ in range(4)]
+    for version in versions[:2]:
+        a.finished(version, keep=True)
+    assert a.full
+    a.handed()
+    a.wait(Counter())
+    assert a.wanted == 0, "what is in play is all that the next batch may train before the weights are newer"
+    a.updated(1)
+    assert a.wanted == 2
+
+
+def test_a_batch_waits_for_groups_that_later_ones_could_not_take() -> None:
+    a = Admission(1, 0, 2, between=True)
+    a.begin(0)
+    for _ in range(3):
+        a.started()
+    a.finished(0, keep=True)
+    assert a.full
+    a.handed()
+    a.wait(Counter())
+    a.updated(1)
+    a.begin(1)
+    a.finished(a.started(), keep=True)
+    assert not a.full, "two groups of version 0 are in play, and only batch 2 would be left for them"
+    a.finished(0, keep=True)
+    assert a.full
+
+
+def test_places_bound_the_trajectories_in_play() -> None:
+    a = Admission(8, 0, 0, places=10, size=4)
+    a.begin(0)
+    assert a.wanted == 3
+    for _ in range(3):
+        a.started()
+    assert a.wanted == 0
+    a.ended()
+    a.ended()
+    assert a.wanted == 0
+    a.ended()
+    assert a.wanted == 1
 
 
 def test_only_drops_in_a_row_are_hopeless() -> None:
-    admission = Admission(6, 6)
-    admission.begin()
-    for outcome in [False] * 59 + [True] + [False] * 59:
-        assert not admission.hopeless
-        admission.started()
-        admission.finished(keep=outcome)
-    assert not admission.hopeless
-    admission.started()
-    admission.finished(keep=False)
-    assert admission.hopeless
-    admission.begin()
-    assert not admission.hopeless
+    a = Admission(6)
+    a.begin(0)
+    for keep in [False] * 59 + [True] + [False] * 59 + [None]:
+        assert not a.hopeless
+        a.finished(a.started(), keep=keep)
+    a.finished(a.started(), keep=False)
+    assert a.hopeless
+    a.begin(1)
+    assert not a.hopeless
 
 
-def test_under_sampling_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected 0 <= target <= limit"):
-        Admission(3, 2)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_nothing_is_started_for_batches_after_the_last(steps: int) -> None:
+    a = Admission(2, 0, 5, steps=steps, between=True)
+    a.begin(0)
+    assert a.wanted == 2 * steps

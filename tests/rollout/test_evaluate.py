@@ -12,8 +12,9 @@ from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Turn
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.evaluate import evaluate
-from agentrl.rollout.group import GroupPlayer, RolloutStats
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
+from agentrl.rollout.stats import RolloutStats
 from tests.rollout.scripted import END, ScriptedEngine, Store, build, make_context
 from tests.support.tiny_models import make_tiny_model
 

@@ -16,8 +16,8 @@ from agentrl.chat import Chat, ToolCall
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, ToolFailure
 from agentrl.rm_hub import final_answer
-from agentrl.rollout.group import RolloutStats
 from agentrl.rollout.helpers import Recorder, build_loss_mask, execute_tool, generate_single, recording
+from agentrl.rollout.stats import RolloutStats
 from agentrl.sample import Message
 from agentrl.tools import Injected
 from tests.rollout.scripted import ScriptedEngine, Store, build, make_context

@@ -32,9 +32,15 @@ async def test_groups_come_whole_and_in_order(chat: Chat) -> None:
 
 async def test_groups_done_in_an_earlier_life_are_not_generated_again(chat: Chat) -> None:
     store = Store()
+    [group] = store.lease(1, 0)
+    for sample in group:
+        sample.set_prompt_tokens([1])
+        sample.append_model([2], [-1.0], "0")
+        sample.reward = 0.0
+    store.complete(0, group)
     loop, engine = build(chat, [f"hello{END}"], store=store)
-    result = await loop.run(0, have=1)
-    assert len(result.groups) == 2
+    result = await loop.run(0)
+    assert len(result.groups) == 3
     assert len(engine.calls) == 4
 
 
@@ -104,16 +110,16 @@ async def test_one_runner_fills_batch_after_batch_and_keeps_no_surplus(chat: Cha
     store = Store()
     loop, engine = build(chat, replies, over_sampling_batch_size=4, store=store)
     async with RolloutRunner.running(loop.player, store) as runner:
-        first = await runner.fill(0)
-        assert sorted(store.kept) == [0, 2, 3]
+        groups, first = await runner.batch(0)
+        assert sorted(group[0].group_index or 0 for group in groups) == [0, 2, 3]
         assert store.fate[1] == "released"
         assert engine.cancelled == 2
-        second = await runner.fill(1)
-    assert len(store.kept) == 6
-    assert sorted(store.fate.values()) == ["completed"] * 6 + ["released"] * 2
+        _, second = await runner.batch(1)
+    assert {step: len(batch) for step, batch in store.batches.items()} == {0: 3, 1: 3}
+    assert store.fate[1] == "released"
     assert len(first.offered) == 6
-    assert len(second.offered) in (6, 8)
-    assert store.steps == [0] * 4 + [1] * 4
+    assert len(second.offered) == 6
+    assert store.leases == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["by asyncio", "by anyio"])
@@ -123,7 +129,7 @@ async def test_a_cancelled_batch_leaves_nothing_leased(chat: Chat, native: bool)
 
     async def interrupted(runner: RolloutRunner) -> None:
         if native:
-            task = asyncio.ensure_future(runner.fill(0))
+            task = asyncio.ensure_future(runner.batch(0))
             await until(lambda: len(engine.calls) == 6)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -131,7 +137,7 @@ async def test_a_cancelled_batch_leaves_nothing_leased(chat: Chat, native: bool)
         else:
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(runner.fill, 0)
+                    tasks.start_soon(runner.batch, 0)
                     await until(lambda: len(engine.calls) == 6)
                     scope.cancel()
 
@@ -140,15 +146,15 @@ async def test_a_cancelled_batch_leaves_nothing_leased(chat: Chat, native: bool)
         assert set(store.fate.values()) == {"released"}
         assert engine.cancelled == 6
         engine.replies = [f"hello{END}"]
-        await runner.fill(1)
-    assert len(store.kept) == 3
+        groups, _ = await runner.batch(1)
+    assert len(groups) == 3
 
 
 async def test_a_runner_that_is_left_in_the_middle_gives_back_what_it_plays(chat: Chat) -> None:
     store = Store()
     loop, engine = build(chat, [lambda: anyio.sleep_forever()], store=store)
     async with anyio.create_task_group() as outside, RolloutRunner.running(loop.player, store) as runner:
-        outside.start_soon(runner.fill, 0)
+        outside.start_soon(runner.batch, 0)
         await until(lambda: len(engine.calls) == 6)
         outside.cancel_scope.cancel()
     assert set(store.fate.values()) == {"released"}
@@ -165,15 +171,19 @@ async def test_a_runner_that_is_closed_while_another_task_fills_a_batch_leases_n
             held.append(runner)
             await leave.wait()
 
+    async def fill() -> None:
+        with pytest.raises(AgentRLError, match="the rollout runner was closed"):
+            await held[0].batch(0)
+
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold)
             await until(lambda: bool(held))
-            tasks.start_soon(held[0].fill, 0)
+            tasks.start_soon(fill)
             await until(lambda: len(engine.calls) == 6)
             leave.set()
     assert store.fate == dict.fromkeys(range(3), "released")
-    assert len(store.steps) == 3
+    assert len(store.leases) == 3
 
 
 async def test_a_filter_that_raises_leaves_no_group_leased(chat: Chat) -> None:

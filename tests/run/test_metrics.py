@@ -1,6 +1,6 @@
 """A rollout's numbers are means over trajectories, also where one became several samples."""
 
-from agentrl.rollout.group import RolloutStats
+from agentrl.rollout.stats import RolloutStats, describe
 from agentrl.run.metrics import rollout_metrics
 from agentrl.sample import Sample, Status
 
@@ -18,7 +18,7 @@ def part(index: int, turn: int, shared: int | None, status: Status = Status.COMP
 def test_siblings_are_one_trajectory() -> None:
     siblings = [part(0, 1, 0), part(0, 2, 0), part(0, 3, 0, Status.TRUNCATED)]
     group = [*siblings, part(1, 1, None)]
-    found = rollout_metrics([group], RolloutStats(offered=group), None)
+    found = rollout_metrics([group], RolloutStats(offered=describe(group, None)), None)
     for where in ("rollout", "offered"):
         assert found[f"{where}/response_length"] == (9 + 3) / 2
         assert found[f"{where}/model_tokens"] == (6 + 2) / 2

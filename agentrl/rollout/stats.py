@@ -1,0 +1,149 @@
+"""What was played, as numbers: trajectories one by one, and counts of what went wrong and of where tokens went."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.errors import Failure
+from agentrl.groups import Group
+from agentrl.sample import Sample, Status
+
+Row = Mapping[str, float]
+"""One trajectory as numbers, by name."""
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Where tokens went.
+
+    Attributes:
+        generated: tokens that engines sampled.
+        lost: those of them that will never be trained on, by reason.
+    """
+
+    generated: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def left(self) -> int:
+        """Tokens that were, or may still be, trained on."""
+        return self.generated - self.lost.total()
+
+    def lose(self, reason: str, tokens: int | None = None) -> None:
+        """Tokens that will not be trained on; by default all that may still be."""
+        if lost := self.left if tokens is None else tokens:
+            self.lost[reason] += lost
+
+    def keep(self, tokens: int) -> None:
+        """Of those that are left, `tokens` have mask 1. Tokens of an engine that is not the run's are counted only now."""
+        self.generated += max(0, tokens - self.left)
+        self.lose("masked", self.left - tokens)
+
+    def add(self, other: "Tokens") -> None:
+        """Add the counts of a part."""
+        self.generated += other.generated
+        self.lost.update(other.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Tokens since a life of the run began: generated = trained + waiting + lost, each counted where it happens.
+
+    Attributes:
+        generated: tokens that engines sampled, and those of groups that waited when this life began.
+        trained: tokens that were handed to the trainer.
+        waiting: tokens of groups in play, and of those that wait for a batch.
+        lost: tokens that will never be trained on, by reason.
+    """
+
+    generated: int = 0
+    trained: int = 0
+    waiting: int = 0
+    lost: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RolloutStats:
+    """Counts of what was played: of one group, of one rollout, or of one evaluation.
+
+    Attributes:
+        offered: every trajectory that came to its end.
+        failures: by `<blame>/<kind>`.
+        dropped: groups by reason.
+        seconds: how long was generated.
+        account: where all tokens so far went.
+    """
+
+    offered: list[Row] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    last_failure: str = ""
+    retries: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    tokens: Tokens = field(default_factory=Tokens)
+    seconds: float = 0.0
+    account: Account = field(default_factory=Account)
+
+    def count(self, failure: Failure) -> None:
+        """Count a failure by blame and kind."""
+        self.failures[f"{failure.blame}/{failure.kind}"] += 1
+        self.last_failure = str(failure)
+
+    def add(self, other: "RolloutStats") -> None:
+        """Add the counts of a part; `seconds` and `account` are the whole's own."""
+        self.offered += other.offered
+        self.failures.update(other.failures)
+        self.last_failure = other.last_failure or self.last_failure
+        self.retries += other.retries
+        self.dropped.update(other.dropped)
+        self.tokens.add(other.tokens)
+
+
+def trajectories(group: Sequence[Sample]) -> list[Group]:
+    """A group's samples by trajectory: those that one fanned out into lie together, in order."""
+    seen: dict[object, Group] = {}
+    for at, sample in enumerate(group):
+        seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), []).append(sample)
+    return list(seen.values())
+
+
+def heads(group: Sequence[Sample]) -> Group:
+    """One sample a trajectory: fan-out siblings share their reward and count once."""
+    return [siblings[0] for siblings in trajectories(group)]
+
+
+def describe(group: Sequence[Sample], reward_key: str | None) -> list[Row]:
+    """One row a trajectory: what it fanned out into is added up."""
+    return [_row(siblings, reward_key) for siblings in trajectories(group)]
+
+
+def _row(siblings: Sequence[Sample], reward_key: str | None) -> Row:
+    counters: Counter[str] = Counter()
+    for sample in siblings:
+        counters.update(sample.metadata.get("counters", {}))
+    row = {
+        "response_length": sum(s.response_length for s in siblings),
+        "model_tokens": sum(sum(s.loss_mask or ()) for s in siblings),
+        "truncated": any(s.status is Status.TRUNCATED for s in siblings),
+        "failed": any(s.status is Status.FAILED for s in siblings),
+        "turns": max((part.turn for s in siblings for part in s.segments), default=0),
+        "tool_calls": counters["tool_calls"],
+        "used_tool": counters["tool_ok"] > 0,
+        # How the calls ended, by kind, and their seconds.
+        **{name: count for name, count in counters.items() if name.startswith("tool_")},
+        "non_generation_seconds": sum(s.non_generation_time for s in siblings),
+    }
+    if siblings[0].reward is not None:
+        row["reward"] = siblings[0].get_reward_value(reward_key)
+    return {name: float(value) for name, value in row.items()}
+
+
+def means(rows: Sequence[Row]) -> dict[str, float]:
+    """The mean of every number; a count that a row lacks is 0, a reward that it lacks is left out."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    found = {name: mean([row.get(name, 0.0) for row in rows]) for name in names}
+    return found | {"reward": mean([row["reward"] for row in rows if "reward" in row])}
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
