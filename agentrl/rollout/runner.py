@@ -90,15 +90,17 @@ class RolloutRunner:
             Failure: a failure's policy stops the run.
             AgentRLError: group after group was dropped; or the store, the filter or the grader cannot go on.
         """
-        self._error, self._dry = None, False
+        self._dry = False
         try:
-            await self._begin(step)
+            if self._error is None:
+                await self._begin(step)
             while self._error is None and not self._admission.full and not self._dry:
                 await self._changed.wait()
             if self._error is not None:
                 raise self._error
             groups = await self._hand_over(step)
         except BaseException:
+            self._error = None
             self._admission.close()
             with anyio.CancelScope(shield=True):
                 await self._give_back(lambda group: True)

@@ -98,7 +98,7 @@ class Driver:
         self._settings, self._parts, self._folder = settings, parts, folder
         self._logger, self._progress = logger, progress
         self._batch: Batch | None = None
-        self._began = 0.0
+        self._began = self._waited = 0.0
 
     async def run(self, first: int = 0) -> None:
         """From step `first` to the planned end, or to the end of the data."""
@@ -140,6 +140,7 @@ class Driver:
         self._progress.phase(f"rollout {step + 1}: generating")
         with within(self._limits.rollout_timeout, f"generating rollout {step}"):
             self._batch = await self._parts.rollouts.next_batch(step)
+        self._waited = time.monotonic() - self._began
         if self._batch is None:
             self._schedule.data_ended()
         else:
@@ -156,7 +157,8 @@ class Driver:
             await self._parts.rollouts.trained(batch.group_ids, step)
         self._schedule.trained(step)
         now = time.monotonic()
-        times = {"perf/train_seconds": now - began, "perf/step_seconds": now - self._began}
+        times = {"perf/wait_seconds": self._waited, "perf/train_seconds": now - began}
+        times["perf/step_seconds"] = now - self._began
         self._log(step, {**batch.metrics, **{f"train/{k}": v for k, v in metrics.items()}, **times})
 
     async def _evaluate(self, step: int) -> None:

@@ -39,7 +39,7 @@ class ScriptedEngine:
         self.chat, self.replies = chat, replies
         self.calls: list[tuple[str, list[int]]] = []
         self.turns: dict[str, int] = {}
-        self.cancelled = 0
+        self.cancelled = self.tokens = 0
         self._held = Hold()
 
     @property
@@ -79,6 +79,7 @@ class ScriptedEngine:
         finish = FinishReason("stop", ids[-1])
         if len(ids) > (params.max_new_tokens or len(ids)):
             ids, finish = ids[: params.max_new_tokens], FinishReason("length")
+        self.tokens += len(ids)
         version = "3"
         return Generation(
             ids=ids,

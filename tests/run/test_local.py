@@ -72,6 +72,39 @@ def test_a_run_in_one_process_trains_agrees_with_its_engine_and_resumes(kit: Run
     assert (again.folder / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize(
+    ("flags", "staleness"),
+    [
+        pytest.param({"max_staleness": 2, "update_weights_interval": 2}, 2, id="asynchronous"),
+        pytest.param(
+            {"partial_rollout": True, "max_staleness": 1, "over_sampling_batch_size": 6},
+            1,
+            id="partial rollouts",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True, "over_sampling_batch_size": 6},
+            0,
+            id="partial rollouts, masked",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_other_forms_of_a_run_stay_within_their_staleness_and_lose_no_token(
+    kit: RunKit, flags: dict[str, object], staleness: int
+) -> None:
+    run = kit.start(kit.arguments(f"form{staleness}", backend="local", num_rollout=5, **flags))
+    assert run.wait() == 0, run.output
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == list(range(5))
+    assert max(row["staleness/max"] for row in rows) == staleness
+    for row in rows:
+        dropped = sum(value for name, value in row.items() if name.startswith("tokens/dropped/"))
+        assert row["tokens/generated"] == row["tokens/trained"] + row["tokens/waiting"] + dropped
+    result = audit_ledger(run.folder / "ledger.sqlite", through_step=4, groups_per_step=4)
+    assert result.ok, result.problems
+
+
 def test_a_breakpoint_in_step_stops_in_the_users_code(kit: RunKit) -> None:
     arguments = kit.arguments("stopping", env="stopping.py:Stopping", backend="local", num_rollout=1)
     terminal, theirs = pty.openpty()

@@ -1,0 +1,178 @@
+"""The runner in an asynchronous run: what goes on between batches, what becomes too old, and where every token went."""
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from agentrl import Sample
+from agentrl.chat import Chat
+from agentrl.errors import EngineUnreachable
+from agentrl.rollout.filters import nonzero_std
+from agentrl.rollout.runner import RolloutRunner
+from agentrl.rollout.stats import Account
+from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
+from tests.rollout.test_runner import until
+
+HELLO = f"hello{END}"
+
+
+def slow(*groups: int) -> Callable[[str], list[Reply]]:
+    """Answers at once, but never for these groups."""
+    return lambda key: [anyio.sleep_forever] if int(key.split("-")[0]) in groups else [HELLO]
+
+
+def numbers(groups: list[list[Sample]]) -> list[int]:
+    return sorted(group[0].group_index or 0 for group in groups)
+
+
+def adds_up(account: Account) -> bool:
+    return account.generated == account.trained + account.waiting + sum(account.lost.values())
+
+
+async def test_the_next_batch_is_played_while_one_is_trained(chat: Chat) -> None:
+    store = Store()
+    loop, engine = build(chat, [HELLO], store=store, max_staleness=1)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        groups, _ = await runner.batch(0)
+        assert numbers(groups) == [0, 1, 2]
+        await until(lambda: list(store.fate.values()).count("completed") == 6)
+        assert store.leases == [0] * 6, "no more, or the weights that play them would be too old"
+        runner.updated(1)
+        await until(lambda: list(store.fate.values()).count("completed") == 9)
+        assert store.leases == [0] * 6 + [1] * 3
+        calls = len(engine.calls)
+        groups, _ = await runner.batch(1)
+        assert (numbers(groups), len(engine.calls)) == ([3, 4, 5], calls)
+
+
+async def test_nothing_is_played_between_batches_of_a_synchronous_run(chat: Chat) -> None:
+    store = Store()
+    loop, engine = build(chat, [HELLO], store=store)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        await runner.batch(0)
+        runner.updated(1)
+        for _ in range(50):
+            await anyio.lowlevel.checkpoint()
+        assert len(engine.calls) == 6
+
+
+async def test_a_straggler_joins_the_last_batch_that_can_take_it(chat: Chat) -> None:
+    release = anyio.Event()
+
+    async def late() -> str:
+        await release.wait()
+        return HELLO
+
+    store = Store()
+    loop, _ = build(chat, lambda key: [late] if key.startswith("0-") else [HELLO], store=store, max_staleness=1)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        assert numbers((await runner.batch(0))[0]) == [1, 2, 3]
+        runner.updated(1)
+        second: list[int] = []
+
+        async def next_batch() -> None:
+            second.extend(numbers((await runner.batch(1))[0]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(next_batch)
+            await until(lambda: list(store.fate.values()).count("completed") >= 7)
+            assert not second, "seven groups are finished, but without the eighth it would be too old"
+            release.set()
+        assert second[0] == 0
+
+
+@pytest.mark.parametrize(("policy", "fate"), [("remake", "released"), ("drop", "dropped:too old")])
+async def test_what_over_sampling_leaves_behind_is_made_again_or_dropped(chat: Chat, policy: str, fate: str) -> None:
+    store = Store()
+    settings: dict[str, Any] = {"max_staleness": 1, "over_sampling_batch_size": 4, "stale_groups": policy}
+    loop, engine = build(chat, slow(0), store=store, **settings)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        await runner.batch(0)
+        assert store.fate[0] == "leased"
+        runner.updated(1)
+        _, stats = await runner.batch(1)
+        assert store.fate[0] == fate
+        assert engine.cancelled == 2
+        assert adds_up(stats.account)
+
+
+async def test_a_partial_rollout_holds_the_engines_between_batches_and_keeps_what_is_in_play(chat: Chat) -> None:
+    store = Store()
+    masked: dict[str, Any] = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
+    loop, engine = build(chat, slow(0), store=store, over_sampling_batch_size=4, **masked)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        await runner.batch(0)
+        assert engine.held.closed
+        assert (store.fate[0], engine.cancelled) == ("leased", 0)
+        runner.updated(1)
+        await runner.batch(1)
+        assert store.leases == [0] * 4 + [1] * 3
+
+
+async def test_tokens_of_older_weights_are_masked_and_counted(chat: Chat) -> None:
+    store = Store()
+    masked: dict[str, Any] = {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": True}
+    loop, _ = build(chat, [HELLO], store=store, **masked)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        runner.updated(4)  # the scripted engine says that its weights are of version 3
+        groups, stats = await runner.batch(4)
+    assert {sample.trained_tokens for group in groups for sample in group} == {0}
+    assert stats.account.trained == 0
+    assert stats.account.lost["off-policy"] == stats.account.generated > 0
+
+
+async def test_every_token_that_an_engine_gave_is_accounted_for(chat: Chat) -> None:
+    """Retries, masked failures, filtered groups, stragglers left behind, groups that wait."""
+
+    class Sorted(EchoEnv):
+        async def reward(self, sample: Sample) -> float:
+            return 1.0 if sample.group_index == 1 else await super().reward(sample)
+
+    def replies(key: str) -> list[Reply]:
+        group, _, attempt = map(int, key.split("-"))
+        if group == 2 and attempt == 0:
+            return [f'<tool_call>{{"name": "nothing", "arguments": {{}}}}</tool_call>{END}', EngineUnreachable("gone")]
+        return [anyio.sleep_forever] if group == 3 else [HELLO]
+
+    store = Store()
+    loop, engine = build(
+        chat,
+        replies,
+        environment=Sorted,
+        group_filter=nonzero_std,
+        store=store,
+        max_staleness=1,
+        over_sampling_batch_size=4,
+        failure_policy={"engine": "retry"},
+    )
+    async with RolloutRunner.running(loop.player, store, loop.group_filter) as runner:
+        for step in range(3):
+            runner.updated(step)
+            _, stats = await runner.batch(step)
+            assert adds_up(stats.account)
+        assert stats.account.generated <= engine.tokens
+        assert {"retried", "zero_std_1"} <= stats.account.lost.keys()
+        assert stats.account.trained == sum(
+            sample.trained_tokens for batch in store.batches.values() for at in batch for sample in store.completed[at]
+        )
+
+
+async def test_a_failure_between_batches_ends_the_next_one(chat: Chat) -> None:
+    handed = anyio.Event()
+
+    async def fail() -> str:
+        await handed.wait()
+        raise EngineUnreachable("gone")
+
+    store = Store()
+    loop, _ = build(chat, lambda key: [fail] if int(key.split("-")[0]) >= 3 else [HELLO], store=store, max_staleness=1)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        await runner.batch(0)
+        handed.set()
+        await until(lambda: "released" in store.fate.values())
+        with pytest.raises(EngineUnreachable, match="gone"):
+            await runner.batch(1)
+    assert "leased" not in store.fate.values()
