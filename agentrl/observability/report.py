@@ -45,7 +45,11 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Trainer against engine: mean difference of log-probs",
         (("difference", "train/train_rollout_logprob_abs_diff"),),
     ),
-    ("Seconds a rollout", (("all", "perf/step_seconds"), ("training", "perf/train_seconds"))),
+    (
+        "Seconds a rollout",
+        (("all", "perf/step_seconds"), ("training", "perf/train_seconds"), ("waiting", "perf/wait_seconds")),
+    ),
+    ("Rollouts that the trained tokens are old", (("mean", "staleness/mean"), ("most", "staleness/max"))),
     ("Generated tokens a second", (("tokens/s", "perf/rollout_tokens_per_second"),)),
 )
 _HEADLINE_OF_EVAL = (("pass@1", "solved (pass@1)"), ("reward", "mean reward"), ("used_tool", "used a tool"))
