@@ -9,6 +9,7 @@ import click
 import pytest
 
 from agentrl.cli.main import COMMANDS, agentrl
+from agentrl.config.flags import aliases
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,7 +74,9 @@ def test_commands_exist(page: Path) -> None:
 def known_flags() -> set[str]:
     context = click.Context(agentrl)
     commands = [agentrl.get_command(context, name) for name in COMMANDS if name != "demo"]
-    flags = {flag for command in commands if command for param in command.params for flag in param.opts}
+    flags = {flag for command in commands if command for param in command.params for flag in param.opts} | set(
+        aliases()
+    )
     return flags | {
         flag for command in commands if command for param in command.params for flag in param.secondary_opts
     }

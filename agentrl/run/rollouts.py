@@ -8,6 +8,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
 
 from anyio import to_thread
 
@@ -89,6 +90,9 @@ class LedgerRollouts(Rollouts, WeightSink):
     def __init__(self, generation: Generation, queue: GroupQueue, runner: RolloutRunner) -> None:
         self.generation, self._queue, self._runner = generation, queue, runner
         self._settings = generation.settings
+        # What the first batch tells of how the ledger was put back.
+        changed = asdict(queue.recovery)
+        self._resumed = {f"resume/{what}": float(len(groups)) for what, groups in changed.items() if groups}
 
     @classmethod
     @asynccontextmanager
@@ -127,7 +131,9 @@ class LedgerRollouts(Rollouts, WeightSink):
         groups, stats = await self._runner.batch(step)
         if template := self._settings.observability.save_debug_rollout_data:
             save_rollout(template, step, groups)
-        return groups, rollout_metrics(groups, stats, self._settings.rollout.reward_key)
+        metrics = rollout_metrics(groups, stats, self._settings.rollout.reward_key) | self._resumed
+        self._resumed = {}
+        return groups, metrics
 
     async def join_weight_group(self, group: WeightGroup) -> None:
         await self.generation.pool.join_weight_group(group)
