@@ -47,8 +47,6 @@ async def _rollout(settings: RunSettings) -> int:
     ):
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
-        # Nobody trains, so that nothing grows old: what comes next is played while the slowest are still at it.
-        settings = settings.replace(max_staleness=total)
         folder.forget_ledger()
         async with (
             launched(settings, folder, progress) as urls,

@@ -92,6 +92,7 @@ async def test_a_batch_that_an_earlier_life_began_is_only_filled_up(kit: RunKit)
         async with opened(s, folder, engines) as rollouts:
             batch = await rollouts.next_batch(0)
         assert batch is not None
+        assert batch.metrics["resume/released"] == 2
         assert batch.group_ids[0] == 1
         assert sorted(batch.group_ids) == [0, 1, 2]
         assert engines.answers == 4
