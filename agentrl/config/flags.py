@@ -46,7 +46,7 @@ SGLANG_FIELD = "sglang_options"
 class Alias:
     """Another spelling: `value` is what the bare flag means, or None if it takes the field's own value.
 
-    Of a number, `false` means 0.
+    A number is the least that the flag asks for: the field's own flag may say more.
     """
 
     field: str
@@ -160,6 +160,7 @@ class _Rewriter:
         self.aliases = aliases()
         self.extra = set(extra)
         self.out: list[str] = []
+        self.spelt: list[tuple[str, str]] = []
         self.sglang: dict[str, Any] = {}
 
     def run(self, argv: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -170,7 +171,22 @@ class _Rewriter:
                 continue
             name, equals, value = token.partition("=")
             self._flag(name if name in self.extra else name.replace("_", "-"), value if equals else None, argv)
+        for name, written in self.spelt:
+            self._agree(name, written)
         return self.out, self.sglang
+
+    def _agree(self, name: str, written: str) -> None:
+        """Another spelling must not contradict the field's own flag; a least value gives way to a larger one."""
+        flag, _, value = written.partition("=")
+        others = [other for other in self.out if other.startswith(f"{flag}=") and other != written]
+        least = self.aliases[name].value is not None
+        if others and not (least and all(float(other.partition("=")[2]) > float(value) for other in others)):
+            shown = name if least else f"{name} {value}"
+            raise SettingsError(
+                f"{shown} is {written.replace('=', ' ')}, and {others[0].replace('=', ' ')} says otherwise"
+            )
+        if least and not others:
+            self.out.append(written)
 
     def _flag(self, name: str, value: str | None, rest: list[str]) -> None:
         if name in self.extra:
@@ -201,12 +217,14 @@ class _Rewriter:
         target = "--" + alias.field.replace("_", "-")
         if alias.value is None:
             self._flag(target, value, rest)
+            if not self.fields[target].is_sequence and target not in self.bools:
+                self.spelt.append((name, self.out[-1]))
             return
         said = _truth(name, self._bool_text(value, rest))
         if isinstance(alias.value, bool):
             self.out.append(target if said == alias.value else f"--no-{target[2:]}")
-        else:
-            self.out.append(f"{target}={alias.value if said else 0}")
+        elif said:
+            self.spelt.append((name, f"{target}={alias.value}"))
 
     def _bool(self, name: str, value: str | None, rest: list[str]) -> None:
         text = self._bool_text(value, rest)

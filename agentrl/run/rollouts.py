@@ -121,7 +121,8 @@ class LedgerRollouts(Rollouts, WeightSink):
         groups, metrics = await self.play(step)
         if len(groups) < self._settings.rollout.rollout_batch_size:
             return None
-        return make_batch(self._settings, groups, metrics, step)
+        # Others play on meanwhile: what takes long is done in a thread.
+        return await to_thread.run_sync(make_batch, self._settings, groups, metrics, step)
 
     async def play(self, step: int) -> tuple[list[Group], Mapping[str, float]]:
         """The groups of step `step`, those of an earlier life included, in the ledger's order, and their metrics.
@@ -130,8 +131,9 @@ class LedgerRollouts(Rollouts, WeightSink):
         """
         groups, stats = await self._runner.batch(step)
         if template := self._settings.observability.save_debug_rollout_data:
-            save_rollout(template, step, groups)
-        metrics = rollout_metrics(groups, stats, self._settings.rollout.reward_key) | self._resumed
+            await to_thread.run_sync(save_rollout, template, step, groups)
+        key = self._settings.rollout.reward_key
+        metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key) | self._resumed
         self._resumed = {}
         return groups, metrics
 
