@@ -150,7 +150,7 @@ def staleness(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     allowed, interval = flat["max_staleness"], flat["update_weights_interval"]
     if allowed < interval - 1:
         yield (
-            f"--update-weights-interval {interval} trains on tokens that are up to {interval - 1} rollouts old, and "
+            f"--update-weights-interval {interval} trains on tokens up to {interval - 1} rollout(s) old, and "
             f"--max-staleness is {allowed}; use --max-staleness {interval - 1} or more, or send weights more often"
         )
     partial, masked = flat["partial_rollout"], flat["mask_offpolicy_in_partial_rollout"]

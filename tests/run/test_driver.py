@@ -163,6 +163,7 @@ def test_the_cadence_is_that_of_the_settings() -> None:
         {
             "num_rollout": 7,
             "update_weights_interval": 2,
+            "max_staleness": 1,
             "eval_interval": 3,
             "eval_prompt_data": ("a", "b"),
             "save_interval": 4,
