@@ -1,0 +1,270 @@
+"""Broken and slow user code, and what must be seen of it.
+
+1. A batch has three groups of two. The sample with index `CULPRIT` misbehaves; the other five are innocent and must
+   finish as they would have alone.
+2. All failures are kept masked, so that a batch shows which of its samples failed, and how.
+3. `DEADLINE` seconds are allowed for every call of user code; who blocks the loop does so for `BLOCK` seconds, and the
+   innocents wait for less than a deadline in all.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from agentrl import Blame, Environment, Sample, Step, Turn, tool
+from agentrl.sample import Message
+
+CULPRIT = 1
+DEADLINE, BLOCK = 0.3, 1.2
+released = threading.Event()
+"""Set when a test is over, so that a thread which hangs for a test ends with it."""
+
+
+class Plain(Environment):
+    """A few awaits a step, as of a small database query: where a loop that stands still is felt."""
+
+    max_turns = 2
+
+    async def reset(self, sample: Sample) -> list[Message]:
+        self.index = sample.index
+        return await super().reset(sample)
+
+    @property
+    def guilty(self) -> bool:
+        return self.index == CULPRIT
+
+    async def step(self, turn: Turn) -> Step:
+        for _ in range(4):
+            await anyio.sleep(0.02)
+        return await super().step(turn)
+
+    async def reward(self, sample: Sample) -> float | dict[str, Any]:
+        return 1.0
+
+
+class BlocksInStep(Plain):
+    async def step(self, turn: Turn) -> Step:
+        await anyio.sleep(0.03)
+        if self.guilty:
+            time.sleep(BLOCK)  # noqa: ASYNC251
+        return await super().step(turn)
+
+
+class BlocksInReset(Plain):
+    async def reset(self, sample: Sample) -> list[Message]:
+        if sample.index == CULPRIT:
+            time.sleep(BLOCK)  # noqa: ASYNC251
+        return await super().reset(sample)
+
+
+class BlocksInReward(Plain):
+    async def reward(self, sample: Sample) -> float | dict[str, Any]:
+        if self.guilty:
+            time.sleep(BLOCK)  # noqa: ASYNC251
+        return 1.0
+
+
+class SpinsInStep(Plain):
+    """Not a sleep: Python that computes."""
+
+    async def step(self, turn: Turn) -> Step:
+        await anyio.sleep(0.03)
+        end = time.perf_counter() + BLOCK * self.guilty
+        while time.perf_counter() < end:
+            pass
+        return await super().step(turn)
+
+
+class BlocksInTool(Plain):
+    @tool(timeout=DEADLINE)
+    async def look(self) -> str:
+        """Look."""
+        if self.guilty:
+            time.sleep(BLOCK)  # noqa: ASYNC251
+        await anyio.sleep(0.02)
+        return "seen"
+
+
+class HangsInStep(Plain):
+    async def step(self, turn: Turn) -> Step:
+        if self.guilty:
+            await anyio.sleep_forever()
+        return await super().step(turn)
+
+
+class HangsInClose(Plain):
+    async def close(self) -> None:
+        if self.guilty:
+            await anyio.sleep_forever()
+
+
+class HangingSyncTool(Plain):
+    @tool(timeout=DEADLINE / 3)
+    def look(self) -> str:
+        """Look."""
+        if self.guilty:
+            released.wait(10)
+        return "seen"
+
+
+class RaisesInReset(Plain):
+    async def reset(self, sample: Sample) -> list[Message]:
+        if sample.index == CULPRIT:
+            raise OSError("no such index")
+        return await super().reset(sample)
+
+
+class RaisesInStep(Plain):
+    async def step(self, turn: Turn) -> Step:
+        if self.guilty:
+            raise KeyError("row 7")
+        return await super().step(turn)
+
+
+class RaisesInReward(Plain):
+    async def reward(self, sample: Sample) -> float | dict[str, Any]:
+        return 1.0 / (not self.guilty)
+
+
+class RaisesInClose(Plain):
+    async def close(self) -> None:
+        if self.guilty:
+            raise RuntimeError("already closed")
+
+
+class ResetReturnsGarbage(Plain):
+    async def reset(self, sample: Sample) -> list[Message]:
+        messages = await super().reset(sample)
+        return {"role": "user"} if self.guilty else messages  # type: ignore[return-value]
+
+
+class StepReturnsNothing(Plain):
+    async def step(self, turn: Turn) -> Step:
+        step = await super().step(turn)
+        return None if self.guilty else step  # type: ignore[return-value]
+
+
+class MutatesTheSample(Plain):
+    """Cuts tokens off that the model has written: the lengths disagree from there on."""
+
+    def __init__(self) -> None:
+        self.sample = Sample()
+
+    async def reset(self, sample: Sample) -> list[Message]:
+        self.sample = sample
+        return await super().reset(sample)
+
+    async def step(self, turn: Turn) -> Step:
+        if self.guilty:
+            del self.sample.tokens[-1:]
+        return await super().step(turn)
+
+
+class HugeMessage(Plain):
+    """More than any context holds."""
+
+    async def step(self, turn: Turn) -> Step:
+        if self.guilty:
+            return Step([{"role": "user", "content": "a b c d " * 20_000}])
+        return await super().step(turn)
+
+
+class StrayTask(Plain):
+    """Raises what means cancellation to the loop, though nobody cancelled it."""
+
+    async def step(self, turn: Turn) -> Step:
+        if self.guilty:
+            raise anyio.get_cancelled_exc_class()("from user code")
+        return await super().step(turn)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What must be seen of the culprit; of the innocents always that they succeed.
+
+    Attributes:
+        blame: of the culprit's failure; None: it succeeds.
+        names: patterns that the failure's message has.
+        either: the culprit may fail or succeed, but must be reported.
+        reported: patterns that one warning of the log has.
+        calls: the model calls the tool `look` first.
+        lacking: what today's main lacks for it; empty: nothing.
+    """
+
+    environment: type[Plain]
+    blame: Blame | None = None
+    names: tuple[str, ...] = ()
+    either: bool = False
+    reported: tuple[str, ...] = ()
+    calls: bool = False
+    lacking: str = ""
+
+
+def blocks(environment: type[Plain], where: str, *, calls: bool = False) -> Seen:
+    """Blocked the loop: reported with class, line, sample and seconds."""
+    reported = (rf"{environment.__name__}\.{where}", r"environments\.py:\d+", rf"sample {CULPRIT}\b", r"1\.\d* s\b")
+    return Seen(environment, either=True, reported=reported, calls=calls, lacking="no watchdog; deadlines run on")
+
+
+def fails(environment: type[Plain], blame: Blame, *names: str, lacking: str = "failures do not say where") -> Seen:
+    """Failed, and the message says in which trajectory."""
+    return Seen(environment, blame, (*names, "group 0", f"sample {CULPRIT}"), lacking=lacking)
+
+
+TURN = r"turn \d"
+ENVIRONMENTS = {
+    "blocks in step": blocks(BlocksInStep, "step"),
+    "blocks in reset": blocks(BlocksInReset, "reset"),
+    "blocks in reward": blocks(BlocksInReward, "reward"),
+    "spins in step": blocks(SpinsInStep, "step"),
+    "blocks in an async tool": blocks(BlocksInTool, "look", calls=True),
+    "hangs in step": fails(HangsInStep, Blame.ENV, r"HangsInStep\.step took longer than 0\.3 s", TURN),
+    "hangs in close": fails(
+        HangsInClose, Blame.ENV, r"HangsInClose\.close took longer than", lacking="waits 10 s, whatever env_timeout says"
+    ),
+    "raises in reset": fails(RaisesInReset, Blame.ENV, r"RaisesInReset\.reset raised OSError: .*\.py:\d"),
+    "raises in step": fails(RaisesInStep, Blame.ENV, r"step raised KeyError: 'row 7' at .*\.py:\d", TURN),
+    "raises in reward": fails(RaisesInReward, Blame.GRADER, r"RaisesInReward\.reward raised ZeroDivisionError"),
+    "raises in close": fails(RaisesInClose, Blame.ENV, r"RaisesInClose\.close raised RuntimeError: already closed"),
+    "reset returns garbage": fails(
+        ResetReturnsGarbage, Blame.ENV, r"ResetReturnsGarbage\.reset must return a list of messages"
+    ),
+    "step returns nothing": fails(StepReturnsNothing, Blame.ENV, r"StepReturnsNothing\.step must return a Step", TURN),
+    "mutates the sample": fails(
+        MutatesTheSample, Blame.ENV, "MutatesTheSample", TURN, lacking="goes unnoticed: the prompt is one token shorter"
+    ),
+    "raises a cancellation": fails(
+        StrayTask, Blame.ENV, r"StrayTask\.step", TURN, lacking="the group is dropped as nothing_to_train, unsaid"
+    ),
+    "a huge message": Seen(HugeMessage),
+    "a sync tool that hangs": Seen(HangingSyncTool, calls=True),
+}
+"""By name. A huge message truncates its trajectory, a hung tool is an observation: both are no failures."""
+
+
+class NeitherKeptNorReplayed(Plain):
+    """Says that it cannot be kept alive between two model turns, nor be played again: it can only be refused."""
+
+    on_interrupt = "none"
+
+
+class ReplayDiffers(Plain):
+    """Says that it can be replayed, and answers the same turn with another text each time."""
+
+    on_interrupt = "replay"
+    played = 0
+
+    async def step(self, turn: Turn) -> Step:
+        type(self).played += 1
+        return Step([{"role": "user", "content": f"This is play {self.played}."}], done=turn.index > 0)
+
+
+CHOICES = {
+    "neither kept nor replayed": (NeitherKeptNorReplayed, ("NeitherKeptNorReplayed", "keep|replay|restart")),
+    "an unknown choice": (type("Unknown", (Plain,), {"on_interrupt": "pray"}), ("Unknown", "pray", "replay")),
+}
+"""Environments that a run with partial rollouts refuses when it starts, and what the error names. `on_interrupt` stands
+for the attribute that declares the choice."""
