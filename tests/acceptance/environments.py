@@ -18,7 +18,7 @@ from agentrl import Blame, Environment, Sample, Step, Turn, tool
 from agentrl.sample import Message
 
 CULPRIT = 1
-DEADLINE, BLOCK = 0.3, 1.2
+DEADLINE, BLOCK = 1.0, 1.6
 released = threading.Event()
 """Set when a test is over, so that a thread which hangs for a test ends with it."""
 
@@ -168,7 +168,7 @@ class HugeMessage(Plain):
 
     async def step(self, turn: Turn) -> Step:
         if self.guilty:
-            return Step([{"role": "user", "content": "a b c d " * 20_000}])
+            return Step([{"role": "user", "content": "a b c d " * 2_000}])
         return await super().step(turn)
 
 
@@ -205,7 +205,7 @@ class Seen:
 
 def blocks(environment: type[Plain], where: str, *, calls: bool = False) -> Seen:
     """Blocked the loop: reported with class, line, sample and seconds."""
-    reported = (rf"{environment.__name__}\.{where}", r"environments\.py:\d+", rf"sample {CULPRIT}\b", r"1\.\d* s\b")
+    reported = (rf"{environment.__name__}\.{where}", r"environments\.py:\d+", rf"sample {CULPRIT}\b", r"[12]\.\d* s\b")
     return Seen(environment, either=True, reported=reported, calls=calls, lacking="no watchdog; deadlines run on")
 
 
@@ -221,9 +221,12 @@ ENVIRONMENTS = {
     "blocks in reward": blocks(BlocksInReward, "reward"),
     "spins in step": blocks(SpinsInStep, "step"),
     "blocks in an async tool": blocks(BlocksInTool, "look", calls=True),
-    "hangs in step": fails(HangsInStep, Blame.ENV, r"HangsInStep\.step took longer than 0\.3 s", TURN),
+    "hangs in step": fails(HangsInStep, Blame.ENV, r"HangsInStep\.step took longer than 1 s", TURN),
     "hangs in close": fails(
-        HangsInClose, Blame.ENV, r"HangsInClose\.close took longer than", lacking="waits 10 s, whatever env_timeout says"
+        HangsInClose,
+        Blame.ENV,
+        r"HangsInClose\.close took longer than",
+        lacking="waits 10 s, whatever env_timeout says",
     ),
     "raises in reset": fails(RaisesInReset, Blame.ENV, r"RaisesInReset\.reset raised OSError: .*\.py:\d"),
     "raises in step": fails(RaisesInStep, Blame.ENV, r"step raised KeyError: 'row 7' at .*\.py:\d", TURN),
@@ -252,14 +255,15 @@ class NeitherKeptNorReplayed(Plain):
 
 
 class ReplayDiffers(Plain):
-    """Says that it can be replayed, and answers the same turn with another text each time."""
+    """Says that it can be replayed, and answers the same turn with another text each time. What an earlier play said
+    may not be in what is trained."""
 
     on_interrupt = "replay"
     played = 0
 
     async def step(self, turn: Turn) -> Step:
         type(self).played += 1
-        return Step([{"role": "user", "content": f"This is play {self.played}."}], done=turn.index > 0)
+        return Step([{"role": "user", "content": f"play {self.played}."}], done=turn.index > 0)
 
 
 CHOICES = {

@@ -1,18 +1,28 @@
 """A batch in which one environment misbehaves: innocents pass, the culprit is named."""
 
+import asyncio
 import logging
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pytest
+from aiohttp import web
 
 from agentrl import Blame
 from agentrl.chat import Chat
+from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
 from agentrl.rollout.settings import FailureAction
+from agentrl.run.driver import open_folder
+from agentrl.run.rollouts import LedgerRollouts
+from tests.acceptance import environments
 from tests.acceptance.environments import CHOICES, CULPRIT, DEADLINE, ENVIRONMENTS, Plain, Seen, released
+from tests.acceptance.servers import Engine, fleet
 from tests.rollout.scripted import END, build
+from tests.support.runs import RunKit
+from tests.support.tiny_models import EOS_ID
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>' + END
 
@@ -64,7 +74,54 @@ async def test_innocents_pass_and_the_culprit_is_named(
 async def test_an_environment_that_cannot_be_interrupted(
     chat: Chat, environment: type[Plain], names: tuple[str, ...]
 ) -> None:
-    with pytest.raises(AgentRLError) as caught:
+    async def play() -> None:
         loop, _ = build(chat, [f"done{END}"], environment=environment, partial_rollout=True, max_staleness=1)
         await loop.run(0)
+
+    with pytest.raises(AgentRLError) as caught:
+        await play()
     assert [part for part in names if not re.search(part, str(caught.value))] == [], caught.value
+
+
+class Held(Engine):
+    """Ends every turn after two tokens; from its `last` request on it answers no more."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last, self.reached = last, asyncio.Event()
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        if self.served > self.last:
+            self.reached.set()
+            await asyncio.sleep(30)
+        prompt = orjson.loads(await request.read())["input_ids"]
+        return web.json_response(self.answer([40, EOS_ID], "stop", prompt=len(prompt)))
+
+
+async def test_of_a_play_that_differs_from_the_first_nothing_old_is_left(kit: RunKit) -> None:
+    """The first life ends when every trajectory is in its second turn; the second one plays them again."""
+    s = RunSettings.from_flat(
+        {
+            "env": f"{environments.__file__}:ReplayDiffers",
+            "hf_checkpoint": str(kit.folder / "model"),
+            "prompt_data": str(kit.folder / "prompts.jsonl"),
+            "label_key": "label",
+            "rollout_batch_size": 3,
+            "n_samples_per_prompt": 2,
+            "output_dir": str(kit.folder / "replayed"),
+        }
+    )
+    with open_folder(s) as folder:
+        async with fleet(held := Held(last=6), members=1), LedgerRollouts.open(s, folder, [held.url], None) as life:
+            playing = asyncio.ensure_future(life.play(0))
+            reached = asyncio.ensure_future(held.reached.wait())
+            await asyncio.wait([playing, reached], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            assert reached.done(), playing
+            playing.cancel()
+            await asyncio.wait([playing])
+        async with fleet(free := Held(last=1000), members=1), LedgerRollouts.open(s, folder, [free.url], None) as life:
+            groups, _ = await life.play(0)
+    said = [int(n) for g in groups for sample in g for n in re.findall(r"play (\d+)", sample.response)]
+    assert sorted(said) == list(range(7, 7 + len(said)))
+    assert free.served == 12
+    assert [group[0].group_index for group in groups] == [0, 1, 2]

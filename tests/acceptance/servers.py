@@ -1,0 +1,243 @@
+"""Engines that go wrong among engines that do not, over loopback HTTP, and what must be seen through a pool.
+
+1. `Engine` is a healthy engine of a few milliseconds a request: it answers with four ids under its weight version, and
+   takes weights from disk. A bad one is an `Engine` whose `generate` misbehaves.
+2. One member of two, and one of four, is bad; `CALLS` one-turn sessions are played, `AT_ONCE` at a time, after an
+   update to version `VERSION`.
+3. In no case may a token of another version come back as if nothing had happened.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+CALLS, AT_ONCE = 120, 8
+VERSION, INITIAL = "7", "default"
+VOCABULARY = 512
+IDS = [5, 6, 7, 8]
+
+
+class Engine:
+    """A healthy engine.
+
+    Attributes:
+        version: of its weights.
+        served: how many generations were asked for.
+        updates: how many weight updates it took.
+    """
+
+    model = "tiny"
+
+    def __init__(self) -> None:
+        self.version, self.served, self.updates, self.url = INITIAL, 0, 0, ""
+
+    def answer(
+        self, ids: list[int], finish: str = "length", version: str | None = None, prompt: int = 3
+    ) -> dict[str, Any]:
+        """A well-formed answer with these ids."""
+        version = self.version if version is None else version
+        meta = {
+            "id": "x",
+            "finish_reason": {"type": finish, "length": len(ids)},
+            "prompt_tokens": prompt,
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "weight_version": version,
+            "weight_versions": [{"version": version, "start": 0, "end": len(ids)}],
+            "output_token_logprobs": [[-0.5, i, None] for i in ids],
+        }
+        return {"text": "text", "output_ids": ids, "meta_info": meta}
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.002)
+        return web.json_response(self.answer(IDS))
+
+    async def route(self, request: web.Request) -> web.StreamResponse:
+        """Every path of the protocol that a pool asks for."""
+        text = await request.read()
+        body = orjson.loads(text) if text else {}
+        match request.path:
+            case "/generate":
+                self.served += 1
+                return await self.generate(request)
+            case "/update_weights_from_disk":
+                return self.update(body)
+            case "/model_info" | "/get_model_info":
+                return web.json_response({"model_path": self.model, "weight_version": self.version})
+            case "/server_info" | "/get_server_info":
+                return web.json_response({"context_length": 2048, "version": "0.5.23", "model_path": self.model})
+        return web.json_response({"success": True, "message": "ok", "status": "ok", "loads": []})
+
+    def update(self, body: dict[str, Any]) -> web.Response:
+        self.version, self.updates = body["weight_version"], self.updates + 1
+        return web.json_response({"success": True, "message": "ok", "num_paused_requests": 0})
+
+
+@asynccontextmanager
+async def serving(engine: Engine) -> AsyncIterator[Engine]:
+    """The engine at a free port."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", engine.route)
+    runner = web.AppRunner(app, shutdown_timeout=0.05)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield engine
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def fleet(*bad: Engine, members: int) -> AsyncIterator[list[Engine]]:
+    """`bad`, first, and healthy engines beside them."""
+    healthy = [Engine() for _ in range(members - len(bad))]
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(serving(engine)) for engine in (*bad, *healthy)]
+
+
+class Says(Engine):
+    """One status at once."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__()
+        self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=self.status, headers=self.headers)
+
+
+class Answers(Engine):
+    """200 with something that is no answer."""
+
+    def __init__(self, make: Callable[[Engine], dict[str, Any] | bytes]) -> None:
+        super().__init__()
+        self.make = make
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        made = self.make(self)
+        return web.Response(
+            body=made if isinstance(made, bytes) else orjson.dumps(made), content_type="application/json"
+        )
+
+
+def _fewer_ids(engine: Engine) -> dict[str, Any]:
+    return {**engine.answer(IDS), "output_ids": IDS[:-1]}
+
+
+class HangsAfterHeaders(Engine):
+    """200, a content length, and nothing more; its health probe hangs too."""
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-length": "1000"})
+        await response.prepare(request)
+        await asyncio.sleep(30)
+        return response
+
+    async def route(self, request: web.Request) -> web.StreamResponse:
+        if request.path.startswith("/health"):
+            return await self.generate(request)
+        return await super().route(request)
+
+
+class NeverAnswers(HangsAfterHeaders):
+    """Takes the connection and the request."""
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+
+class DiesMidGeneration(Engine):
+    """The process is gone after its third request: connections break, now and later."""
+
+    async def route(self, request: web.Request) -> web.StreamResponse:
+        if self.served >= 3:
+            assert request.transport is not None
+            request.transport.abort()
+        return await super().route(request)
+
+
+class ComesBackWithInitialWeights(Engine):
+    """Was restarted by a supervisor after its third request."""
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        if self.served == 3:
+            self.version = INITIAL
+        return await super().generate(request)
+
+
+class MissesTheUpdate(Engine):
+    """Goes on with its old weights."""
+
+    def update(self, body: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": {"message": "no such file"}}, status=500)
+
+
+class OtherModel(Engine):
+    model = "another-model"
+
+
+class NotSGLang(Engine):
+    """Some web server: a page for every path."""
+
+    async def route(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>It works!</html>", content_type="text/html")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What must be seen through a pool.
+
+    Attributes:
+        failed: the largest share of calls that may fail, with a typed `EngineFailure`.
+        fed: how many requests the bad member may be sent, retries included: it rests.
+        deadline: seconds that each call gets.
+        updated: the bad member is given the weights again.
+        lacking: what today's main lacks for it; empty: nothing.
+    """
+
+    bad: Callable[[], Engine]
+    failed: float = 0.0
+    fed: int = CALLS // 4
+    deadline: float = 10.0
+    updated: bool = False
+    lacking: str = ""
+
+
+ELSEWHERE, REST = "answers that are no use are not asked for elsewhere", "a member that fails is not rested"
+SERVERS = {
+    "500 at once": Seen(lambda: Says(500), lacking=ELSEWHERE),
+    "504 at once": Seen(lambda: Says(504), lacking=ELSEWHERE),
+    "408 at once": Seen(lambda: Says(408), lacking=ELSEWHERE),
+    "503 with Retry-After": Seen(lambda: Says(503, Retry_After="30"), fed=AT_ONCE, lacking=REST),
+    "503": Seen(lambda: Says(503), lacking=REST),
+    "429 with Retry-After": Seen(lambda: Says(429, Retry_After="30"), fed=AT_ONCE, lacking=REST),
+    "half JSON": Seen(lambda: Answers(lambda e: b'{"text": "ha'), lacking=ELSEWHERE),
+    "an id too few": Seen(lambda: Answers(_fewer_ids), lacking=ELSEWHERE),
+    "an id outside the vocabulary": Seen(lambda: Answers(lambda e: e.answer([VOCABULARY])), lacking=ELSEWHERE),
+    "another version than sent": Seen(
+        lambda: Answers(lambda e: e.answer(IDS, version="3")), lacking="versions are not compared"
+    ),
+    "aborts with no token for ever": Seen(
+        lambda: Answers(lambda e: e.answer([], "abort")), lacking="an abort that nobody asked for is an answer"
+    ),
+    "hangs after headers": Seen(HangsAfterHeaders, failed=0.1, fed=2 * AT_ONCE, deadline=1.0),
+    "never answers": Seen(NeverAnswers, failed=0.1, fed=2 * AT_ONCE, deadline=1.0),
+    "dies mid-generation": Seen(DiesMidGeneration),
+    "comes back with initial weights": Seen(
+        ComesBackWithInitialWeights, fed=CALLS, updated=True, lacking="versions are not compared"
+    ),
+}
+
+AT_START = {
+    "not SGLang at all": (NotSGLang, ("SGLang",), "the error does not say that it is no SGLang"),
+    "another model": (OtherModel, ("another-model",), "models are not compared"),
+}
+"""Members that a run refuses when it starts, what the error names beside the address, and what main lacks."""
