@@ -261,9 +261,13 @@ class ReplayDiffers(Plain):
     on_interrupt = "replay"
     played = 0
 
-    async def step(self, turn: Turn) -> Step:
+    async def reset(self, sample: Sample) -> list[Message]:
         type(self).played += 1
-        return Step([{"role": "user", "content": f"play {self.played}."}], done=turn.index > 0)
+        self.play = self.played
+        return await super().reset(sample)
+
+    async def step(self, turn: Turn) -> Step:
+        return Step([{"role": "user", "content": f"play {self.play}."}])
 
 
 CHOICES = {
