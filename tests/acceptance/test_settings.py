@@ -48,14 +48,22 @@ PYTHON: dict[str, dict[str, object]] = {
 }
 """The same contradictions without flags."""
 
-TODAY = {"--update-weights-interval 0"}
-"""Refused by main already."""
+LACKING = {
+    "--pause-generation-mode freeze": "no such flag yet",
+    "--pause-generation-mode in_place": "no such flag yet",
+    "--async-buffer-size -1": "the error names the flag that was not written",
+}
+"""What main lacks."""
 
 
 def _params(table: dict[str, object]) -> list[object]:
-    lacking = pytest.mark.xfail(reason="no such settings or checks yet", strict=True)
     return [
-        pytest.param(line, want, id=line or "defaults", marks=[] if line in TODAY else [lacking])
+        pytest.param(
+            line,
+            want,
+            id=line or "defaults",
+            marks=[pytest.mark.xfail(reason=LACKING[line], strict=True)] if line in LACKING else [],
+        )
         for line, want in table.items()
     ]
 
