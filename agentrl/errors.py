@@ -10,11 +10,34 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 
 
+@dataclass(slots=True)
+class Place:
+    """Which trajectory, and the model's turn that it has come to; `sample` is None for a whole group."""
+
+    group: int | None
+    sample: int | None = None
+    turn: int = 0
+
+    def __str__(self) -> str:
+        parts = (("group", self.group), ("sample", self.sample), ("turn", self.turn))
+        return ", ".join(f"{name} {number}" for name, number in parts if number is not None)
+
+
 class AgentRLError(Exception):
-    """Base of all errors raised on purpose. The message says what was expected, what came, and what to do."""
+    """Base of all errors raised on purpose. The message says what was expected, what came, and what to do.
+
+    Attributes:
+        place: the group, sample and turn that it happened in; in front of the message where there is one.
+    """
+
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        return super().__str__() if self.place is None else f"{self.place}: {super().__str__()}"
 
 
 class SettingsError(AgentRLError):

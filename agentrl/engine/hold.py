@@ -1,5 +1,7 @@
 """`Hold`: whether generating is held, for those who have to wait for either."""
 
+import time
+
 import anyio
 
 
@@ -12,6 +14,7 @@ class Hold:
 
     def __init__(self) -> None:
         self.closed = False
+        self._seconds = 0.0
         self._opened, self._closed = anyio.Event(), anyio.Event()
         self._opened.set()
 
@@ -19,13 +22,20 @@ class Hold:
         """Hold generating; closing twice is harmless."""
         if not self.closed:
             self.closed, self._opened = True, anyio.Event()
+            self._seconds -= time.monotonic()
             self._closed.set()
 
     def open(self) -> None:
         """Let generating go on; opening twice is harmless."""
         if self.closed:
             self.closed, self._closed = False, anyio.Event()
+            self._seconds += time.monotonic()
             self._opened.set()
+
+    @property
+    def seconds(self) -> float:
+        """How long generating was held so far, in seconds."""
+        return self._seconds + (time.monotonic() if self.closed else 0.0)
 
     async def wait_closed(self) -> None:
         """Return when generating is held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import anyio
 
@@ -12,6 +12,8 @@ from agentrl.envs.turn import Call, Step, Turn
 from agentrl.errors import ungrouped
 from agentrl.sample import Message, Sample
 from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
+
+WhenInterrupted = Literal["keep", "replay", "restart"]
 
 
 class Environment:
@@ -27,11 +29,16 @@ class Environment:
         tools: functions with type hints, `Tool` objects, or sources of tools such as `MCPTools`. Methods decorated
             with `@tool` are added by themselves.
         max_turns: how many turns the model gets at most.
+        when_interrupted: what becomes of an instance when generating is held between two rollouts (`--partial-rollout`):
+            "keep" lets it live; "replay" closes it, and when its trajectory goes on makes a fresh one, calls `reset` and
+            `step` again with the turns so far (`turn.sample` is then the whole sample) and fails the trajectory if the
+            messages differ; "restart" begins the whole trajectory again, for what can neither wait nor be replayed.
         args: the run's settings as a flat read-only view, or None outside a run.
     """
 
     tools: ClassVar[Sequence[Callable[..., Any] | Tool | ToolSource]] = ()
     max_turns: ClassVar[int] = 8
+    when_interrupted: ClassVar[WhenInterrupted] = "keep"
     args: Any = None
 
     @classmethod

@@ -1,9 +1,9 @@
 """Finding an environment class by path, and checking its definition."""
 
 import inspect
-from typing import Any
+from typing import Any, get_args
 
-from agentrl.envs.base import Environment
+from agentrl.envs.base import Environment, WhenInterrupted
 from agentrl.errors import PluginError
 from agentrl.plugins import load_object
 from agentrl.tools import Toolbox
@@ -46,7 +46,7 @@ def _named_in(file: str, what: str) -> str:
 
 
 def check_environment(cls: type[Environment]) -> None:
-    """Check a class definition: tools, max_turns, and that what must be `async` is.
+    """Check a class definition: tools, max_turns, when_interrupted, and that what must be `async` is.
 
     Raises:
         PluginError: names the class and what is wrong with it.
@@ -54,6 +54,9 @@ def check_environment(cls: type[Environment]) -> None:
     name = cls.__name__
     if not isinstance(cls.max_turns, int) or isinstance(cls.max_turns, bool) or cls.max_turns < 1:
         raise PluginError(f"{name}.max_turns: expected a positive integer, got {cls.max_turns!r}")
+    choices = get_args(WhenInterrupted)
+    if cls.when_interrupted not in choices:
+        raise PluginError(f"{name}.when_interrupted: expected one of {choices}, got {cls.when_interrupted!r}")
     declared: object = cls.tools
     if not isinstance(declared, (list, tuple)):
         raise PluginError(f"{name}.tools: expected a list of functions, got {declared!r}")

@@ -3,29 +3,22 @@
 1. Ids go in and ids come out; what the model sampled is never decoded and encoded again.
 2. Each turn: engine -> `Conversation.sampled` -> `Environment.step` -> `Conversation.show`.
 3. It ends when the environment says so, when the turns or the context are used up, or when the model ran into its
-   token limit. `close` is always called, also when the trajectory is cancelled.
+   token limit.
 """
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
-
-import anyio
+from collections.abc import Mapping
 
 from agentrl.chat import Conversation, ParsedTurn, Shown
+from agentrl.clock import note_turn
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure, SampleError
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.failures import describe, guarded
+from agentrl.rollout.environment import LiveEnvironment, closing
+from agentrl.rollout.failures import guarded
 from agentrl.sample import Sample, Status
-
-T = TypeVar("T")
-
-CLOSE_TIMEOUT = 10.0
-"""Seconds that an environment's `close` may take once its trajectory is over or cancelled."""
 
 
 async def run_environment(
@@ -38,72 +31,27 @@ async def run_environment(
 
     Raises:
         Failure: typed by who is to blame.
+        Restarted: generating was held, and the environment says that the trajectory then begins again.
     """
     if context.environment is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
-    env = make_environment(context.environment, context.args)
-    async with closing(env, sample):
-        return await _Trajectory(context, env, params).run(sample, grade=grade)
-
-
-def make_environment(kind: type[Environment], args: Any) -> Environment:
-    """A fresh instance for one trajectory.
-
-    Raises:
-        EnvFailure: the class's own code raised.
-    """
-    try:
-        return kind.create(args)
-    except Exception as raised:
-        raise EnvFailure(describe(f"making a {kind.__name__}", raised), kind="env_raised") from raised
-
-
-@asynccontextmanager
-async def closing(env: Environment | None, sample: Sample) -> AsyncIterator[None]:
-    """Close `env` at the end, however it comes.
-
-    Raises:
-        EnvFailure: the end was a good one, and closing failed.
-    """
-    try:
-        yield
-    except BaseException:
-        # What ended the trajectory goes on; a close that fails as well is noted on the sample.
-        try:
-            await _close(env)
-        except EnvFailure as failure:
-            sample.metadata["close_failure"] = str(failure)
-        raise
-    await _close(env)
-
-
-async def _close(env: Environment | None) -> None:
-    """Call `close`, also on the way out of a cancelled trajectory.
-
-    Raises:
-        EnvFailure: it raised or took too long.
-    """
-    if env is None:
-        return
-    with anyio.CancelScope(shield=True):
-        await guarded(env.close(), what=f"{_name(env)}.close", timeout=CLOSE_TIMEOUT, failure=EnvFailure)
-
-
-def _name(env: Environment) -> str:
-    return type(env).__name__
+    live = LiveEnvironment(context, context.environment)
+    async with closing(lambda: live.env, sample):
+        return await _Trajectory(context, live, params).run(sample, grade=grade)
 
 
 class _Trajectory:
     """One trajectory in flight: an environment and the conversation that it has with the model."""
 
-    def __init__(self, context: RolloutContext, env: Environment, params: SamplingParams) -> None:
-        self.context, self.env, self.params = context, env, params
+    def __init__(self, context: RolloutContext, live: LiveEnvironment, params: SamplingParams) -> None:
+        self.context, self.live, self.params = context, live, params
 
     async def run(self, sample: Sample, *, grade: bool) -> list[Sample]:
         talk = await self._begin(sample)
-        limit = self.context.settings.max_turns or self.env.max_turns
+        limit = self.context.settings.max_turns or (await self.live.ready(sample)).max_turns
         for index in range(1, limit + 1):
-            generation, parsed = await sample_turn(self.context, talk, self.params, sample.session_id)
+            turn = sample_turn(self.context, talk, self.params, sample.session_id)
+            generation, parsed = await self.live.generating(turn)
             _note_reward(talk.sample, index, None)
             if generation.finish_reason.type == "length":
                 talk.sample.status = Status.TRUNCATED
@@ -124,64 +72,38 @@ class _Trajectory:
 
     async def _begin(self, sample: Sample) -> Conversation:
         context = self.context
-        messages = await self._env("reset", self.env.reset(sample))
-        self._check_messages("reset", messages)
+        messages = await self.live.reset(sample)
+        env = await self.live.ready(sample)
         return Conversation(
             context.chat,
             sample,
             messages,
-            self.env.toolbox.schemas or sample.metadata.get("tools"),
+            env.toolbox.schemas or sample.metadata.get("tools"),
             context_length=context.context_length,
             prompt_limit=context.settings.rollout_max_prompt_len,
         )
 
-    def _check_messages(self, method: str, messages: object) -> None:
-        if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
-            raise EnvFailure(
-                f"{_name(self.env)}.{method} must return a list of messages ({{'role': ..., 'content': ...}}), "
-                f"got {messages!r:.200}",
-                kind="env_bad_result",
-            )
-
     async def _step(self, turn: Turn) -> Step:
+        await self.live.ready(turn.sample)
         started = time.monotonic()
         try:
-            step = await self._env("step", self.env.step(turn))
+            step = await self.live.step(turn)
         finally:  # a step that hangs or fails takes its time too
             turn.sample.non_generation_time += time.monotonic() - started
-        if not isinstance(step, Step):
-            raise EnvFailure(f"{_name(self.env)}.step must return a Step, got {step!r:.200}", kind="env_bad_result")
-        self._check_messages("step", step.messages)
-        if not isinstance(step.info, Mapping):
-            raise EnvFailure(
-                f"{_name(self.env)}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}",
-                kind="env_bad_result",
-            )
         count(turn.sample, step.info)
-        if not step.done and not step.messages:
-            raise EnvFailure(
-                f"{_name(self.env)}.step returned no messages and done=False: the model would be asked again with "
-                "nothing new to answer; return messages or done=True",
-                kind="env_bad_result",
-            )
         return step
 
     async def _grade(self, talk: Conversation) -> None:
         if talk.sample.reward is None:
             # The built-in graders have deadlines of their own, which do not count the wait for a free process.
-            built_in = type(self.env).reward is Environment.reward
+            env = await self.live.ready(talk.sample)
+            built_in = type(env).reward is Environment.reward
             timeout = math.inf if built_in else self.context.settings.reward_timeout
-            what = f"{_name(self.env)}.reward"
-            reward = await guarded(self.env.reward(talk.sample), what=what, timeout=timeout, failure=GraderFailure)
+            what = f"{type(env).__name__}.reward"
+            reward = await guarded(env.reward(talk.sample), what=what, timeout=timeout, failure=GraderFailure)
             talk.sample.reward = reward
         for sibling in talk.earlier:
             sibling.reward = talk.sample.reward
-
-    async def _env(self, method: str, call: Awaitable[T]) -> T:
-        timeout = self.context.settings.env_timeout
-        return await guarded(
-            call, what=f"{_name(self.env)}.{method}", timeout=timeout, failure=EnvFailure, work_only=True
-        )
 
 
 async def sample_turn(
@@ -193,6 +115,7 @@ async def sample_turn(
         ContextOverflow: prompt or answer are too long for the engine.
         EngineFailure: no answer, one that contradicts itself, or one that was aborted.
     """
+    note_turn(talk.turns + 1)
     params = context.turn_params(params, talk.sample, talk.turns + 1, talk.room)
     try:
         generation = await context.client.generate(talk.sample.tokens, params, session_id=session_id)

@@ -1,19 +1,18 @@
 """Turning whatever goes wrong in one trajectory into a typed failure, and a failure into a marked sample.
 
-User code is called through `guarded`: a deadline, and every exception it raises becomes a `Failure` that says
-whose code it was, where it raised and why.
+1. User code is called through `guarded`: a deadline, and every exception it raises becomes a `Failure` that says whose
+   code it was, where it raised and why.
+2. The outermost call of a trajectory has a `Place`; every error that leaves it says which group, sample and turn.
 """
 
 import traceback
-from collections.abc import Awaitable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
-import anyio
-
-from agentrl.errors import AgentRLError, Failure, SampleError, first_error
+from agentrl.clock import limited
+from agentrl.errors import AgentRLError, Failure, Place, SampleError, first_error
 from agentrl.sample import Sample, Status
-from agentrl.tools.clock import work_clock
 
 T = TypeVar("T")
 
@@ -26,30 +25,41 @@ async def guarded(
     failure: type[Failure],
     late: type[Failure] | None = None,
     work_only: bool = False,
+    place: Place | None = None,
+    held: Callable[[], float] = lambda: 0.0,
 ) -> T:
     """Await `call` with a deadline; anything it raises comes out as `failure`.
 
     Args:
         call: the awaitable of user code.
         what: whose code it is, for the message (`SearchEnv.step`).
-        timeout: seconds it may take.
+        timeout: seconds it may take; `agentrl.clock` says which of them count.
         failure: the type that names who is to blame.
         late: the type for a missed deadline; default `failure`.
         work_only: the time that tools inside wait for a free place does not count.
+        place: what `call` plays; errors get it in front of their message.
+        held: seconds for which generating was held so far; they do not count.
     """
+    late = late or failure
     try:
-        with anyio.fail_after(timeout) as scope, work_clock(scope) if work_only else nullcontext():
-            return await call
-    except TimeoutError as error:
-        if scope.cancelled_caught:
-            late = late or failure
-            raise late(f"{what} took longer than {timeout:g} s", kind=f"{late.blame}_timeout") from error
-        raise failure(describe(what, error), kind=f"{failure.blame}_raised") from error
+        with limited(timeout, what, place=place, work_only=work_only, held=held) as limit:
+            result = await call
+        if limit.overdue:
+            raise late(limit.verdict, kind=f"{late.blame}_timeout")
+        return result
     except Exception as raised:  # noqa: BLE001 - user code may raise anything; all of it comes out typed
-        first = first_error(raised)
-        if isinstance(first, AgentRLError):
-            raise first from None
-        raise failure(describe(what, first), kind=f"{failure.blame}_raised") from first
+        error = _typed(first_error(raised), what, failure)
+        if place is not None:
+            error.place = replace(place)
+        raise error from error.__cause__
+
+
+def _typed(error: BaseException, what: str, failure: type[Failure]) -> AgentRLError:
+    if isinstance(error, AgentRLError):
+        return error
+    typed = failure(describe(what, error), kind=f"{failure.blame}_raised")
+    typed.__cause__ = error
+    return typed
 
 
 def describe(what: str, error: BaseException) -> str:

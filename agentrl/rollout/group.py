@@ -16,11 +16,12 @@ import anyio
 
 from agentrl.engine.hold import Hold
 from agentrl.engine.wire import Generation, SamplingParams
-from agentrl.errors import AgentRLError, EnvFailure, Failure, TrajectoryTimeout, ungrouped
+from agentrl.errors import AgentRLError, EnvFailure, Failure, GraderFailure, Place, TrajectoryTimeout, ungrouped
 from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import Generator, RolloutContext
+from agentrl.rollout.environment import Restarted
 from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable
 from agentrl.rollout.functions import GenerateFunction, settle
 from agentrl.rollout.helpers import Recorder, recording
@@ -116,7 +117,8 @@ class _Play:
             nonlocal fresh
             fresh = _fresh(sample, attempt)
             async with self.player.limit:
-                return await self._deadline(self._play(fresh, context))
+                place = Place(fresh.group_index, fresh.index)
+                return await self._deadline(self._play(fresh, context), place, "the trajectory")
 
         try:
             return await self._retrying(play)
@@ -130,6 +132,9 @@ class _Play:
             client = _Counted(self.player.context.client, self.stats.tokens)
             try:
                 return await play(attempt, replace(self.player.context, client=client))
+            except Restarted as restarted:  # the same attempt once more, when the engines sample again
+                self.stats.tokens.lose(restarted.reason, client.tokens)
+                await client.held.wait_open()
             except Failure as failure:
                 self.stats.count(failure)
                 retry = settings.action(failure.blame) is FailureAction.RETRY
@@ -139,9 +144,12 @@ class _Play:
                 self.stats.retries += 1
                 self.stats.tokens.lose("retried", client.tokens)
 
-    async def _deadline(self, play: Awaitable[list[Sample]]) -> list[Sample]:
-        timeout = self._settings.trajectory_timeout
-        return await guarded(play, what="the trajectory", timeout=timeout, failure=EnvFailure, late=TrajectoryTimeout)
+    async def _deadline(self, play: Awaitable[T], place: Place, what: str, trajectories: int = 1) -> T:
+        timeout, held = self._settings.trajectory_timeout * trajectories, self.player.context.client.held
+        late, seconds = TrajectoryTimeout, lambda: held.seconds
+        return await guarded(
+            play, what=what, timeout=timeout, failure=EnvFailure, late=late, place=place, held=seconds
+        )
 
     async def _play(self, sample: Sample, context: RolloutContext) -> list[Sample]:
         generate, grader = self.player.generate, self.player.grader
@@ -171,16 +179,19 @@ class _Play:
         generate, name = self.player.generate, self.player.generate.name
         if all(sample.finished for sample in samples):
             return [settle([_fresh(sample, 0)], sample, "the data source") for sample in samples]
-        timeout = self._settings.trajectory_timeout * len(samples)
+
+        async def generated(fresh: Group, context: RolloutContext) -> list[Group]:
+            recorder = Recorder(context, self.params, fresh[0])
+            async with recording(recorder):
+                finished = await generate.call_group(context.args, fresh, self.evaluation)
+            recorder.fill([member for members in finished for member in members])
+            return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
 
         async def play(attempt: int, context: RolloutContext) -> list[Group]:
             fresh = [_fresh(sample, attempt) for sample in samples]
-            recorder = Recorder(context, self.params, fresh[0])
-            async with self.player.limit, recording(recorder):
-                call = generate.call_group(context.args, fresh, self.evaluation)
-                finished = await guarded(call, what=name, timeout=timeout, failure=EnvFailure, late=TrajectoryTimeout)
-            recorder.fill([member for members in finished for member in members])
-            return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
+            async with self.player.limit:
+                place = Place(fresh[0].group_index)
+                return await self._deadline(generated(fresh, context), place, name, len(fresh))
 
         try:
             return await self._retrying(play)
@@ -206,7 +217,8 @@ class _Play:
 
     async def _grade_group(self, samples: Group) -> Group:
         try:
-            await self.player.grader.grade(samples)
+            grading, place = self.player.grader.grade(samples), Place(samples[0].group_index)
+            await guarded(grading, what="grading", timeout=math.inf, failure=GraderFailure, place=place)
         except Failure as failure:
             self.stats.count(failure)
             self._drop(failure)

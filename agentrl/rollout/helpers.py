@@ -22,8 +22,9 @@ from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environment
 from agentrl.envs.base import outcome_counts
 from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
-from agentrl.rollout.agent_loop import closing, count, make_environment, sample_turn
+from agentrl.rollout.agent_loop import count, sample_turn
 from agentrl.rollout.context import RolloutContext, entered
+from agentrl.rollout.environment import closing, make_environment
 from agentrl.sample import Message, Sample, Status
 from agentrl.tools import Toolbox
 
@@ -182,7 +183,7 @@ async def recording(recorder: Recorder) -> AsyncIterator[None]:
     token, before = _RECORDER.set(recorder), _RECORD.set(None)
     try:
         with entered(recorder.context):
-            async with closing(recorder.environment, recorder.origin):
+            async with closing(lambda: recorder.environment, recorder.origin):
                 yield
     finally:
         _RECORDER.reset(token)

@@ -111,6 +111,9 @@ class RolloutSettings(Settings):
     trajectory_timeout: PositiveFloat = Field(600.0, description="Seconds one trajectory may take in all.")
     env_timeout: PositiveFloat = Field(120.0, description="Seconds one call of the environment's own code may take.")
     reward_timeout: PositiveFloat = Field(60.0, description="Seconds one call of the reward function may take.")
+    stall_warning: PositiveFloat = Field(
+        1.0, description="Seconds the event loop may stand still before a warning names the code that blocks it."
+    )
     rollout_max_retries: int = Field(2, ge=0, description="Fresh starts of a trajectory whose failure says retry.")
     failure_policy: dict[Blame, FailureAction] = Field(
         default_factory=lambda: dict(DEFAULT_FAILURE_POLICY),

@@ -12,17 +12,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, overload
 
 import anyio
-import anyio.to_thread
 from pydantic_core import PydanticSerializationError, to_json
 
+from agentrl.clock import limited, waiting
 from agentrl.errors import Failure, PluginError, ToolFailure
 from agentrl.tools.arguments import needs_self, read_arguments
-from agentrl.tools.clock import waiting
 from agentrl.tools.docstring import parse_docstring
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
-from agentrl.tools.threads import run_in_daemon_thread
+from agentrl.tools.threads import ToolThread
 
-_TOOLS_FAULT = frozenset((OutcomeKind.RAISED, OutcomeKind.TIMEOUT, OutcomeKind.BAD_RESULT))
+_TOOLS_FAULT = frozenset((OutcomeKind.RAISED, OutcomeKind.TIMEOUT, OutcomeKind.HUNG, OutcomeKind.BAD_RESULT))
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_MAX_OUTPUT_CHARS = 16_384
@@ -156,8 +155,10 @@ class Tool:
         async with waiting(self._limiter):
             if self._is_async:
                 return await self._finish(self._function(**keywords))
-            async with waiting(anyio.to_thread.current_default_thread_limiter()):
-                return await self._finish(run_in_daemon_thread(functools.partial(self._function, **keywords)))
+            thread = ToolThread(self.name)
+            async with waiting(thread):
+                call = thread.run(functools.partial(self._function, **keywords))
+                return await self._finish(call, thread.outlived)
 
     async def run(self, arguments: Mapping[str, Any], *, state: object = None) -> ToolOutcome:
         """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `.
@@ -174,10 +175,10 @@ class Tool:
             text, kind = f"Error: {error}", error.kind
         return ToolOutcome(text, kind, time.perf_counter() - start)
 
-    async def _finish(self, running: Awaitable[Any]) -> str:
-        """Wait for the result within the deadline, and turn what came into text."""
+    async def _finish(self, running: Awaitable[Any], late: Callable[[], None] = lambda: None) -> str:
+        """Wait for the result within the deadline, and turn what came into text; `late` is called if nothing came."""
         result: Any = None
-        with anyio.move_on_after(self.timeout) as scope:
+        with limited(self.timeout, f"tool {self.name}") as limit:
             try:
                 result = await running
                 if inspect.isawaitable(result):
@@ -188,7 +189,8 @@ class Tool:
                 raise
             except Exception as error:  # a tool is user code: whatever it raises is an observation for the model
                 raise ToolError(self._cut(described(error)), kind=OutcomeKind.RAISED) from error
-        if scope.cancelled_caught:
+        if limit.overdue:
+            late()
             raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
         return self._cut(self._text(result))
 

@@ -21,6 +21,8 @@ class OutcomeKind(StrEnum):
     """The tool raised any other exception."""
     TIMEOUT = "timeout"
     """The tool did not finish before its deadline."""
+    HUNG = "hung"
+    """The tool was not run: too many calls of sync tools have outlived their deadline and never returned."""
     BAD_RESULT = "bad_result"
     """The tool returned something that cannot be shown to a model."""
 

@@ -1,29 +1,45 @@
 """Running a blocking function beside the event loop, in a way that a function that never returns can do no harm.
 
-Pool threads (anyio's and asyncio's) are joined at interpreter exit, so one hung tool would keep a finished run's
-process alive for ever. These threads are daemons: they are left behind, here and at exit.
+1. Pool threads (anyio's and asyncio's) are joined at interpreter exit, so one hung tool would keep a finished run's
+   process alive for ever. These threads are daemons: they are left behind, here and at exit.
+2. Sync tools have `PLACES` of their own in an event loop, so that nobody else queues behind them. A call that was
+   cancelled keeps its place until its thread ends. One that outlived its deadline gives it to others, and is counted as
+   hung until its thread ends; with `MOST_HUNG` of those every other call fails at once. So threads are bounded.
 """
 
 import contextvars
 import threading
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, Self
 
 import anyio
 import anyio.from_thread
-import anyio.lowlevel
+from anyio.lowlevel import RunVar, current_token
+
+from agentrl.tools.outcome import OutcomeKind, ToolError
+
+PLACES: Final = 40
+MOST_HUNG: Final = 64
 
 
-async def run_in_daemon_thread(function: Callable[[], Any]) -> Any:
+async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], None] = lambda: None) -> Any:
     """Call `function` in a thread of its own and return what it returns or raise what it raises.
 
     On cancellation the thread goes on unheard. Context variables are those of the caller.
+
+    Args:
+        ended: called in the event loop when the function has ended, heard or not.
     """
-    token = anyio.lowlevel.current_token()
+    token = current_token()
     context = contextvars.copy_context()
     finished = anyio.Event()
     results: list[Any] = []
     errors: list[BaseException] = []
+
+    def end() -> None:
+        finished.set()
+        ended()
 
     def work() -> None:
         try:
@@ -31,7 +47,7 @@ async def run_in_daemon_thread(function: Callable[[], Any]) -> Any:
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's task
             errors.append(error)
         try:
-            anyio.from_thread.run_sync(finished.set, token=token)
+            anyio.from_thread.run_sync(end, token=token)
         except anyio.RunFinishedError:
             return  # the loop ended while this thread was left behind: nobody is waiting
 
@@ -40,3 +56,72 @@ async def run_in_daemon_thread(function: Callable[[], Any]) -> Any:
     if errors:
         raise errors[0]
     return results[0]
+
+
+class ToolThreads:
+    """The threads of an event loop's sync tools.
+
+    Attributes:
+        places: for calls that somebody waits for.
+        hung: calls that outlived their deadline and have not returned yet, by tool.
+    """
+
+    def __init__(self) -> None:
+        self.places = anyio.CapacityLimiter(PLACES)
+        self.hung: Counter[str] = Counter()
+
+    @classmethod
+    def current(cls) -> "ToolThreads":
+        """Those of the running event loop."""
+        try:
+            return _THREADS.get()
+        except LookupError:
+            _THREADS.set(threads := cls())
+            return threads
+
+
+_THREADS: RunVar[ToolThreads] = RunVar("agentrl_tool_threads")
+
+
+class ToolThread:
+    """A place for one call of the sync tool `name`; enter it, then `run`."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._threads = name, ToolThreads.current()
+        self._running = self._left = self._hung = False
+
+    async def __aenter__(self) -> Self:
+        threads = self._threads
+        await threads.places.acquire_on_behalf_of(self)
+        if threads.hung.total() >= MOST_HUNG:
+            threads.places.release_on_behalf_of(self)
+            names = ", ".join(f"`{name}` ({count})" for name, count in (+threads.hung).most_common(5))
+            raise ToolError(
+                f"`{self._name}` was not run: {threads.hung.total()} calls never returned: {names}",
+                kind=OutcomeKind.HUNG,
+            )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._left = True
+        if not self._running and not self._hung:
+            self._threads.places.release_on_behalf_of(self)
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """What `function` returns or raises; it runs in a thread."""
+        self._running = True
+        return await run_in_daemon_thread(function, self._ended)
+
+    def outlived(self) -> None:
+        """The call's deadline has passed: nobody waits for it any more."""
+        if self._running:
+            self._hung = True
+            self._threads.hung[self._name] += 1
+            self._threads.places.release_on_behalf_of(self)
+
+    def _ended(self) -> None:
+        self._running = False
+        if self._hung:
+            self._threads.hung[self._name] -= 1
+        elif self._left:
+            self._threads.places.release_on_behalf_of(self)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import anyio
-import anyio.to_thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import PluginError, ToolFailure
 from agentrl.tools import OutcomeKind, Tool, Toolbox, ToolError, ToolOutcome, tool
+from agentrl.tools.threads import ToolThreads
 
 
 @tool
@@ -237,7 +237,7 @@ print(anyio.run(hang.run, {}).kind)
 
 
 async def test_waiting_for_a_free_thread_does_not_count_against_the_deadline() -> None:
-    limiter = anyio.to_thread.current_default_thread_limiter()
+    limiter = ToolThreads.current().places
     release, started = threading.Event(), threading.Event()
 
     @tool(timeout=30)

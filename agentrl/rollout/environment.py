@@ -1,0 +1,205 @@
+"""One trajectory's environment: its calls with their deadlines, what they may answer, and what becomes of it in a hold.
+
+1. Every instance that was made is closed, also when the trajectory is cancelled.
+2. What the environment answers is checked; whatever goes wrong in it is an `EnvFailure` with its name.
+3. Between two rollouts (`--partial-rollout`) generating is held. `generating` then does what the class says in
+   `when_interrupted`: keep the instance; close it, and replay the turns so far on a fresh one when it is needed again;
+   or raise `Restarted`.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, Final, TypeVar
+
+import anyio
+
+from agentrl.envs import Environment, Step, Turn
+from agentrl.errors import AgentRLError, EnvFailure, ungrouped
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.failures import describe, guarded
+from agentrl.sample import Message, Sample
+
+T = TypeVar("T")
+
+CLOSE_TIMEOUT = 10.0
+"""Seconds that an environment's `close` may take once its trajectory is over or cancelled."""
+
+
+class Restarted(AgentRLError):
+    """Internal: generating was held, and the environment says that its trajectory then begins again.
+
+    Attributes:
+        reason: why the tokens so far are lost.
+    """
+
+    reason: Final = "restarted"
+
+
+def make_environment(kind: type[Environment], args: Any) -> Environment:
+    """A fresh instance for one trajectory.
+
+    Raises:
+        EnvFailure: the class's own code raised.
+    """
+    try:
+        return kind.create(args)
+    except Exception as raised:
+        raise EnvFailure(describe(f"making a {kind.__name__}", raised), kind="env_raised") from raised
+
+
+@asynccontextmanager
+async def closing(live: Callable[[], Environment | None], sample: Sample) -> AsyncIterator[None]:
+    """Close the instance that there is at the end, however it comes.
+
+    Raises:
+        EnvFailure: the end was a good one, and closing failed.
+    """
+    try:
+        yield
+    except BaseException:
+        # What ended the trajectory goes on; a close that fails as well is noted on the sample.
+        try:
+            await _close(live())
+        except EnvFailure as failure:
+            sample.metadata["close_failure"] = str(failure)
+        raise
+    await _close(live())
+
+
+async def _close(env: Environment | None) -> None:
+    """Call `close`, also on the way out of a cancelled trajectory.
+
+    Raises:
+        EnvFailure: it raised or took too long.
+    """
+    if env is None:
+        return
+    with anyio.CancelScope(shield=True):
+        what = f"{type(env).__name__}.close"
+        await guarded(env.close(), what=what, timeout=CLOSE_TIMEOUT, failure=EnvFailure)
+
+
+class LiveEnvironment:
+    """The environment of one trajectory.
+
+    Attributes:
+        env: the instance; None while it is put away.
+    """
+
+    def __init__(self, context: RolloutContext, kind: type[Environment]) -> None:
+        self.env: Environment | None = make_environment(kind, context.args)
+        self._context, self._kind, self._name = context, kind, kind.__name__
+        self._metadata: dict[str, Any] = {}
+        self._begun: Sequence[Message] = ()
+        self._answers: list[tuple[Turn, Sequence[Message]]] = []
+
+    async def generating(self, call: Awaitable[T]) -> T:
+        """Await a model call, beside which generating may be held.
+
+        Raises:
+            Restarted: it was held, and the trajectory is to begin again.
+        """
+        if self._kind.when_interrupted == "keep":
+            return await call
+        with ungrouped():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._put_away)
+                answer = await call
+                tasks.cancel_scope.cancel()
+        return answer
+
+    async def _put_away(self) -> None:
+        await self._context.client.held.wait_closed()
+        if self._kind.when_interrupted == "restart":
+            raise Restarted(f"{self._name} begins again after a hold")
+        env, self.env = self.env, None
+        await _close(env)
+
+    async def reset(self, sample: Sample) -> Sequence[Message]:
+        """The messages that start the conversation."""
+        if self._kind.when_interrupted == "replay":
+            self._metadata = deepcopy(sample.metadata)
+        messages = await self._reset(self._instance, sample)
+        if self._kind.when_interrupted == "replay":
+            self._begun = deepcopy(messages)
+        return messages
+
+    async def step(self, turn: Turn) -> Step:
+        """Answer the model's turn; the instance is `ready`."""
+        step = await self._step(self._instance, turn)
+        if self._kind.when_interrupted == "replay":
+            self._answers.append((turn, deepcopy(step.messages)))
+        return step
+
+    async def ready(self, sample: Sample) -> Environment:
+        """The instance; one that was put away is made again and replayed. Nothing is counted for `sample` then.
+
+        Raises:
+            EnvFailure: it answers otherwise than before (kind `replay_differs`), or fails.
+        """
+        if self.env is None:
+            self.env = make_environment(self._kind, self._context.args)
+            before, sample.metadata = sample.metadata, deepcopy(self._metadata)
+            try:
+                await self._replay(self.env, sample)
+            finally:  # what the environment keeps there is its own now
+                sample.metadata.update({k: v for k, v in before.items() if k not in sample.metadata})
+        return self.env
+
+    async def _replay(self, env: Environment, sample: Sample) -> None:
+        self._compare("reset", self._begun, await self._reset(env, sample))
+        for turn, before in self._answers:
+            step = await self._step(env, replace(turn, sample=sample))
+            self._compare(f"step of turn {turn.index}", before, step.messages)
+
+    def _compare(self, what: str, before: Sequence[Message], now: Sequence[Message]) -> None:
+        for at, (old, new) in enumerate(zip_longest(before, now)):
+            if old != new:
+                raise EnvFailure(
+                    f"{self._name}.{what} answered otherwise when it was replayed: message {at} was {old!r:.200}, now it "
+                    f"is {new!r:.200}; what cannot be replayed says when_interrupted = 'keep' or 'restart'",
+                    kind="replay_differs",
+                )
+
+    @property
+    def _instance(self) -> Environment:
+        assert self.env is not None, "the environment is put away; await `ready`"
+        return self.env
+
+    async def _reset(self, env: Environment, sample: Sample) -> Sequence[Message]:
+        messages = await self._guarded("reset", env.reset(sample))
+        self._check_messages("reset", messages)
+        return messages
+
+    async def _step(self, env: Environment, turn: Turn) -> Step:
+        step = await self._guarded("step", env.step(turn))
+        if not isinstance(step, Step):
+            raise EnvFailure(f"{self._name}.step must return a Step, got {step!r:.200}", kind="env_bad_result")
+        self._check_messages("step", step.messages)
+        if not isinstance(step.info, Mapping):
+            raise EnvFailure(
+                f"{self._name}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}",
+                kind="env_bad_result",
+            )
+        if not step.done and not step.messages:
+            raise EnvFailure(
+                f"{self._name}.step returned no messages and done=False: the model would be asked again with "
+                "nothing new to answer; return messages or done=True",
+                kind="env_bad_result",
+            )
+        return step
+
+    def _check_messages(self, method: str, messages: object) -> None:
+        if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
+            raise EnvFailure(
+                f"{self._name}.{method} must return a list of messages ({{'role': ..., 'content': ...}}), "
+                f"got {messages!r:.200}",
+                kind="env_bad_result",
+            )
+
+    async def _guarded(self, method: str, call: Awaitable[T]) -> T:
+        timeout, what = self._context.settings.env_timeout, f"{self._name}.{method}"
+        return await guarded(call, what=what, timeout=timeout, failure=EnvFailure, work_only=True)
