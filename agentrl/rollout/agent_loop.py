@@ -84,7 +84,6 @@ class _Trajectory:
         )
 
     async def _step(self, turn: Turn) -> Step:
-        await self.live.ready(turn.sample)
         started = time.monotonic()
         try:
             step = await self.live.step(turn)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -29,13 +29,7 @@ CLOSE_TIMEOUT = 10.0
 
 
 class Restarted(AgentRLError):
-    """Internal: generating was held, and the environment says that its trajectory then begins again.
-
-    Attributes:
-        reason: why the tokens so far are lost.
-    """
-
-    reason: Final = "restarted"
+    """Internal: generating was held, and the environment says that its trajectory then begins again."""
 
 
 def make_environment(kind: type[Environment], args: Any) -> Environment:
@@ -92,6 +86,7 @@ class LiveEnvironment:
     def __init__(self, context: RolloutContext, kind: type[Environment]) -> None:
         self.env: Environment | None = make_environment(kind, context.args)
         self._context, self._kind, self._name = context, kind, kind.__name__
+        self._replays = kind.when_interrupted == "replay"
         self._metadata: dict[str, Any] = {}
         self._begun: Sequence[Message] = ()
         self._answers: list[tuple[Turn, Sequence[Message]]] = []
@@ -120,17 +115,15 @@ class LiveEnvironment:
 
     async def reset(self, sample: Sample) -> Sequence[Message]:
         """The messages that start the conversation."""
-        if self._kind.when_interrupted == "replay":
-            self._metadata = deepcopy(sample.metadata)
-        messages = await self._reset(self._instance, sample)
-        if self._kind.when_interrupted == "replay":
-            self._begun = deepcopy(messages)
+        self._metadata = deepcopy(sample.metadata) if self._replays else {}
+        messages = await self._reset(await self.ready(sample), sample)
+        self._begun = deepcopy(messages) if self._replays else ()
         return messages
 
     async def step(self, turn: Turn) -> Step:
-        """Answer the model's turn; the instance is `ready`."""
-        step = await self._step(self._instance, turn)
-        if self._kind.when_interrupted == "replay":
+        """Answer the model's turn."""
+        step = await self._step(await self.ready(turn.sample), turn)
+        if self._replays:
             self._answers.append((turn, deepcopy(step.messages)))
         return step
 
@@ -163,11 +156,6 @@ class LiveEnvironment:
                     f"is {new!r:.200}; what cannot be replayed says when_interrupted = 'keep' or 'restart'",
                     kind="replay_differs",
                 )
-
-    @property
-    def _instance(self) -> Environment:
-        assert self.env is not None, "the environment is put away; await `ready`"
-        return self.env
 
     async def _reset(self, env: Environment, sample: Sample) -> Sequence[Message]:
         messages = await self._guarded("reset", env.reset(sample))

@@ -48,18 +48,13 @@ async def guarded(
             raise late(limit.verdict, kind=f"{late.blame}_timeout")
         return result
     except Exception as raised:  # noqa: BLE001 - user code may raise anything; all of it comes out typed
-        error = _typed(first_error(raised), what, failure)
+        first = first_error(raised)
+        error = (
+            first if isinstance(first, AgentRLError) else failure(describe(what, first), kind=f"{failure.blame}_raised")
+        )
         if place is not None:
             error.place = replace(place)
-        raise error from error.__cause__
-
-
-def _typed(error: BaseException, what: str, failure: type[Failure]) -> AgentRLError:
-    if isinstance(error, AgentRLError):
-        return error
-    typed = failure(describe(what, error), kind=f"{failure.blame}_raised")
-    typed.__cause__ = error
-    return typed
+        raise error from None if error is first else first
 
 
 def describe(what: str, error: BaseException) -> str:

@@ -132,8 +132,8 @@ class _Play:
             client = _Counted(self.player.context.client, self.stats.tokens)
             try:
                 return await play(attempt, replace(self.player.context, client=client))
-            except Restarted as restarted:  # the same attempt once more, when the engines sample again
-                self.stats.tokens.lose(restarted.reason, client.tokens)
+            except Restarted:  # the same attempt once more, when the engines sample again
+                self.stats.tokens.lose("restarted", client.tokens)
                 await client.held.wait_open()
             except Failure as failure:
                 self.stats.count(failure)

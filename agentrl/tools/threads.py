@@ -62,7 +62,7 @@ class ToolThreads:
     """The threads of an event loop's sync tools.
 
     Attributes:
-        places: for calls that somebody waits for.
+        places: for calls that somebody waits for, and for those that were cancelled.
         hung: calls that outlived their deadline and have not returned yet, by tool.
     """
 
@@ -73,14 +73,13 @@ class ToolThreads:
     @classmethod
     def current(cls) -> "ToolThreads":
         """Those of the running event loop."""
-        try:
-            return _THREADS.get()
-        except LookupError:
+        threads = _THREADS.get()
+        if threads is None:
             _THREADS.set(threads := cls())
-            return threads
+        return threads
 
 
-_THREADS: RunVar[ToolThreads] = RunVar("agentrl_tool_threads")
+_THREADS: RunVar[ToolThreads | None] = RunVar("agentrl_tool_threads", default=None)
 
 
 class ToolThread:
@@ -88,24 +87,21 @@ class ToolThread:
 
     def __init__(self, name: str) -> None:
         self._name, self._threads = name, ToolThreads.current()
-        self._running = self._left = self._hung = False
+        self._running = self._placed = self._hung = False
 
     async def __aenter__(self) -> Self:
-        threads = self._threads
-        await threads.places.acquire_on_behalf_of(self)
-        if threads.hung.total() >= MOST_HUNG:
-            threads.places.release_on_behalf_of(self)
-            names = ", ".join(f"`{name}` ({count})" for name, count in (+threads.hung).most_common(5))
-            raise ToolError(
-                f"`{self._name}` was not run: {threads.hung.total()} calls never returned: {names}",
-                kind=OutcomeKind.HUNG,
-            )
+        await self._threads.places.acquire_on_behalf_of(self)
+        self._placed, hung = True, +self._threads.hung
+        if hung.total() >= MOST_HUNG:
+            self._give_back()
+            names = ", ".join(f"`{name}` ({count})" for name, count in hung.most_common(5))
+            text = f"`{self._name}` was not run: {hung.total()} calls of tools never returned: {names}"
+            raise ToolError(text, kind=OutcomeKind.HUNG)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._left = True
-        if not self._running and not self._hung:
-            self._threads.places.release_on_behalf_of(self)
+        if not self._running:
+            self._give_back()
 
     async def run(self, function: Callable[[], Any]) -> Any:
         """What `function` returns or raises; it runs in a thread."""
@@ -113,15 +109,18 @@ class ToolThread:
         return await run_in_daemon_thread(function, self._ended)
 
     def outlived(self) -> None:
-        """The call's deadline has passed: nobody waits for it any more."""
+        """The deadline has passed: nobody waits for the call any more."""
         if self._running:
             self._hung = True
             self._threads.hung[self._name] += 1
-            self._threads.places.release_on_behalf_of(self)
+            self._give_back()
 
     def _ended(self) -> None:
         self._running = False
-        if self._hung:
-            self._threads.hung[self._name] -= 1
-        elif self._left:
+        self._threads.hung[self._name] -= self._hung
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._placed:
+            self._placed = False
             self._threads.places.release_on_behalf_of(self)

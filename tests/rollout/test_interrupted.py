@@ -1,0 +1,148 @@
+"""What becomes of an environment whose trajectory is held between two rollouts."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import anyio
+import pytest
+
+from agentrl import Sample, Step
+from agentrl.chat import Chat
+from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.envs import Turn
+from agentrl.envs.base import WhenInterrupted
+from agentrl.errors import EnvFailure
+from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.rewards import Grader
+from agentrl.rollout.stats import RolloutStats
+from agentrl.sample import Message
+from tests.rollout.scripted import END, EchoEnv, ScriptedEngine, make_context
+
+
+class Held(ScriptedEngine):
+    """Generating is held during the second request, until whoever waits has seen it; the request goes on after it."""
+
+    def __init__(self, chat: Chat, replies: Sequence[str], when: int = 2) -> None:
+        super().__init__(chat, replies)
+        self.when, self.alive = when, -1
+
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
+        if len(self.calls) + 1 == self.when:
+            self.held.close()
+            self.when = 0
+            try:
+                await anyio.wait_all_tasks_blocked()
+                self.alive = Counting.opened - Counting.closed
+            finally:
+                self.held.open()
+        return await super().generate(input_ids, params, **options)
+
+
+class Counting(EchoEnv):
+    """A game of three turns; it counts its instances."""
+
+    opened: ClassVar[int] = 0
+    closed: ClassVar[int] = 0
+    seed: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        Counting.opened += 1
+        self.turns = 0
+        self.born = Counting.opened
+
+    async def reset(self, sample: Sample) -> list[Message]:
+        sample.metadata.setdefault("log", []).append("reset")
+        self.log: list[str] = sample.metadata["log"]
+        return await super().reset(sample)
+
+    async def step(self, turn: Turn) -> Step:
+        self.turns += 1
+        self.log.append(f"step {self.turns}")
+        answer: Message = {"role": "user", "content": f"turn {self.turns} {self.seed * self.born}"}
+        return Step([answer], reward=1.0, info={"moves": 1}, done=self.turns == 3)
+
+    async def close(self) -> None:
+        Counting.closed += 1
+
+
+class Again(Counting):
+    when_interrupted: ClassVar[WhenInterrupted] = "replay"
+
+
+class Chance(Again):
+    seed = 1
+
+
+class Anew(Counting):
+    when_interrupted: ClassVar[WhenInterrupted] = "restart"
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    Counting.opened = Counting.closed = 0
+
+
+async def play(chat: Chat, environment: type[Counting], when: int = 2) -> tuple[Sample, Held, RolloutStats]:
+    engine, stats = Held(chat, [f"a{END}", f"b{END}", f"c{END}"], when), RolloutStats()
+    context = make_context(chat, engine, environment)
+    player = GroupPlayer(context, Grader(context.settings, context.args))
+    with anyio.fail_after(10):
+        (sample,) = await player.group([Sample(group_index=1, index=2, prompt="q")], evaluation=False, stats=stats)
+    assert Counting.closed == Counting.opened
+    return sample.validate(), engine, stats
+
+
+@pytest.mark.parametrize("when", [0, 2, 3])
+async def test_what_is_kept_lives_on(chat: Chat, when: int) -> None:
+    sample, engine, _ = await play(chat, Counting, when)
+    assert Counting.opened == 1
+    assert engine.alive == (1 if when else -1)
+    assert sample.metadata["counters"] == {"moves": 3}
+
+
+@pytest.mark.parametrize("when", [1, 2, 3])
+async def test_a_replay_leaves_the_same_sample(chat: Chat, when: int) -> None:
+    plain, _, _ = await play(chat, Counting, 0)
+    Counting.opened = Counting.closed = 0
+    sample, engine, stats = await play(chat, Again, when)
+    assert (Counting.opened, engine.alive) == (2, 0)  # none while it was held
+    assert sample.tokens == plain.tokens
+    for name in ("counters", "step_rewards", "messages", "log"):
+        assert sample.metadata[name] == plain.metadata[name]
+    assert not stats.failures
+
+
+async def test_a_replay_that_differs_is_a_failure_that_says_where(chat: Chat) -> None:
+    with pytest.raises(EnvFailure, match=r"^group 1, sample 2, turn 3: Chance.step of turn 1 answered otherwise") as e:
+        await play(chat, Chance, 3)
+    assert e.value.kind == "replay_differs"
+    assert (
+        "message 0 was {'role': 'user', 'content': 'turn 1 1'}, now it is {'role': 'user', 'content': 'turn 1 2'}"
+        in str(e.value)
+    )
+    assert Counting.closed == Counting.opened == 2
+
+
+async def test_a_restart_is_the_same_attempt_once_more(chat: Chat) -> None:
+    sample, _, stats = await play(chat, Anew, 2)
+    assert (Counting.opened, stats.retries) == (2, 0)
+    assert "attempt" not in sample.metadata
+    assert sample.metadata["counters"] == {"moves": 3}
+    assert sample.metadata["log"] == ["reset", "step 1", "step 2", "step 3"]
+    first = len(chat.encode(f"a{END}"))
+    assert stats.tokens.lost == {"restarted": first}
+    assert stats.tokens.left == sample.trained_tokens
+
+
+async def test_a_held_trajectory_is_not_late(chat: Chat) -> None:
+    class Long(Held):
+        async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
+            self.held.close()
+            await anyio.sleep(0.25)
+            self.held.open()
+            return await ScriptedEngine.generate(self, input_ids, params, **options)
+
+    context = make_context(chat, Long(chat, [f"a{END}"]), EchoEnv, trajectory_timeout=0.2)
+    player, stats = GroupPlayer(context, Grader(context.settings, context.args)), RolloutStats()
+    await player.group([Sample(group_index=1, index=2, prompt="q")], evaluation=False, stats=stats)
+    assert not stats.failures

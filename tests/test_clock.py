@@ -1,0 +1,165 @@
+"""Deadlines that count only what a call could help, and the watchdog that names who stops the loop."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+import pytest
+import uvloop
+
+from agentrl.clock import BEAT, Deadline, Watchdog, limited, note_turn, waiting
+from agentrl.errors import Place
+from agentrl.tools import tool
+
+BLOCK = 0.28
+"""Seconds that the blocking code of these tests blocks."""
+
+
+def block() -> None:
+    time.sleep(BLOCK)
+
+
+async def two_awaits(found: list[Deadline]) -> None:
+    with limited(0.15, "innocent") as limit:
+        await anyio.sleep(0.01)
+        await anyio.sleep(0.01)
+    found.append(limit)
+
+
+async def test_a_deadline_cuts_off_what_takes_longer() -> None:
+    with anyio.fail_after(5), limited(0.02, "slow") as limit:
+        await anyio.sleep_forever()
+    assert limit.overdue
+    assert limit.verdict == "slow took longer than 0.02 s"
+
+
+async def test_deadlines_do_not_run_while_the_loop_stands_still_for_somebody_else() -> None:
+    found: list[Deadline] = []
+    with Watchdog.watching(10):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(two_awaits, found)
+            await anyio.sleep(0.005)
+            block()
+    assert [limit.overdue for limit in found] == [False] * 20
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+async def test_whoever_blocks_the_loop_for_longer_than_its_deadline_is_late(awaits: bool) -> None:
+    with Watchdog.watching(10), limited(10, "trajectory") as outer, limited(0.1, "culprit") as limit:
+        await anyio.lowlevel.checkpoint()
+        block()
+        if awaits:
+            await anyio.sleep(0.2)
+    assert limit.overdue
+    assert not outer.overdue
+    assert limit.verdict.startswith("culprit took longer than 0.1 s: it blocked the event loop at ")
+    assert f"{__file__}:{block.__code__.co_firstlineno + 1} in block" in limit.verdict
+
+
+async def test_a_deadline_goes_on_when_the_loop_does() -> None:
+    async def blocker() -> None:
+        block()
+
+    began = time.monotonic()
+    with Watchdog.watching(10), anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(blocker)
+            with limited(0.1, "slow") as limit:
+                await anyio.sleep_forever()
+    assert limit.overdue
+    assert limit.verdict == "slow took longer than 0.1 s"  # it was not the one that blocked
+    assert time.monotonic() - began >= 0.1 + BLOCK - 2 * BEAT
+
+
+async def test_the_watchdog_says_whose_code_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def stuck() -> str:
+        """Block."""
+        block()
+        return "x"
+
+    with Watchdog.watching(0.1) as watchdog:
+        with limited(math.inf, "the trajectory", place=Place(3, 24)):
+            note_turn(2)
+            async with anyio.create_task_group() as tasks:  # as an environment runs its calls: in tasks of their own
+                tasks.start_soon(stuck.run, {})
+        await anyio.sleep(0.06)  # one beat
+    assert watchdog.stalls == {"tool stuck": 1}
+    record, *_ = [r for r in caplog.records if r.name == "agentrl.clock"]
+    assert record.levelno == logging.WARNING
+    assert "in tool stuck (group 3, sample 24, turn 2), at " in record.message
+    assert "test_clock.py" in record.message
+    assert "the event loop has stood still for 0." in record.message
+
+
+async def test_code_outside_any_trajectory_is_named_by_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    with Watchdog.watching(0.1) as watchdog:
+        block()
+        await anyio.sleep(0.06)
+    assert watchdog.stalls == {"code outside any trajectory": 1}
+    assert f"{__file__}:{block.__code__.co_firstlineno + 1} in block" in caplog.text
+
+
+async def test_no_time_is_lost_while_the_loop_goes_on() -> None:
+    with Watchdog.watching(0.1) as watchdog:
+        for _ in range(30):
+            await anyio.sleep(0.005)
+        assert watchdog.lost == 0
+    assert watchdog.lost == 0
+    assert not watchdog.stalls
+
+
+async def test_held_time_does_not_count() -> None:
+    held = 0.0
+
+    def seconds() -> float:
+        return held
+
+    with anyio.fail_after(5), limited(0.1, "trajectory", held=seconds) as limit:
+        held = 0.1
+        await anyio.sleep(0.15)
+        assert not limit.scope.cancel_called
+        await anyio.sleep_forever()
+    assert limit.overdue
+
+
+async def test_waits_side_by_side_stop_the_outer_clock_together() -> None:
+    place = anyio.Semaphore(1)
+
+    async def work() -> None:
+        async with waiting(place):
+            await anyio.sleep(0.03)
+
+    with limited(0.08, "env", work_only=True) as limit:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(work)
+    assert not limit.overdue
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_ray_s_event_loop_is_watched_as_well(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def main() -> None:
+        found: list[Deadline] = []
+
+        async def culprit() -> None:
+            with limited(0.1, "culprit") as limit:
+                block()
+            found.append(limit)
+
+        with Watchdog.watching(0.1) as watchdog:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(two_awaits, found)
+                tasks.start_soon(culprit)
+            await anyio.sleep(0.06)
+        assert {limit.what for limit in found if limit.overdue} == {"culprit"}
+        assert watchdog.stalls == {"culprit": 1}
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())

@@ -1,0 +1,93 @@
+"""Threads of sync tools: how many there are, and what becomes of those that nobody waits for."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from agentrl.tools import OutcomeKind, Tool, ToolOutcome, threads
+from agentrl.tools.threads import ToolThreads
+
+
+class Gate:
+    """A sync tool's function that returns when the test says so."""
+
+    def __init__(self) -> None:
+        self.release, self.started = threading.Event(), threading.Semaphore(0)
+
+    def __call__(self) -> str:
+        self.started.release()
+        self.release.wait(20)
+        return "open"
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.release.set()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(10):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_hung_tools_are_counted_and_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MOST_HUNG", 3)
+    own = ToolThreads.current()
+    hang = Tool(gate, name="hang", description="Hang.", timeout=0.02)
+    quick = Tool(lambda: "quick", name="quick", description="Quick.")
+    for _ in range(3):
+        assert (await hang.run({})).kind is OutcomeKind.TIMEOUT
+    assert +own.hung == {"hang": 3}
+    assert own.places.borrowed_tokens == 0
+    outcome = await quick.run({})
+    assert outcome.kind is OutcomeKind.HUNG
+    assert outcome.text == "Error: `quick` was not run: 3 calls of tools never returned: `hang` (3)"
+    gate.release.set()
+    await until(lambda: not own.hung.total())
+    assert (await quick.run({})).text == "quick"
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_cancelled_call_keeps_its_place_until_its_thread_ends(gate: Gate, native: bool) -> None:
+    own = ToolThreads.current()
+    hang = Tool(gate, name="hang", description="Hang.")
+    if native:
+        task = asyncio.ensure_future(hang.run({}))
+        await until(lambda: gate.started.acquire(blocking=False))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hang.run, {})
+            await until(lambda: gate.started.acquire(blocking=False))
+            tasks.cancel_scope.cancel()
+    assert own.places.borrowed_tokens == 1
+    assert not +own.hung
+    gate.release.set()
+    await until(lambda: not own.places.borrowed_tokens)
+
+
+async def test_a_call_that_waits_for_a_place_is_told_when_all_hang(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MOST_HUNG", 1)
+    own = ToolThreads.current()
+    own.places.total_tokens = 1
+    hang = Tool(gate, name="hang", description="Hang.", timeout=0.05)
+    quick = Tool(lambda: "quick", name="quick", description="Quick.")
+    found: list[ToolOutcome] = []
+
+    async def call(entry: Tool) -> None:
+        found.append(await entry.run({}))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, hang)
+            tasks.start_soon(call, quick)
+    assert [outcome.kind for outcome in found] == [OutcomeKind.TIMEOUT, OutcomeKind.HUNG]
