@@ -20,9 +20,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -39,24 +39,55 @@ _log = logging.getLogger(__name__)
 
 
 class Deadline:
-    """One call of user code, `what`, and the time it has; made by `limited`."""
+    """Cuts off the code inside after `seconds` of its own time, and says afterwards whether it was `overdue`.
+
+    Args:
+        what: whose code it is, for the watchdog.
+        place: of which trajectory; by default that of the call around it.
+        work_only: the time that tools inside wait for a free place does not count.
+        held: seconds for which generating was held so far; they do not count.
+    """
 
     def __init__(
-        self, seconds: float, what: str, place: Place | None, work_only: bool, held: Callable[[], float]
+        self,
+        seconds: float,
+        what: str,
+        *,
+        place: Place | None = None,
+        work_only: bool = False,
+        held: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.seconds, self.what, self.work_only, self.outer = seconds, what, work_only, _CALL.get()
         self.place: Place | None = place or (self.outer.place if self.outer else None)
-        self.scope = anyio.CancelScope()
         self._watchdog, self._held = _WATCHDOG.get(), held
         self._blocked, self._seen, self._where = 0.0, 0.0, ""
         self._waits, self._waited = 0, 0.0
-        self._until = time.monotonic() + seconds - self._excused
-        self._timer = asyncio.get_running_loop().call_later(min(seconds, _FOREVER), self._ring)
+        self._scope = anyio.CancelScope()
+
+    def __enter__(self) -> Self:
+        self._until = time.monotonic() + self.seconds - self._excused
+        self._timer = asyncio.get_running_loop().call_later(min(self.seconds, _FOREVER), self._ring)
+        self._token = _CALL.set(self)
+        if self._watchdog is not None:
+            self._task = asyncio.current_task()
+            self._before = self._watchdog.calls.get(self._task)
+            self._watchdog.calls[self._task] = self
+        self._scope.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        self._timer.cancel()
+        _CALL.reset(self._token)
+        if self._watchdog is not None:
+            self._watchdog.calls[self._task] = self._before
+            if self._before is None:
+                del self._watchdog.calls[self._task]
+        return self._scope.__exit__(kind, error, trace)
 
     @property
     def overdue(self) -> bool:
         """Whether the call was cut off, or has blocked the loop until it was too late."""
-        return self.scope.cancelled_caught or (self._blocked > 0 and self._left < 0)
+        return self._scope.cancelled_caught or (self._blocked > 0 and self._left < 0)
 
     @property
     def verdict(self) -> str:
@@ -84,10 +115,6 @@ class Deadline:
             self._waited += time.monotonic()
             self._ring()
 
-    def end(self) -> None:
-        """The call has returned."""
-        self._timer.cancel()
-
     @property
     def _excused(self) -> float:
         """Seconds that were not the call's own, from any beginning."""
@@ -104,39 +131,12 @@ class Deadline:
 
     def _ring(self) -> None:
         if (left := self._left) <= 0:
-            self.scope.cancel()
+            self._scope.cancel()
         else:  # no sooner than in a beat: the loop may stand still, or generating be held, for long yet
             self._timer = asyncio.get_running_loop().call_later(min(max(left, BEAT), _FOREVER), self._ring)
 
 
 _CALL: ContextVar[Deadline | None] = ContextVar("agentrl_call", default=None)
-
-
-@contextmanager
-def limited(
-    seconds: float,
-    what: str,
-    *,
-    place: Place | None = None,
-    work_only: bool = False,
-    held: Callable[[], float] = lambda: 0.0,
-) -> Iterator[Deadline]:
-    """Cut off the code inside after `seconds` of its own time; what is yielded says afterwards whether it was `overdue`.
-
-    Args:
-        what: whose code it is, for the watchdog.
-        place: of which trajectory; by default that of the call around it.
-        work_only: the time that tools inside wait for a free place does not count.
-        held: seconds for which generating was held so far; they do not count.
-    """
-    deadline, watchdog = Deadline(seconds, what, place, work_only, held), _WATCHDOG.get()
-    token = _CALL.set(deadline)
-    try:
-        with deadline.scope, watchdog.running(deadline) if watchdog else nullcontext():
-            yield deadline
-    finally:
-        deadline.end()
-        _CALL.reset(token)
 
 
 def note_turn(turn: int) -> None:
@@ -174,6 +174,7 @@ class Watchdog:
     Attributes:
         stalls: how often the loop stood still for `patience` seconds or longer, by whose code it was.
         heard: when it answered last.
+        calls: what each task runs, innermost.
     """
 
     def __init__(self, patience: float) -> None:
@@ -181,7 +182,7 @@ class Watchdog:
         self.heard = time.monotonic()
         self._patience, self._lost = patience, 0.0
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._calls: dict[asyncio.Task[Any] | None, Deadline] = {}
+        self.calls: dict[asyncio.Task[Any] | None, Deadline | None] = {}
         self._ended = threading.Event()
 
     @classmethod
@@ -197,20 +198,6 @@ class Watchdog:
             watchdog._ended.set()
             watchdog.heard = math.inf
             _WATCHDOG.reset(token)
-
-    @contextmanager
-    def running(self, call: Deadline) -> Iterator[None]:
-        """The code inside is `call`'s, as far as the current task runs it."""
-        task = asyncio.current_task()
-        outer = self._calls.get(task)
-        self._calls[task] = call
-        try:
-            yield
-        finally:
-            if outer is None:
-                del self._calls[task]
-            else:
-                self._calls[task] = outer
 
     @property
     def lost(self) -> float:
@@ -262,7 +249,7 @@ class Watchdog:
         if not frame.f_back:
             frame = innermost
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        return self._calls.get(asyncio.current_task(self._loop)), where
+        return self.calls.get(asyncio.current_task(self._loop)), where
 
 
 _WATCHDOG: RunVar[Watchdog | None] = RunVar("agentrl_watchdog", default=None)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from agentrl.clock import limited
+from agentrl.clock import Deadline
 from agentrl.errors import AgentRLError, Failure, Place, SampleError, first_error
 from agentrl.sample import Sample, Status
 
@@ -42,7 +42,7 @@ async def guarded(
     """
     late = late or failure
     try:
-        with limited(timeout, what, place=place, work_only=work_only, held=held) as limit:
+        with Deadline(timeout, what, place=place, work_only=work_only, held=held) as limit:
             result = await call
         if limit.overdue:
             raise late(limit.verdict, kind=f"{late.blame}_timeout")

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, overload
 import anyio
 from pydantic_core import PydanticSerializationError, to_json
 
-from agentrl.clock import limited, waiting
+from agentrl.clock import Deadline, waiting
 from agentrl.errors import Failure, PluginError, ToolFailure
 from agentrl.tools.arguments import needs_self, read_arguments
 from agentrl.tools.docstring import parse_docstring
@@ -178,7 +178,7 @@ class Tool:
     async def _finish(self, running: Awaitable[Any], late: Callable[[], None] = lambda: None) -> str:
         """Wait for the result within the deadline, and turn what came into text; `late` is called if nothing came."""
         result: Any = None
-        with limited(self.timeout, f"tool {self.name}") as limit:
+        with Deadline(self.timeout, f"tool {self.name}") as limit:
             try:
                 result = await running
                 if inspect.isawaitable(result):

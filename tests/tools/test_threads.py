@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from agentrl.tools import OutcomeKind, Tool, ToolOutcome, threads
-from agentrl.tools.threads import ToolThreads
+from agentrl.tools.threads import ToolThread, ToolThreads
 
 
 class Gate:
@@ -73,6 +73,15 @@ async def test_a_cancelled_call_keeps_its_place_until_its_thread_ends(gate: Gate
     assert not +own.hung
     gate.release.set()
     await until(lambda: not own.places.borrowed_tokens)
+
+
+async def test_a_deadline_that_comes_with_the_answer_leaves_nothing_counted() -> None:
+    thread = ToolThread("quick")
+    async with thread:
+        assert await thread.run(lambda: 1) == 1
+        thread.outlived()
+    assert not +ToolThreads.current().hung
+    assert not ToolThreads.current().places.borrowed_tokens
 
 
 async def test_a_call_that_waits_for_a_place_is_told_when_all_hang(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
