@@ -15,6 +15,7 @@ from anyio import to_thread
 from agentrl.buffer.dump import load_rollout, save_rollout
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
+from agentrl.clock import Watchdog
 from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
@@ -42,9 +43,16 @@ class Generation:
     """Everything that playing groups needs in one process; made by `open`."""
 
     def __init__(
-        self, settings: RunSettings, folder: RunFolder, pool: EnginePool, player: GroupPlayer, plugins: Plugins
+        self,
+        settings: RunSettings,
+        folder: RunFolder,
+        pool: EnginePool,
+        player: GroupPlayer,
+        plugins: Plugins,
+        watchdog: Watchdog,
     ) -> None:
         self.settings, self.folder, self.pool, self.player, self.plugins = settings, folder, pool, player, plugins
+        self.watchdog = watchdog
         self._sets = eval_sets(settings)
 
     @classmethod
@@ -61,6 +69,7 @@ class Generation:
         rollout, args = settings.rollout, settings.args
         chat, plugins = load_chat(settings), Plugins.load(rollout)
         async with AsyncExitStack() as stack:
+            watchdog = stack.enter_context(Watchdog.watching(rollout.stall_warning))
             model = read_model_info(settings.train.hf_checkpoint)
             vocab_size = model.vocab_size if model else None
             pool = EnginePool(urls, settings.engine, vocab_size=vocab_size, transport=transport)
@@ -72,7 +81,7 @@ class Generation:
             grader = Grader(rollout, args, plugins.reward, graders)
             if plugins.environment is not None:
                 await stack.enter_async_context(_set_up(plugins.environment, settings))
-            yield cls(settings, folder, pool, GroupPlayer(context, grader, plugins.generate), plugins)
+            yield cls(settings, folder, pool, GroupPlayer(context, grader, plugins.generate), plugins, watchdog)
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         """Evaluate on every set; the trajectories go to a file named by the `done` rollouts."""
@@ -135,7 +144,7 @@ class LedgerRollouts(Rollouts, WeightSink):
         key = self._settings.rollout.reward_key
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key) | self._resumed
         self._resumed = {}
-        return groups, metrics
+        return groups, metrics | self.generation.watchdog.take()
 
     async def join_weight_group(self, group: WeightGroup) -> None:
         await self.generation.pool.join_weight_group(group)
