@@ -199,6 +199,11 @@ class Watchdog:
             watchdog.heard = math.inf
             _WATCHDOG.reset(token)
 
+    def take(self) -> dict[str, float]:
+        """The stalls since this was called last, as metrics `stalls/<whose code>`."""
+        stalls, self.stalls = self.stalls, Counter()
+        return {f"stalls/{what}": float(count) for what, count in stalls.items()}
+
     @property
     def lost(self) -> float:
         """Seconds that the loop has stood still so far, those included that it does now."""

@@ -65,6 +65,7 @@ def check_env(path: str) -> None:
     env = load_environment(path, what="check")
     click.secho(f"{path}: class {env.__name__}", bold=True)
     click.echo(f"  max_turns: {env.max_turns}")
+    click.echo(f"  when_interrupted: {env.when_interrupted}")
     for method in ("setup", "reset", "step", "reward", "close"):
         own = getattr(env, method) is not getattr(Environment, method)
         if method == "setup":

@@ -268,6 +268,7 @@ def test_check_shows_an_environment(tmp_path: Path) -> None:
     done = agentrl("check", "adding.py:Adding", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "max_turns: 3" in done.stdout
+    assert "when_interrupted: keep" in done.stdout
     assert "reward: its own" in done.stdout
     assert "step: the default" in done.stdout
     assert '"Add two numbers.' in done.stdout
