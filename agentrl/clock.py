@@ -29,7 +29,7 @@ from anyio.lowlevel import RunVar
 
 from agentrl.errors import Place
 
-BEAT: Final = 0.05
+BEAT = 0.1
 """Seconds between two beats of the loop; shorter halts than this are not noticed."""
 
 _LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))

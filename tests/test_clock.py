@@ -11,12 +11,18 @@ import anyio.lowlevel
 import pytest
 import uvloop
 
-from agentrl.clock import BEAT, Deadline, Watchdog, note_turn, waiting
+from agentrl import clock
+from agentrl.clock import Deadline, Watchdog, note_turn, waiting
 from agentrl.errors import Place
 from agentrl.tools import tool
 
 BLOCK = 0.28
 """Seconds that the blocking code of these tests blocks."""
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "BEAT", 0.03)
 
 
 def block() -> None:
@@ -80,7 +86,7 @@ async def test_a_deadline_goes_on_when_the_loop_does() -> None:
                 await anyio.sleep_forever()
     assert limit.overdue
     assert limit.verdict == "slow took longer than 0.1 s"  # it was not the one that blocked
-    assert time.monotonic() - began >= 0.1 + BLOCK - 2 * BEAT
+    assert time.monotonic() - began >= 0.1 + BLOCK - 2 * clock.BEAT
 
 
 async def test_the_watchdog_says_whose_code_it_is(caplog: pytest.LogCaptureFixture) -> None:

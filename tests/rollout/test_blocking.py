@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agentrl import Sample, Step, tool
+from agentrl import Sample, Step, clock, tool
 from agentrl.chat import Chat
 from agentrl.clock import Watchdog
 from agentrl.envs import Turn
@@ -19,6 +19,11 @@ from agentrl.tools.threads import ToolThreads
 from tests.rollout.scripted import END, EchoEnv, build
 
 CALL = f'<tool_call>\n{{"name": "look", "arguments": {{}}}}\n</tool_call>{END}'
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "BEAT", 0.03)
 
 
 def block() -> None:
