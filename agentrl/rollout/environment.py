@@ -163,7 +163,14 @@ class LiveEnvironment:
         return messages
 
     async def _step(self, env: Environment, turn: Turn) -> Step:
+        had = len(turn.sample.tokens), turn.sample.response_length
         step = await self._guarded("step", env.step(turn))
+        if (has := (len(turn.sample.tokens), turn.sample.response_length)) != had:
+            raise EnvFailure(
+                f"{self._name}.step changed the sample: it had {had[0]} tokens, {had[1]} of them response, and has "
+                f"{has[0]} and {has[1]} now; what the model is to be shown goes into Step.messages",
+                kind="env_changed_sample",
+            )
         if not isinstance(step, Step):
             raise EnvFailure(f"{self._name}.step must return a Step, got {step!r:.200}", kind="env_bad_result")
         self._check_messages("step", step.messages)

@@ -5,6 +5,7 @@
 2. The outermost call of a trajectory has a `Place`; every error that leaves it says which group, sample and turn.
 """
 
+import asyncio
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -47,7 +48,10 @@ async def guarded(
         if limit.overdue:
             raise late(limit.verdict, kind=f"{late.blame}_timeout")
         return result
-    except Exception as raised:  # noqa: BLE001 - user code may raise anything; all of it comes out typed
+    except (Exception, asyncio.CancelledError) as raised:
+        task = asyncio.current_task()
+        if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
         first = first_error(raised)
         error = (
             first if isinstance(first, AgentRLError) else failure(describe(what, first), kind=f"{failure.blame}_raised")

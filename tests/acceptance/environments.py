@@ -191,7 +191,6 @@ class Seen:
         either: the culprit may fail or succeed, but must be reported.
         reported: patterns that one warning of the log has.
         calls: the model calls the tool `look` first.
-        lacking: what today's main lacks for it; empty: nothing.
     """
 
     environment: type[Plain]
@@ -200,18 +199,17 @@ class Seen:
     either: bool = False
     reported: tuple[str, ...] = ()
     calls: bool = False
-    lacking: str = ""
 
 
 def blocks(environment: type[Plain], where: str, *, calls: bool = False) -> Seen:
     """Blocked the loop: reported with class, line, sample and seconds."""
-    reported = (rf"{environment.__name__}\.{where}", r"environments\.py:\d+", rf"sample {CULPRIT}\b", r"[12]\.\d* s\b")
-    return Seen(environment, either=True, reported=reported, calls=calls, lacking="no watchdog; deadlines run on")
+    reported = ("tool look" if calls else rf"{environment.__name__}\.{where}", r"environments\.py:\d+", rf"sample {CULPRIT}\b", r"[12]\.\d* s\b")
+    return Seen(environment, either=True, reported=reported, calls=calls)
 
 
-def fails(environment: type[Plain], blame: Blame, *names: str, lacking: str = "failures do not say where") -> Seen:
+def fails(environment: type[Plain], blame: Blame, *names: str) -> Seen:
     """Failed, and the message says in which trajectory."""
-    return Seen(environment, blame, (*names, "group 0", f"sample {CULPRIT}"), lacking=lacking)
+    return Seen(environment, blame, (*names, "group 0", f"sample {CULPRIT}"))
 
 
 TURN = r"turn \d"
@@ -222,12 +220,7 @@ ENVIRONMENTS = {
     "spins in step": blocks(SpinsInStep, "step"),
     "blocks in an async tool": blocks(BlocksInTool, "look", calls=True),
     "hangs in step": fails(HangsInStep, Blame.ENV, r"HangsInStep\.step took longer than 1 s", TURN),
-    "hangs in close": fails(
-        HangsInClose,
-        Blame.ENV,
-        r"HangsInClose\.close took longer than",
-        lacking="waits 10 s, whatever env_timeout says",
-    ),
+    "hangs in close": fails(HangsInClose, Blame.ENV, r"HangsInClose\.close took longer than"),
     "raises in reset": fails(RaisesInReset, Blame.ENV, r"RaisesInReset\.reset raised OSError: .*\.py:\d"),
     "raises in step": fails(RaisesInStep, Blame.ENV, r"step raised KeyError: 'row 7' at .*\.py:\d", TURN),
     "raises in reward": fails(RaisesInReward, Blame.GRADER, r"RaisesInReward\.reward raised ZeroDivisionError"),
@@ -236,12 +229,8 @@ ENVIRONMENTS = {
         ResetReturnsGarbage, Blame.ENV, r"ResetReturnsGarbage\.reset must return a list of messages"
     ),
     "step returns nothing": fails(StepReturnsNothing, Blame.ENV, r"StepReturnsNothing\.step must return a Step", TURN),
-    "mutates the sample": fails(
-        MutatesTheSample, Blame.ENV, "MutatesTheSample", TURN, lacking="goes unnoticed: the prompt is one token shorter"
-    ),
-    "raises a cancellation": fails(
-        StrayTask, Blame.ENV, r"StrayTask\.step", TURN, lacking="the group is dropped as nothing_to_train, unsaid"
-    ),
+    "mutates the sample": fails(MutatesTheSample, Blame.ENV, "MutatesTheSample", TURN),
+    "raises a cancellation": fails(StrayTask, Blame.ENV, r"StrayTask\.step", TURN),
     "a huge message": Seen(HugeMessage),
     "a sync tool that hangs": Seen(HangingSyncTool, calls=True),
 }
@@ -251,14 +240,14 @@ ENVIRONMENTS = {
 class NeitherKeptNorReplayed(Plain):
     """Says that it cannot be kept alive between two model turns, nor be played again: it can only be refused."""
 
-    on_interrupt = "none"
+    when_interrupted = "none"  # type: ignore[assignment]
 
 
 class ReplayDiffers(Plain):
     """Says that it can be replayed, and answers the same turn with another text each time. What an earlier play said
     may not be in what is trained."""
 
-    on_interrupt = "replay"
+    when_interrupted = "replay"
     played = 0
 
     async def reset(self, sample: Sample) -> list[Message]:
@@ -272,7 +261,6 @@ class ReplayDiffers(Plain):
 
 CHOICES = {
     "neither kept nor replayed": (NeitherKeptNorReplayed, ("NeitherKeptNorReplayed", "keep|replay|restart")),
-    "an unknown choice": (type("Unknown", (Plain,), {"on_interrupt": "pray"}), ("Unknown", "pray", "replay")),
+    "an unknown choice": (type("Unknown", (Plain,), {"when_interrupted": "pray"}), ("Unknown", "pray", "replay")),
 }
-"""Environments that a run with partial rollouts refuses when it starts, and what the error names. `on_interrupt` stands
-for the attribute that declares the choice."""
+"""Environments that are refused when they are loaded, and what the error names."""

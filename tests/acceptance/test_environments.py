@@ -12,7 +12,9 @@ from aiohttp import web
 
 from agentrl import Blame
 from agentrl.chat import Chat
+from agentrl.clock import Watchdog
 from agentrl.config import RunSettings
+from agentrl.envs import load_environment
 from agentrl.errors import AgentRLError
 from agentrl.rollout.settings import FailureAction
 from agentrl.run.driver import open_folder
@@ -36,9 +38,7 @@ def _release() -> Iterator[None]:
 
 def cases() -> Iterator[Any]:
     for name, seen in ENVIRONMENTS.items():
-        marks = [pytest.mark.xfail(reason=seen.lacking, strict=True)] if seen.lacking else []
-        slow = [pytest.mark.slow] if name == "hangs in close" else []
-        yield pytest.param(seen, id=name, marks=[*marks, *slow])
+        yield pytest.param(seen, id=name, marks=[pytest.mark.slow] if name == "hangs in close" else [])
 
 
 @pytest.mark.parametrize("seen", cases())
@@ -54,7 +54,8 @@ async def test_innocents_pass_and_the_culprit_is_named(
         reward_timeout=DEADLINE,
         failure_policy=dict.fromkeys(Blame, FailureAction.KEEP_MASKED),
     )
-    result = await loop.run(0)
+    with Watchdog.watching(DEADLINE):
+        result = await loop.run(0)
     failed = {s.index: s.metadata["failure"] for group in result.groups for s in group if "failure" in s.metadata}
     guilty = failed.pop(CULPRIT, None)
     assert failed == {}, "innocents failed"
@@ -69,17 +70,13 @@ async def test_innocents_pass_and_the_culprit_is_named(
         assert any(all(re.search(part, text) for part in seen.reported) for text in texts), texts
 
 
-@pytest.mark.xfail(reason="no --partial-rollout, no declared choice", strict=True)
 @pytest.mark.parametrize(("environment", "names"), CHOICES.values(), ids=CHOICES)
-async def test_an_environment_that_cannot_be_interrupted(
-    chat: Chat, environment: type[Plain], names: tuple[str, ...]
+def test_an_environment_that_cannot_be_interrupted(
+    monkeypatch: pytest.MonkeyPatch, environment: type[Plain], names: tuple[str, ...]
 ) -> None:
-    async def play() -> None:
-        loop, _ = build(chat, [f"done{END}"], environment=environment, partial_rollout=True, max_staleness=1)
-        await loop.run(0)
-
+    monkeypatch.setattr(environments, "Chosen", environment, raising=False)
     with pytest.raises(AgentRLError) as caught:
-        await play()
+        load_environment("tests.acceptance.environments:Chosen")
     assert [part for part in names if not re.search(part, str(caught.value))] == [], caught.value
 
 
