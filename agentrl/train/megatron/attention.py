@@ -81,14 +81,16 @@ class PackedAttention(MegatronModule):
         bounds = [int(b) // size for b in packed_seq_params.cu_seqlens_q.tolist()]
         if size > 1:
             key, value = _Gather.apply(key, self.cp_group), _Gather.apply(value, self.cp_group)
+        # Not slices: the gradient of each would be as large as the whole pack.
+        lengths = [end - start for start, end in itertools.pairwise(bounds)]
+        sequences = zip(query.split(lengths), key.split(lengths, -3), value.split(lengths, -3), strict=True)
         outputs = []
-        for start, end in itertools.pairwise(bounds):
-            q = query[start:end]
+        for q, k, v in sequences:
             if size == 1:
-                out = self._attend(q, key[start:end], value[start:end], None)
+                out = self._attend(q, k, v, None)
             else:
-                k, v = _unzigzag(key[:, start:end]), _unzigzag(value[:, start:end])
-                out = self._attend(q, k, v, _zigzag_mask(end - start, self.cp_group, q.device))
+                mask = _zigzag_mask(len(q), self.cp_group, q.device)
+                out = self._attend(q, _unzigzag(k), _unzigzag(v), mask)
             outputs.append(out)
         return torch.cat(outputs).flatten(-2)
 
