@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.cluster.engines import engine_actor
 from agentrl.cluster.quiet import library_output
-from agentrl.cluster.rollouts import RayRollouts
+from agentrl.cluster.rollouts import RayRollouts, rollout_actor
 from agentrl.cluster.runtime import ray_runtime, worker_environment
 from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
 from agentrl.cluster.waiting import values
@@ -74,6 +74,8 @@ class _Starting:
         names = counted(self.engines, "engine"), counted(s.cluster.world_size, "trainer process", "trainer processes")
         loading = f"loading the model into {names[0]}, " if self.engines else ""
         self.progress.begin(f"{loading}starting {names[1]}")
+        generates = s.cluster.load_debug_rollout_data is None
+        worker = rollout_actor(s, self.here, self.folder) if generates else None
         placement = await stack.enter_async_context(_placed(s, self.engines))
         trainer, ranks = self._trainer(placement)
         actors = [self._engine(placement, s.cluster.world_size + i) for i in range(self.engines)]
@@ -99,10 +101,10 @@ class _Starting:
                 if actors:
                     tasks.start_soon(start_engines)
         await self._load(trainer)
-        parts, worker = await self._rollouts(stack, trainer, urls)
+        parts, generating = await self._rollouts(stack, trainer, urls, worker)
         with within(timeout, "asking for process ids"):
             trainers = await values([actor.pid.remote() for actor in trainer.actors])
-        self.folder.write_processes({"driver": [os.getpid()], "trainer": trainers, "engine": pids, **worker})
+        self.folder.write_processes({"driver": [os.getpid()], "trainer": trainers, "engine": pids, **generating})
         return parts
 
     async def _load(self, trainer: RayTrainer) -> None:
@@ -115,7 +117,7 @@ class _Starting:
         self.progress.ready("checkpoint loaded", began)
 
     async def _rollouts(
-        self, stack: contextlib.AsyncExitStack, trainer: RayTrainer, urls: list[str]
+        self, stack: contextlib.AsyncExitStack, trainer: RayTrainer, urls: list[str], worker: Any | None
     ) -> tuple[Parts, dict[str, list[int]]]:
         """The parts, and the process that generates, if there is one."""
         template = self.settings.cluster.load_debug_rollout_data
@@ -123,7 +125,7 @@ class _Starting:
             return Parts(DumpedRollouts(self.settings, template), trainer, None), {}
         self.progress.phase("opening the data")
         step = None if self.resume is None else self.resume.step
-        opening = RayRollouts.open(self.settings, self.folder, urls, step)
+        opening = RayRollouts.open(worker, urls, step)
         with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
             rollouts = await stack.enter_async_context(opening)
         weights: Weights = DiskWeights(self.folder, trainer, rollouts)

@@ -29,6 +29,8 @@ class RolloutActor:
     """Holds open `LedgerRollouts` from `serve` until `stop`."""
 
     def __init__(self, settings: RunSettings, workspace: str, folder: RunFolder) -> None:
+        from transformers import AutoTokenizer  # noqa: F401 - slow; this way it is done while the engines start
+
         enter_workspace(workspace)
         self._settings, self._folder = settings, folder
         self._ready, self._stopping = asyncio.Event(), asyncio.Event()
@@ -85,6 +87,13 @@ class RolloutActor:
         await self._during(self._rollouts.receive(update, version))
 
 
+def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:
+    """An actor whose process comes up, and imports what it needs, while others do."""
+    kind: Any = RolloutActor
+    environment = {"env_vars": worker_environment()}
+    return kind.options(num_cpus=0, runtime_env=environment).remote(settings, workspace, folder)
+
+
 class RayRollouts(Rollouts, WeightSink):
     """The driver's handle; made by `open`. `pid` is the actor's process."""
 
@@ -93,13 +102,8 @@ class RayRollouts(Rollouts, WeightSink):
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, settings: RunSettings, folder: RunFolder, urls: Sequence[str], resume_step: int | None
-    ) -> "AsyncIterator[RayRollouts]":
-        """Start the actor, and close it at the end."""
-        environment = {"env_vars": worker_environment()}
-        kind: Any = RolloutActor
-        actor = kind.options(num_cpus=0, runtime_env=environment).remote(settings, os.getcwd(), folder)
+    async def open(cls, actor: Any, urls: Sequence[str], resume_step: int | None) -> "AsyncIterator[RayRollouts]":
+        """Have a `rollout_actor` open everything, and close it at the end."""
         serving = actor.serve.remote(urls, resume_step)
         try:
             yield cls(actor, serving, await unless(serving, actor.ready.remote()))
