@@ -11,7 +11,7 @@ from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
-from agentrl.run.devices import resolve_device
+from agentrl.run.devices import resolve_device, resolve_threads
 from agentrl.run.parts import Batch, Parts, Start, within
 from agentrl.run.preflight import preflight
 from agentrl.run.schedule import Action, Cadence, Do, Schedule
@@ -34,7 +34,7 @@ def train(settings: RunSettings, start: Start) -> int:
         # No line for this: a mistake that it finds is the only thing to read.
         progress.phase("checking the settings, the model and the data")
         preflight(settings, "train")
-        settings = resolve_device(settings)
+        settings = resolve_threads(resolve_device(settings))
         with open_folder(settings) as folder:
             progress.ready("settings, model and data checked", began)
             _train(settings, folder, progress, start)
