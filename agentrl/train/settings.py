@@ -87,7 +87,9 @@ class TrainSettings(Settings):
 
     seed: int = Field(1234, ge=0, description="Seed of the trainer's random numbers.")
     train_threads: int | None = Field(
-        None, ge=1, description="CPU threads of each trainer process; by default its share of the cores that nobody else computes on."
+        None,
+        ge=1,
+        description="CPU threads of each trainer process; by default its share of the cores that nobody else computes on.",
     )
     distributed_backend: Literal["auto", "nccl", "gloo"] = Field(
         "auto", description="Collectives between trainer processes; auto is nccl with CUDA and gloo without."

@@ -1,0 +1,56 @@
+"""What attention over a pack costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch._C._distributed_c10d import HashStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from agentrl.train.megatron.attention import PackedAttention
+
+
+@pytest.fixture
+def one_rank() -> Iterator[dist.ProcessGroup]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    yield group
+    dist.destroy_process_group()
+
+
+class _Written(TorchDispatchMode):
+    """Counts the elements of all results of operations inside."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.elements += sum(t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor))
+        return out
+
+
+def test_the_backward_pass_of_packed_attention_grows_with_the_tokens_only(one_rank: dist.ProcessGroup) -> None:
+    """Not with tokens times sequences: as one slice a sequence each would have a gradient as large as the pack."""
+
+    def written(sequences: int) -> int:
+        config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2, kv_channels=8)
+        attention = PackedAttention(config, 1, None, "self", pg_collection=ProcessGroupCollection(cp=one_rank))
+        bounds = torch.arange(sequences + 1, dtype=torch.int32) * (256 // sequences)
+        q, k, v = (torch.randn(256, 2, 8, requires_grad=True) for _ in range(3))
+        packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
+        out = attention(q, k, v, None, packed_seq_params=packed)
+        with _Written() as counter:
+            out.sum().backward()
+        return counter.elements
+
+    assert written(32) < 1.5 * written(2)
