@@ -31,7 +31,9 @@ def one_rank() -> Iterator[dist.ProcessGroup]:
 class _Written(TorchDispatchMode):
     """Counts the elements of all results of operations inside."""
 
-    elements = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -49,7 +51,8 @@ def test_the_backward_pass_of_packed_attention_grows_with_the_tokens_only(one_ra
         q, k, v = (torch.randn(256, 2, 8, requires_grad=True) for _ in range(3))
         packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
         out = attention(q, k, v, None, packed_seq_params=packed)
-        with _Written() as counter:
+        counter = _Written()
+        with counter:
             out.sum().backward()
         return counter.elements
 
