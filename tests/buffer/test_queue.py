@@ -49,7 +49,7 @@ def test_a_killed_run_gives_the_same_prompts_first(tmp_path: Path) -> None:
         after = queue.lease(3, 0)
         assert after[:2] == [before[0], before[3]]
         assert after[2][0].group_index == 4
-        assert queue.next_batch(1, 0) == [finished(1)]
+        assert queue.next_batch(1, 0) == [compact(1)]
 
 
 def test_groups_that_are_too_old_are_made_again_or_dropped_with_their_tokens_counted(tmp_path: Path) -> None:
