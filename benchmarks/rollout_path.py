@@ -49,21 +49,23 @@ from agentrl.engine.wire import Asked, parse
 from agentrl.groups import Group
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.group import GroupPlayer, RolloutStats, group_id
+from agentrl.rollout.group import GroupPlayer, group_id
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import RolloutSettings
+from agentrl.rollout.stats import RolloutStats
 from tests.support.chats import make_chat
 
 GROUP = 8
 PROMPT_WORDS = 690
 """Words that make a prompt of about 900 tokens, the tools' schemas included."""
 CALLS = (
-    '<think>\nI need the rows first: the table of last year has them, and the value is in its third column.\n</think>\n\n'
+    "<think>\nI need the rows first: the table of last year has them, and the value is in its third column.\n</think>\n\n"
     '<tool_call>\n{"name": "look_up", "arguments": {"query": "value of last year", "limit": 3}}\n</tool_call><|im_end|>',
-    '<think>\nNow the sum of both: I multiply the price by the number and add what is left over from before.\n</think>\n\n'
+    "<think>\nNow the sum of both: I multiply the price by the number and add what is left over from before.\n</think>\n\n"
     '<tool_call>\n{"name": "calculate", "arguments": {"expression": "12 * (3 + 4)"}}\n</tool_call><|im_end|>',
 )
-WORDS = "the cat naïve value of 42 rows 3.14 table price, number; under http://a.b/c?d=e if then which sum total".split()
+WORDS = ["the", "cat", "naïve", "value", "of", "42", "rows", "3.14", "table", "price,", "number;", "under", "if", "sum",
+         "http://a.b/c?d=e", "then", "which", "total"]  # fmt: skip
 
 
 @tool
@@ -92,7 +94,7 @@ async def calculate(expression: str) -> str:
 class TwoTools(Environment):
     """Never ends by itself: the number of turns is the row's."""
 
-    tools = [look_up, calculate]
+    tools = (look_up, calculate)
 
 
 # ---- ours -----------------------------------------------------------------------------------------------------------
@@ -247,9 +249,12 @@ def parts(bench: Bench, answers: Sequence[bytes]) -> list[tuple[str, float, str,
         return [{"role": "user", "content": next(texts)}]
 
     again = messages()
-    call, result = chat.encode(CALLS[0]), [{"role": "tool", "content": "row 1: the value is 7 at http://a.b/c?d=1\n" * 3}]
+    call, result = (
+        chat.encode(CALLS[0]),
+        [{"role": "tool", "content": "row 1: the value is 7 at http://a.b/c?d=1\n" * 3}],
+    )
     session = ChatSession(chat, again, schemas)
-    text = chat.decode(chat_delta := _one_turn(session, call, result))
+    text = chat.decode(_one_turn(session, call, result))
     asked = Asked(900, 1024, chat.vocab_size)
     body, prompt = answers[0], list(range(1000, 2400))
     group = [_finished(2400, i) for i in range(GROUP)]
@@ -410,7 +415,10 @@ async def report(options: argparse.Namespace, url: str, chat: Chat, answers: Seq
             turns = options.turns if n < 4096 else min(options.turns, 2)
             floors = [await measure_floor(bench, n, turns) for _ in range(options.repeats)]
             ours = [await measure_ours(bench, n, turns) for _ in range(options.repeats)]
-            print(f"{n:>12} {turns:>5} {min(ours):>16.3f} {min(floors):>14.3f} {min(ours) / min(floors):>6.2f}", flush=True)
+            print(
+                f"{n:>12} {turns:>5} {min(ours):>16.3f} {min(floors):>14.3f} {min(ours) / min(floors):>6.2f}",
+                flush=True,
+            )
         first = min([await measure_first_request(bench, 1024) for _ in range(options.repeats)])
         print(f"\nfirst request of 1,024 trajectories written after {first:.0f} ms of CPU")
         print(f"finished samples: {kept_bytes(bench):.1f} bytes a token\n")

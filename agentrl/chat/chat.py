@@ -172,9 +172,7 @@ class Chat:
     ) -> list[int]:
         marked = [self._encoder.mark_message(message) for message in messages]
         schemas = self._encoder.mark(tools) if tools else None
-        return self._encoder.encode_rendered(
-            self.template.render(marked, schemas, generation_prompt=generation_prompt)
-        )
+        return self._encoder.encode_rendered(self.template.render(marked, schemas, generation_prompt=generation_prompt))
 
     def delta_ids(self, calls: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids from a turn's end token through `new` (normal form) to the next generation prompt."""

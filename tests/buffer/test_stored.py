@@ -54,7 +54,10 @@ def test_log_probs_are_stored_as_what_is_trained_with() -> None:
     sample = Sample()
     sample.set_prompt_tokens([1])
     sample.append_model([2, 3], [-0.1, -1 / 3])
-    assert decode_group(encode_group([sample]))[0].rollout_log_probs == np.float32([-0.1, -1 / 3]).tolist()
+    assert decode_group(encode_group([sample]))[0].rollout_log_probs == [
+        float(np.float32(-0.1)),
+        float(np.float32(-1 / 3)),
+    ]
 
 
 def test_a_sample_without_tokens_round_trips() -> None:

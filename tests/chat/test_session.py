@@ -104,7 +104,11 @@ def test_a_prompt_that_is_no_json_is_rendered_each_time() -> None:
     chat = make_chat("qwen3")
     arguments = {1: 2}
     call = {"type": "function", "function": {"name": "run_sql", "arguments": arguments}}
-    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "R"}]
+    messages: list[Any] = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "R"},
+    ]
     first = ChatSession(chat, messages, TOOLS).prompt_ids
     arguments[1] = 3
     second = ChatSession(chat, messages, TOOLS).prompt_ids
