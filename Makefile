@@ -43,7 +43,7 @@ lint: venv
 	$(BIN)/lint-imports
 
 bench: venv
-	for name in rollout_client chat_delta embedded_engine packing search sandbox graders; do \
+	for name in rollout_client rollout_path chat_delta embedded_engine packing search sandbox graders; do \
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:

@@ -6,14 +6,18 @@
 3. A sample grows in two ways only: `append_model` (mask 1, real log-probs) and `append_observation` (mask 0,
    log-prob 0). Lengths that disagree raise `SampleError` at the call that caused them; `validate` checks again
    where a sample leaves user code.
-4. It round-trips to plain JSON types (`to_dict`) and to compact numpy arrays (`to_arrays`) without loss.
+4. It round-trips to plain JSON types (`to_dict`) without loss, and to compact numpy arrays (`to_arrays`) but for the
+   log-probs, of which float32 is kept: what is trained with.
+5. While it grows its numbers are lists. A finished one that only waits to be trained on is `compact`: it reads the same
+   and takes 9 bytes a token instead of 80.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from array import array
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +36,9 @@ RECORDED = frozenset(
     {"attempt", "close_failure", "counters", "failure", "grade", "messages", "rewards", "step_credit", "step_rewards"}
 )
 """Keys of `Sample.metadata` that the rollout and the graders write; a data row's own metadata has none of them."""
+
+_COMPACT = {"tokens": "i", "loss_mask": "B", "rollout_log_probs": "f"}
+"""The fields that are one number a token, and their types as `array` and numpy name them: int32, uint8, float32."""
 
 
 class Status(Enum):
@@ -118,18 +125,18 @@ class Sample:
     index: int | None = None
     rollout_id: int | None = None
     prompt: str | list[Message] = ""
-    tokens: list[int] = field(default_factory=list)
+    tokens: MutableSequence[int] = field(default_factory=list)
     response: str = ""
     response_length: int = 0
     label: Any = None
     reward: float | dict[str, Any] | None = None
-    loss_mask: list[int] | None = None
+    loss_mask: MutableSequence[int] | None = None
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
     multimodal_inputs: Any = None
     multimodal_train_inputs: Any = None
     weight_versions: list[str] = field(default_factory=list)
-    rollout_log_probs: list[float] | None = None
+    rollout_log_probs: MutableSequence[float] | None = None
     rollout_routed_experts: Any = None
     remove_sample: bool = False
     generate_function_path: str | None = None
@@ -306,6 +313,7 @@ class Sample:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready types; `from_dict` restores an equal sample."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
+        out |= {name: list(out[name]) for name in _COMPACT if out[name] is not None}
         out["status"] = self.status.value
         out["spec_info"] = {f.name: getattr(self.spec_info, f.name) for f in fields(self.spec_info)}
         out["segments"] = [[s.origin.value, s.start, s.end, s.turn, s.version] for s in self.segments]
@@ -327,22 +335,29 @@ class Sample:
             kept["segments"] = [Segment(Origin(origin), *rest) for origin, *rest in kept["segments"]]
         return cls(**kept)
 
+    def compact(self) -> Self:
+        """Keep the numbers as arrays of int32, uint8 and float32 from here on; returns the sample.
+
+        For samples that no user code sees any more: an array is not equal to a list, and cannot be added to one.
+        """
+        for name, kind in _COMPACT.items():
+            if (values := getattr(self, name)) is not None:
+                setattr(self, name, array(kind, values))
+        return self
+
     def to_arrays(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Split into numpy arrays and the small rest.
 
         Returns:
-            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` float64 [R] (absent if None).
+            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` float32 [R] (absent if None).
             rest: `to_dict` without those three.
         """
         import numpy as np
 
-        rest = self.to_dict()
-        arrays: dict[str, NDArray[Any]] = {"tokens": np.asarray(rest.pop("tokens"), dtype=np.int32)}
-        if (mask := rest.pop("loss_mask")) is not None:
-            arrays["loss_mask"] = np.asarray(mask, dtype=np.uint8)
-        if (log_probs := rest.pop("rollout_log_probs")) is not None:
-            arrays["rollout_log_probs"] = np.asarray(log_probs, dtype=np.float64)
-        return arrays, rest
+        held = {name: values for name in _COMPACT if (values := getattr(self, name)) is not None}
+        arrays = {name: np.asarray(values, np.dtype(_COMPACT[name])) for name, values in held.items()}
+        rest = replace(self, tokens=[], loss_mask=None, rollout_log_probs=None).to_dict()
+        return arrays, {name: value for name, value in rest.items() if name not in _COMPACT}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:

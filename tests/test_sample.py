@@ -1,6 +1,7 @@
 """The sample record: growing, checking, carrying."""
 
 import copy
+from array import array
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from agentrl.errors import SampleError
 from agentrl.sample import Origin, Segment, SpecInfo, Status
 
 token = st.integers(0, 200_000)
-log_prob = st.floats(-50, 0, allow_nan=False)
+log_prob = st.floats(-50, 0, allow_nan=False, width=32)
 part = st.one_of(
     st.tuples(st.just(Origin.MODEL), st.lists(st.tuples(token, log_prob), max_size=8)),
     st.tuples(st.sampled_from([Origin.ENV, Origin.CLOSE]), st.lists(st.tuples(token, st.just(0.0)), max_size=8)),
@@ -54,6 +55,28 @@ def test_round_trips_lose_nothing(prompt: list[int], parts: list[Part], truncate
     sample.spec_info = SpecInfo(1, 2, 3, 4)
     assert Sample.from_dict(copy.deepcopy(sample.to_dict())) == sample
     assert Sample.from_arrays(*sample.to_arrays()) == sample
+
+
+@given(st.lists(token, min_size=1, max_size=5), st.lists(part, max_size=6))
+def test_a_compact_sample_reads_the_same(prompt: list[int], parts: list[Part]) -> None:
+    sample, compact = grow(prompt, parts), grow(prompt, parts).compact()
+    assert compact.to_dict() == sample.to_dict()
+    assert Sample.from_arrays(*compact.to_arrays()) == sample
+    assert sum(len(memoryview(values).tobytes()) for values in held(compact)) == 4 * len(sample.tokens) + 5 * (
+        sample.response_length
+    )
+    for grown in (sample, compact):
+        grown.append_model([7], [-0.5])
+        grown.validate()
+    assert compact.to_dict() == sample.to_dict()
+
+
+def held(sample: Sample) -> list[Any]:
+    return [sample.tokens, sample.loss_mask or array("B"), sample.rollout_log_probs or array("f")]
+
+
+def test_a_sample_without_numbers_is_compact_as_it_is() -> None:
+    assert Sample(prompt="x").compact().to_dict() == Sample(prompt="x").to_dict()
 
 
 def test_a_turn_that_a_weight_update_interrupted_keeps_both_versions_at_their_tokens() -> None:

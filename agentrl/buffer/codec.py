@@ -2,8 +2,9 @@
 
 1. Layout: zlib of [4-byte little-endian header length][JSON header][raw arrays]; the header names each array's
    sample, field, dtype and length in order.
-2. What `Sample.to_arrays` splits off travels as raw arrays, the rest as JSON; a value that JSON cannot carry
-   exactly enough to train from (an image object, a NaN) is an error that names the field, never a silent change.
+2. What `Sample.to_arrays` splits off travels as raw arrays (log-probs as float32), the rest as JSON; a value that JSON
+   cannot carry exactly enough to train from (an image object, a NaN) is an error that names the field, never a silent
+   change.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import orjson
 from agentrl.errors import SampleError
 from agentrl.sample import Sample
 
-_VERSION = 1
+_VERSION = 2
 
 
 def encode_group(samples: Sequence[Sample]) -> bytes:

@@ -9,8 +9,9 @@
    finished are used as they are and not shown again. What its `save` writes lies beside the ledger and is loaded on
    resume.
 4. `next_batch`, `trained` and `checkpointed` drive the training side; the steps are rollout numbers from 0. The ledger
-   alone says which groups a step trains and in which order; samples that this process completed itself are handed over
-   as they are, others are read from the ledger. A group's version is the step from which on it can be trained.
+   alone says which groups a step trains and in which order; samples that this process completed itself are kept,
+   compact, until they are handed over, others are read from the ledger. A group's version is the step from which on it
+   can be trained.
 """
 
 from __future__ import annotations
@@ -99,9 +100,10 @@ class GroupQueue:
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
         """The group is finished: stored durably, then shown to the source's `add_samples` if it is new."""
         self.ledger.complete(group_id, samples)
-        self._completed[group_id] = list(samples)
         if self._placed is None and group_id not in self._replayed:
             self.source.add_samples([list(samples)])
+        # A user's source may have kept the samples, and goes on reading their lists.
+        self._completed[group_id] = list(samples) if self._placed is None else _compact(samples)
 
     def drop(self, group_id: int, reason: str) -> None:
         """The group will never be trained; lease another in its stead."""
@@ -133,7 +135,7 @@ class GroupQueue:
             `n` groups, or those that there are: fewer than `n` say that the batch is not full yet.
         """
         ids = self.ledger.fix_batch(n, step)
-        groups = [self._completed.get(group_id) or self.ledger.samples(group_id) for group_id in ids]
+        groups = [self._completed.get(group_id) or _compact(self.ledger.samples(group_id)) for group_id in ids]
         if len(ids) >= n:
             for group_id in ids:
                 self._completed.pop(group_id, None)
@@ -150,6 +152,10 @@ class GroupQueue:
     def checkpointed(self, step: int) -> None:
         """A durable checkpoint covers every step up to `step`."""
         self.ledger.checkpointed(step)
+
+
+def _compact(samples: Sequence[Sample]) -> Group:
+    return [sample.compact() for sample in samples]
 
 
 if TYPE_CHECKING:

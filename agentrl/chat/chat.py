@@ -1,26 +1,33 @@
 """`Chat`: messages to ids and model text to turns, for one tokenizer and one chat template.
 
-1. Immutable and thread-safe; one a process is enough. Everything slow happens in `load`.
+1. Immutable but for a small cache, and thread-safe; one a process is enough. Everything slow happens in `load`.
 2. Training and evaluation use the same object, so they have the same template, deltas and parser.
 3. transformers is imported inside `load`; torch is never needed.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import orjson
+
 from agentrl.chat.delta import DeltaRenderer
 from agentrl.chat.encoding import Codec, SafeEncoder
-from agentrl.chat.messages import ParsedTurn, normalise_messages, normalise_tools
+from agentrl.chat.messages import ParsedTurn, ToolSchema, normalise_messages, normalise_tools
 from agentrl.chat.parsers import make_parser
 from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
 from agentrl.chat.report import TemplateReport, Thought
 from agentrl.chat.template import Template
 from agentrl.errors import SettingsError, TemplateError
+from agentrl.sample import Message
 
 HistoryPolicy = Literal["keep", "split", "fail"]
+
+_PROMPTS = 32
+"""Prompts whose ids are kept: a group's trajectories begin one after the other."""
 
 
 class Chat:
@@ -69,6 +76,7 @@ class Chat:
         self.stop_ids = frozenset(self.stop_token_ids)
         self.closer_ids = frozenset(self._codec.added[stop] for stop in self.report.closers)
         self.reasoning_close_ids: list[int] = self._codec.encode(parser.tags.close) if parser.tags else []
+        self._prompts: OrderedDict[bytes, list[int]] = OrderedDict()
         self._delta = DeltaRenderer(self.template, self.report.can, stops)
 
     @classmethod
@@ -144,12 +152,27 @@ class Chat:
         generation_prompt: bool = True,
     ) -> list[int]:
         """The ids of a whole conversation in the template's own rendering, safe against control text in messages."""
-        marked = [self._encoder.mark_message(message) for message in normalise_messages(messages)]
-        schemas = normalise_tools(tools)
-        text = self.template.render(
-            marked, self._encoder.mark(schemas) if schemas else None, generation_prompt=generation_prompt
-        )
-        return self._encoder.encode_rendered(text)
+        return self._render(normalise_messages(messages), normalise_tools(tools), generation_prompt)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """`render_ids` of messages and tools in the normal form, made once for all trajectories of a group."""
+        try:
+            key = orjson.dumps((messages, tools))
+        except TypeError:  # something that is no JSON
+            return self._render(messages, tools, True)
+        ids = self._prompts.get(key)
+        if ids is None:
+            ids = self._prompts[key] = self._render(messages, tools, True)
+            if len(self._prompts) > _PROMPTS:
+                self._prompts.popitem(last=False)
+        return list(ids)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation_prompt: bool
+    ) -> list[int]:
+        marked = [self._encoder.mark_message(message) for message in messages]
+        schemas = self._encoder.mark(tools) if tools else None
+        return self._encoder.encode_rendered(self.template.render(marked, schemas, generation_prompt=generation_prompt))
 
     def delta_ids(self, calls: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids from a turn's end token through `new` (normal form) to the next generation prompt."""

@@ -87,10 +87,13 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """`value` with every string in it (also in keys, lists and dicts) changed."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
-        return {map_texts(key, change): map_texts(item, change) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    # `Mapping` last: asking for an abstract class costs more than all else here.
     if isinstance(value, (list, tuple)):
         return [map_texts(item, change) for item in value]
+    if isinstance(value, (dict, Mapping)):
+        return {map_texts(key, change): map_texts(item, change) for key, item in value.items()}
     return value
 
 

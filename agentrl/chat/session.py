@@ -67,7 +67,7 @@ class ChatSession:
         self._thoughts: set[Thought] = set()
         self._calls_made = 0
         self._turn: _Turn | None = None
-        self.prompt_ids: list[int] = chat.render_ids(self.messages, self._tools)
+        self.prompt_ids: list[int] = chat.prompt_ids(self.messages, self._tools)
 
     def sampled(self, ids: Sequence[int]) -> ParsedTurn:
         """Parse the ids that the model sampled, exactly as the engine returned them, with or without an end token.

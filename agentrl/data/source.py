@@ -233,8 +233,12 @@ def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_g
 def pending_group(row: PromptRow, group_id: int, n: int, **recorded: Any) -> Group:
     """`n` fresh samples of one prompt, numbered by `group_id`; `recorded` goes into their metadata."""
     tools = {"tools": row.tools} if row.tools is not None else {}
-    first = Sample(prompt=row.prompt, label=row.label, metadata={**row.metadata, **tools, **recorded})
-    return number_group([copy.deepcopy(first) for _ in range(n)], group_id, n)
+    given: dict[str, Any] = {
+        "prompt": row.prompt,
+        "label": row.label,
+        "metadata": {**row.metadata, **tools, **recorded},
+    }
+    return number_group([Sample(**copy.deepcopy(given)) for _ in range(n)], group_id, n)
 
 
 def number_group(group: Group, group_id: int, n_samples_per_prompt: int) -> Group:

@@ -116,10 +116,13 @@ class Environment:
         async def run(position: int, call: Call) -> None:
             outcomes[position] = await self.toolbox.run(call.name, call.arguments, state=self)
 
-        with ungrouped():
-            async with anyio.create_task_group() as group:
-                for position, call in enumerate(turn.tool_calls):
-                    group.start_soon(run, position, call)
+        if len(turn.tool_calls) == 1:  # the usual turn: a task of its own would cost as much as the call
+            await run(0, turn.tool_calls[0])
+        else:
+            with ungrouped():
+                async with anyio.create_task_group() as group:
+                    for position, call in enumerate(turn.tool_calls):
+                        group.start_soon(run, position, call)
         done = [outcome for outcome in outcomes if outcome is not None]
         messages: list[Message] = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text}

@@ -47,6 +47,9 @@ class GroupPlayer:
     def __init__(self, context: RolloutContext, grader: Grader, generate: GenerateFunction | None = None) -> None:
         self.context, self.grader, self.generate = context, grader, generate
         self.limit = anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
+        # One group and one trajectory begin in a step of the event loop, so that the first request leaves before the last
+        # prompt is rendered.
+        self.next_group, self.next_trajectory = anyio.Lock(), anyio.Lock()
 
     async def group(
         self, samples: Group, *, evaluation: bool, stats: RolloutStats, ended: Callable[[], None] = lambda: None
@@ -65,6 +68,8 @@ class GroupPlayer:
             Failure: a failure's policy stops the run.
         """
         settings = self.context.settings
+        async with self.next_group:
+            pass
         with entered_runner(self.grader.runner):
             flat = await _Play(self, self.context.params(evaluation=evaluation), evaluation, stats, ended).group(
                 samples
@@ -117,6 +122,8 @@ class _Play:
             nonlocal fresh
             fresh = _fresh(sample, attempt)
             async with self.player.limit:
+                async with self.player.next_trajectory:
+                    pass
                 place = Place(fresh.group_index, fresh.index)
                 return await self._deadline(self._play(fresh, context), place, "the trajectory")
 

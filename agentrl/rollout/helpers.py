@@ -247,4 +247,4 @@ def build_loss_mask(sample: Sample) -> list[int]:
     """
     if not _recorder().claim(sample) or sample.loss_mask is None:
         raise EnvFailure("build_loss_mask: nothing was generated with generate_single yet", kind="env_bad_call")
-    return sample.loss_mask
+    return list(sample.loss_mask)

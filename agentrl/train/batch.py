@@ -270,7 +270,7 @@ def _check(sample: Sample, supervised: bool) -> None:
         raise TrainError(f"{where}: multimodal_train_inputs are not supported by the trainer")
 
 
-def _mask(sample: Sample) -> list[int]:
+def _mask(sample: Sample) -> Sequence[int]:
     if sample.remove_sample:
         return [0] * sample.response_length
     return [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask

@@ -56,7 +56,7 @@ def finished(group_id: int, n: int = 2, tag: str = "answer") -> list[Sample]:
             group_index=group_id, index=group_id * n + j, prompt=f"question {group_id}", label=str(group_id)
         )
         sample.set_prompt_tokens([1, 2, 3])
-        sample.append_model([4 + group_id, 5, 6 + j], [-0.1, -1 / 3, -2.0], "3", text=f"{tag} {group_id}.{j}", turn=1)
+        sample.append_model([4 + group_id, 5, 6 + j], [-0.125, -0.5, -2.0], "3", text=f"{tag} {group_id}.{j}", turn=1)
         sample.append_observation([7], text="seen", turn=1)
         sample.reward, sample.status = float(j), Status.COMPLETED
         group.append(sample)

@@ -49,7 +49,7 @@ def test_a_killed_run_gives_the_same_prompts_first(tmp_path: Path) -> None:
         after = queue.lease(3, 0)
         assert after[:2] == [before[0], before[3]]
         assert after[2][0].group_index == 4
-        assert queue.next_batch(1, 0) == [finished(1)]
+        assert queue.next_batch(1, 0) == [compact(1)]
 
 
 def test_groups_that_are_too_old_are_made_again_or_dropped_with_their_tokens_counted(tmp_path: Path) -> None:
@@ -94,8 +94,12 @@ def test_a_batch_is_the_ledgers_whoever_has_the_samples(
             if group_id not in earlier:
                 queue.complete(group_id, finished(group_id))
         wanted = [*earlier, *(group_id for group_id in order if group_id not in earlier)][:n]
-        assert queue.next_batch(n, 0) == [finished(group_id) for group_id in wanted]
-        assert queue.next_batch(n, 0) == [finished(group_id) for group_id in wanted], "now all from the ledger"
+        assert queue.next_batch(n, 0) == [compact(group_id) for group_id in wanted]
+        assert queue.next_batch(n, 0) == [compact(group_id) for group_id in wanted], "now all from the ledger"
+
+
+def compact(group_id: int) -> list[Sample]:
+    return [sample.compact() for sample in finished(group_id)]
 
 
 class Watched(Sample):
@@ -129,7 +133,7 @@ def test_a_dropped_group_is_in_no_batch_and_not_kept(tmp_path: Path) -> None:
         queue.complete(1, finished(1))
         queue.drop(0, "too old")
         assert mine() is None
-        assert queue.next_batch(2, 0) == [finished(1)]
+        assert queue.next_batch(2, 0) == [compact(1)]
 
 
 def last_only(args: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from agentrl.sample import Sample, Status
 from tests.buffer.make import finished
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
+singles = st.floats(allow_nan=False, allow_infinity=False, width=32)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | numbers | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -37,7 +39,7 @@ def samples(draw: st.DrawFn) -> Sample:
     sample.set_prompt_tokens(draw(ids))
     for turn in range(draw(st.integers(0, 3))):
         wrote = draw(ids)
-        log_probs = draw(st.lists(numbers, min_size=len(wrote), max_size=len(wrote)))
+        log_probs = draw(st.lists(singles, min_size=len(wrote), max_size=len(wrote)))
         sample.append_model(wrote, log_probs, str(turn), text=draw(st.text()), turn=turn)
         sample.append_observation(draw(ids), turn=turn)
     return sample
@@ -46,6 +48,16 @@ def samples(draw: st.DrawFn) -> Sample:
 @given(st.lists(samples(), max_size=4))
 def test_bytes_round_trip(group: list[Sample]) -> None:
     assert decode_group(encode_group(group)) == group
+
+
+def test_log_probs_are_stored_as_what_is_trained_with() -> None:
+    sample = Sample()
+    sample.set_prompt_tokens([1])
+    sample.append_model([2, 3], [-0.1, -1 / 3])
+    assert decode_group(encode_group([sample]))[0].rollout_log_probs == [
+        float(np.float32(-0.1)),
+        float(np.float32(-1 / 3)),
+    ]
 
 
 def test_a_sample_without_tokens_round_trips() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.chat import Chat, ChatSession, Conversation, Thought, Verdict
+from agentrl.chat.template import Template
 from agentrl.errors import SettingsError, TemplateError
 from agentrl.sample import Sample
 from tests.support.assets import chat_templates, qwen3_tokenizer_folder
@@ -79,6 +80,40 @@ def test_tool_messages_get_the_calls_names_and_ids() -> None:
     results = session.messages[-2:]
     assert [(m["name"], m["tool_call_id"]) for m in results] == [("run_sql", "call00001"), ("run_sql", "call00002")]
     assert [call.id for call in session.sampled(chat.encode(CALL + END)).tool_calls] == ["call00003"]
+
+
+def test_the_trajectories_of_a_group_share_one_rendering_and_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat, rendered, render = make_chat("qwen3"), [], Template.render
+
+    def counted(self: Template, messages: Any, *args: Any, **kwargs: Any) -> str:
+        rendered.append(messages[-1]["content"])
+        return render(self, messages, *args, **kwargs)
+
+    monkeypatch.setattr(Template, "render", counted)
+    for number in range(100):
+        user = [{"role": "user", "content": f"the {number}th prompt of this test"}]
+        for _ in range(8):
+            session = ChatSession(chat, user, TOOLS)
+            assert session.prompt_ids[-3:] == chat.encode("<|im_start|>assistant\n")
+            session.prompt_ids.clear()
+        assert ChatSession(chat, user).prompt_ids == chat.render_ids(user), "without tools it is another prompt"
+    assert len(rendered) == 3 * 100
+
+
+def test_a_prompt_that_is_no_json_is_rendered_each_time() -> None:
+    chat = make_chat("qwen3")
+    arguments = {1: 2}
+    call = {"type": "function", "function": {"name": "run_sql", "arguments": arguments}}
+    messages: list[Any] = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "R"},
+    ]
+    first = ChatSession(chat, messages, TOOLS).prompt_ids
+    arguments[1] = 3
+    second = ChatSession(chat, messages, TOOLS).prompt_ids
+    assert first != second
+    assert second == chat.render_ids(messages, TOOLS)
 
 
 def test_calls_out_of_order_are_errors() -> None:

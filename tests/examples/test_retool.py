@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         talks = [demonstrate(make_problem(rng), rng.choice(("good", "broken")), rng) for _ in range(4)]
         samples = [to_sample(chat, talk, lessons.tools()) for talk in talks]
         width = max(len(sample.tokens) for sample in samples)
-        ids = torch.tensor([sample.tokens + [0] * (width - len(sample.tokens)) for sample in samples])
+        ids = torch.tensor([[*sample.tokens, *[0] * (width - len(sample.tokens))] for sample in samples])
         trained = torch.full_like(ids, -100)
         for row, sample in enumerate(samples):
             for at, mask in enumerate(sample.loss_mask or (), sample.prompt_length):

@@ -1,4 +1,6 @@
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -91,6 +93,19 @@ async def test_neighbours_of_bad_items_notice_nothing() -> None:
                     group.start_soon(faulted, names[i // 15])
     assert good == [True] * 60
     assert sorted(bad) == ["grader_crashed", "grader_crashed", "grader_raised", "grader_timeout"]
+
+
+async def test_a_process_with_thousands_of_open_descriptors_grades() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.dup(0))
+        async with GraderPool(processes=1) as pool:
+            assert (await pool.grade("exact_match", "a", "a")).correct
+            assert await kind_of(pool, faulty("sleeps"), "60", timeout=0.1) == "grader_timeout"
+            assert (await pool.grade("exact_match", "a", "a")).correct
 
 
 async def test_items_start_in_the_order_in_which_they_came() -> None:

@@ -49,6 +49,28 @@ async def test_a_retry_starts_fresh(chat: Chat) -> None:
     retried.validate()
 
 
+async def test_the_first_request_is_on_its_way_before_the_last_trajectory_begins(chat: Chat) -> None:
+    begun = 0
+    seen: list[int] = []
+
+    class Beginning(EchoEnv):
+        async def reset(self, sample: Sample) -> list[Message]:
+            nonlocal begun
+            begun += 1
+            return await super().reset(sample)
+
+    async def written() -> str:
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()  # a connection has to open first
+        seen.append(begun)
+        return f"hello{END}"
+
+    loop, _ = build(chat, [written], environment=Beginning, rollout_batch_size=20, n_samples_per_prompt=2)
+    await loop.run(0)
+    assert seen[0] < 10
+    assert begun == 40
+
+
 async def test_a_timeout_is_kept_masked(chat: Chat) -> None:
     def replies(key: str) -> list[Reply]:
         return [lambda: anyio.sleep_forever()] if key.split("-")[1] == "1" else [f"hello{END}"]

@@ -45,7 +45,7 @@ class WorkerProcess:
     @property
     def alive(self) -> bool:
         """Whether the process is still there."""
-        return self.pidfd >= 0 and not select.select([self.pidfd], [], [], 0)[0]
+        return self.pidfd >= 0 and not _readable(self.pidfd)
 
     async def ask(self, pieces: Iterable[bytes]) -> bytes:
         """Send a request and return the reply's frame.
@@ -78,7 +78,7 @@ class WorkerProcess:
 
     async def late_reply(self) -> bytes | None:
         """The reply if it lies here already: a busy event loop may see its timer before the answer."""
-        if not select.select([self.connection], [], [], 0)[0]:
+        if not _readable(self.connection.fileno()):
             return None
         with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
             return await self._reply()
@@ -232,3 +232,10 @@ def _close(connection: socket.socket) -> None:
     with contextlib.suppress(anyio.NoEventLoopError):
         anyio.notify_closing(connection)
     connection.close()
+
+
+def _readable(descriptor: int) -> bool:
+    """Whether there is something to read; `select` would refuse the high numbers that descriptors of a big rollout have."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
