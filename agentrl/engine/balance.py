@@ -1,57 +1,69 @@
 """Which engine answers which request: a pure state machine without tasks, clocks or sockets.
 
 1. A session stays on its engine, so that the engine's prefix cache serves every turn; it moves only when the
-   engine is marked dead. A request without a session goes to the least loaded engine, and so does a new session.
+   engine rests or has no current weights. Other requests, and new sessions, go to the least loaded engine.
 2. Load is the number of requests chosen and not yet released; ties go to the engine with fewer sessions so far.
-3. A dead engine is chosen again only after its rest, which doubles with every failure in a row, or when nothing
-   else is left. One answered request makes it alive.
-4. At most `max_sessions` sessions are remembered; the longest unused one is forgotten first.
+3. An engine that fails rests, twice as long with every failure in a row; then it gets one request at a time until one
+   is answered well. Requests that were under way when it began to rest do not count again.
+4. An engine is `current` if it has the weights that are to be sampled from, `unknown` if it was out of reach since,
+   and `stale` if it has others: a stale one is never chosen. Where nobody is left, the others get requests though they
+   rest, the one whose rest ends first.
+5. At most `max_sessions` sessions are remembered; the longest unused one is forgotten first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class EngineState:
-    """What is known of one engine; `dead_until` is a time on the caller's clock, in seconds."""
+    """What is known of one engine; `rests_until` is a time on the caller's clock, in seconds."""
 
     url: str
     in_flight: int = 0
     chosen: int = 0
     failures: int = 0
-    dead_until: float = 0.0
+    rests_until: float = 0.0
+    weights: Literal["current", "unknown", "stale"] = "current"
 
     def usable(self, now: float) -> bool:
-        """Whether requests may be sent there."""
-        return self.failures == 0 or now >= self.dead_until
+        """Whether another request may be sent there."""
+        well = self.failures == 0 or (now >= self.rests_until and self.in_flight == 0)
+        return well and self.weights == "current"
 
 
 class Balance:
-    """Chooses engines; every `choose` is followed by exactly one `release` of the same engine."""
+    """Chooses engines; every `choose` that finds one is followed by exactly one `release` of it."""
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        rest: float = 1.0,
-        max_rest: float = 30.0,
-        max_sessions: int = 100_000,
+        self, urls: Iterable[str] = (), *, rest: float = 1.0, max_rest: float = 30.0, max_sessions: int = 100_000
     ) -> None:
-        if not urls:
-            raise ValueError("expected at least one engine address, got none")
-        self.engines = [EngineState(url) for url in urls]
+        self.engines: list[EngineState] = []
         self._rest, self._max_rest, self._max_sessions = rest, max_rest, max_sessions
         self._sessions: OrderedDict[str, EngineState] = OrderedDict()
+        for url in urls:
+            self.add(EngineState(url))
 
-    def choose(self, session_id: str | None, now: float) -> EngineState:
-        """The engine for a request; counts it as in flight there."""
+    def add(self, engine: EngineState) -> None:
+        """It may be chosen from now on."""
+        self.engines.append(engine)
+
+    def remove(self, engine: EngineState) -> None:
+        """It is not chosen any more; what is in flight there is still released."""
+        engine.weights = "stale"
+        self.engines.remove(engine)
+
+    def choose(self, session_id: str | None, now: float) -> EngineState | None:
+        """The engine for a request, which counts as in flight there; None if no engine may have it."""
         engine = None if session_id is None else self._sessions.get(session_id)
         if engine is None or not engine.usable(now):
             engine = self._least_loaded(now)
+            if engine is None:
+                return None
             engine.chosen += 1
         if session_id is not None:
             self._sessions[session_id] = engine
@@ -65,21 +77,24 @@ class Balance:
         """The request is over, however it ended."""
         engine.in_flight -= 1
 
-    def mark_dead(self, engine: EngineState, now: float) -> None:
-        """No answer came from there: rest it and let its sessions move."""
-        engine.dead_until = now + min(self._rest * 2.0 ** min(engine.failures, 30), self._max_rest)
+    def failed(self, engine: EngineState, now: float, at_least: float = 0.0) -> None:
+        """No good answer came from there: rest it, at least so many seconds, and let its sessions move."""
+        if now < engine.rests_until:
+            return
+        engine.rests_until = now + max(at_least, min(self._rest * 2.0 ** min(engine.failures, 30), self._max_rest))
         engine.failures += 1
 
-    def mark_alive(self, engine: EngineState) -> None:
-        """An answer came from there."""
-        engine.failures = 0
+    def answered(self, engine: EngineState) -> None:
+        """A good answer came from there."""
+        engine.failures, engine.rests_until = 0, 0.0
 
     def any_usable(self, now: float) -> bool:
         """Whether any engine may be sent requests now."""
         return any(engine.usable(now) for engine in self.engines)
 
-    def _least_loaded(self, now: float) -> EngineState:
+    def _least_loaded(self, now: float) -> EngineState | None:
         usable = [engine for engine in self.engines if engine.usable(now)]
-        if not usable:  # all dead: the one whose rest ends first
-            return min(self.engines, key=lambda engine: engine.dead_until)
-        return min(usable, key=lambda engine: (engine.in_flight, engine.chosen))
+        if usable:
+            return min(usable, key=lambda engine: (engine.in_flight, engine.chosen))
+        left = [engine for engine in self.engines if engine.weights != "stale"]
+        return min(left, key=lambda engine: engine.rests_until, default=None)

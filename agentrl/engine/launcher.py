@@ -304,7 +304,7 @@ async def _healthy(engine: EngineProcess, transport: Transport, timeout: float) 
         while (status := engine.poll()) is None:
             with anyio.move_on_after(_PROBE_TIMEOUT):  # whoever listens there may be somebody else who never answers
                 try:
-                    code, _ = await transport.exchange("GET", engine.url + "/health") if _listens(engine) else (0, b"")
+                    code = (await transport.exchange("GET", engine.url + "/health")).status if _listens(engine) else 0
                 except EngineUnreachable as error:
                     last = str(error)
                 else:

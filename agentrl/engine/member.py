@@ -3,50 +3,88 @@
 1. Every control call is bounded by `engine_control_timeout`; a call that returns has succeeded, everything else raises
    an `EngineFailure` with the engine's own words.
 2. A call that joins a process group or takes a broadcast blocks until the other ranks do their part.
-3. Weight-update sessions are used only where the server has them (SGLang from 0.5.23 on; found out by asking once).
+3. Calls are broken off when the engine is found out of reach (`break_off`), and fail as if the connection was lost.
+4. Weight-update sessions are used only where the server has them (SGLang from 0.5.23 on; found out by asking once).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import anyio
 import orjson
 
+from agentrl.engine.balance import EngineState
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import Transport
+from agentrl.engine.transport import ConnectionLost, ConnectionRefused, Reply, Transport
 from agentrl.engine.weights import TensorSpec, WeightGroup
 from agentrl.engine.wire import error_message
-from agentrl.errors import EngineRejected, EngineTimeout, EngineUnreachable
+from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
 _FLUSH_TIMEOUT = 60.0
+_ABORT_TIMEOUT = 2.0
 
 
 class Member:
-    """The engine at `url`; `places` are its requests that may be in flight at once."""
+    """The engine at `url`.
+
+    Attributes:
+        places: its requests that may be in flight at once.
+        state: what the balance knows of it.
+        life: how many times it was out of reach: whatever it had joined before is gone.
+    """
 
     def __init__(self, url: str, transport: Transport, settings: EngineSettings) -> None:
-        self.url = url
+        self.url, self.state, self.life = url, EngineState(url), 0
         self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)
         self._transport, self._timeout = transport, settings.engine_control_timeout
         self._generate_url = url + "/generate"
         self._has_update_sessions = True
+        self._calls: set[anyio.CancelScope] = set()
 
-    async def generate(self, body: bytes, headers: Mapping[str, str] | None) -> tuple[int, bytes]:
-        """Status and body that `/generate` answers; no time limit here."""
-        return await self._transport.exchange("POST", self._generate_url, body, headers)
+    def break_off(self) -> None:
+        """The engine is out of reach: all calls under way fail."""
+        self.life += 1
+        for scope in self._calls:
+            scope.cancel()
 
-    async def healthy(self, timeout: float) -> bool:
-        """Whether `/health` says 200 within `timeout` seconds."""
+    async def generate(self, rid: str, body: bytes, headers: Mapping[str, str] | None) -> Reply:
+        """What `/generate` answers; no time limit here. A call that is lost or cancelled is aborted at the engine."""
+        life = self.life
+        try:
+            return await self._exchange("POST", self._generate_url, body, headers)
+        except ConnectionRefused:
+            raise
+        except (ConnectionLost, anyio.get_cancelled_exc_class()):
+            # The engine may still be sampling for nobody; if it cannot be told it has nothing left to stop.
+            if life == self.life:
+                with anyio.move_on_after(_ABORT_TIMEOUT, shield=True), suppress(EngineFailure):
+                    await self.abort(rid)
+            raise
+
+    async def answers(self, path: str, timeout: float) -> bool:
+        """Whether `path` (`/health`, say) says 200 within `timeout` seconds."""
         with anyio.move_on_after(timeout):
             try:
-                return (await self._transport.exchange("GET", self.url + "/health"))[0] == 200
+                return (await self._transport.exchange("GET", self.url + path)).status == 200
             except EngineUnreachable:
                 return False
         return False
+
+    async def _exchange(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        with anyio.CancelScope() as scope:
+            self._calls.add(scope)
+            try:
+                return await self._transport.exchange(method, url, body, headers)
+            finally:
+                self._calls.discard(scope)
+        raise ConnectionLost(f"the engine at {self.url} does not answer any more", kind="engine_lost")
 
     async def model_info(self) -> dict[str, Any]:
         """`/model_info`: model_path, weight_version and more."""
@@ -82,7 +120,7 @@ class Member:
 
     async def load_folder(self, folder: str, version: str, *, flush_cache: bool = True) -> None:
         """Load a Hugging Face folder; an engine that is not paused first finishes its requests."""
-        body = {"model_path": folder, "weight_version": version, "flush_cache": flush_cache}
+        body: dict[str, Any] = {"model_path": folder, "weight_version": version, "flush_cache": flush_cache}
         await self._call("POST", "/update_weights_from_disk", body)
 
     async def join_group(self, group: WeightGroup, rank: int) -> None:
@@ -142,9 +180,9 @@ class Member:
         answer = await self._call("GET", path)
         if not isinstance(answer, dict):
             raise EngineRejected(
-                f"{path} at {self.url} should answer a JSON object, got {answer!r:.120}",
+                f"{self.url} is no SGLang server: {path} should answer a JSON object, got {answer!r:.120}",
                 status=200,
-                kind="malformed_answer",
+                kind="not_sglang",
             )
         return answer
 
@@ -152,13 +190,15 @@ class Member:
         try:
             with anyio.fail_after(self._timeout):
                 sent = None if body is None else orjson.dumps(body)
-                status, raw = await self._transport.exchange(method, self.url + path, sent)
+                status, raw, _ = await self._exchange(method, self.url + path, sent)
         except TimeoutError:
             raise EngineTimeout(
                 f"{path} got no answer from {self.url} within {self._timeout:g} s (--engine-control-timeout)",
                 kind="control_timeout",
             ) from None
         answer = _loads(raw)
+        if status == 404 and path in ("/model_info", "/server_info"):
+            raise EngineRejected(f"{self.url} is no SGLang server: it knows no {path}", status=404, kind="not_sglang")
         refused = isinstance(answer, dict) and answer.get("success") is False
         if not 200 <= status < 300 or refused:
             raise EngineRejected(

@@ -33,10 +33,38 @@ class EngineSettings(Settings):
     )
     engine_connect_timeout: PositiveFloat = Field(10.0, description="Seconds to open a connection to an engine.")
     engine_max_retries: NonNegativeInt = Field(
-        5, description="Times a generation is sent again after a lost connection or a busy answer (429, 502, 503)."
+        5,
+        description="Times a generation is sent again after a lost connection, a malformed answer, or status 408, 429 or "
+        "5xx; to another engine where there is one.",
     )
     engine_retry_backoff: NonNegativeFloat = Field(
-        0.2, description="Seconds before the first retry; doubles with each one, up to 10 seconds."
+        0.2,
+        description="Seconds before the first retry if no other engine is free of failures; doubles with each one, up to "
+        "10 seconds; longer where the engine says so (Retry-After).",
+    )
+    engine_absence_timeout: NonNegativeFloat = Field(
+        120.0,
+        description="Seconds a generation waits while no engine can be reached at all, for one that is restarted.",
+    )
+    engine_probe_interval: PositiveFloat = Field(
+        5.0,
+        description="Seconds between two looks at every engine, and the most that an answer to one may take; the requests "
+        "of an engine that does not answer go elsewhere. A server that generates a token for /health (SGLang does by "
+        "default) should be given 5 or more.",
+    )
+    engine_max_restarts: NonNegativeInt = Field(
+        10, description="Times an engine that this run started is started again after it died or hung."
+    )
+    engine_hang_timeout: PositiveFloat = Field(
+        60.0, description="Seconds without an answer after which an engine that this run started is killed as hung."
+    )
+    pause_generation_mode: Literal["abort", "retract", "in_place"] = Field(
+        "abort",
+        description="How new weights interrupt requests; none fails by it. abort ends them with their tokens, and the "
+        "client sends prompt and tokens again: right with every server and router, because each part is of one version. "
+        "retract has the engine read them again itself, and in_place goes on with keys and values of the old weights (so "
+        "log-probs are approximate; a real SGLang then also keeps old prefixes in its cache); both need a server that "
+        "reports weight_versions (SGLang 0.5.23).",
     )
 
     engine_python: str | None = Field(

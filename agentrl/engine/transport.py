@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -39,6 +39,14 @@ class ConnectionLost(EngineUnreachable):
     """The connection broke before the whole answer was in: the engine may have worked on the request."""
 
 
+class Reply(NamedTuple):
+    """An answer: its status, its body, and the seconds in which it says that one may come again (Retry-After)."""
+
+    status: int
+    body: bytes
+    retry_after: float = 0.0
+
+
 class Transport(Protocol):
     """An async context manager that holds the connections to all engines."""
 
@@ -48,8 +56,8 @@ class Transport(Protocol):
 
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        """Send one request; returns status and body.
+    ) -> Reply:
+        """Send one request.
 
         Raises:
             ConnectionRefused, ConnectionLost: no whole answer came.
@@ -80,7 +88,7 @@ class HttpTransport:
 
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
+    ) -> Reply:
         """See `Transport`."""
         target = self._urls.get(url)
         if target is None:
@@ -89,7 +97,8 @@ class HttpTransport:
             async with self._session.request(
                 method, target, data=body, headers=headers, allow_redirects=False
             ) as response:
-                return response.status, await response.read()
+                wait = response.headers.get("Retry-After", "")  # a date is taken as no number
+                return Reply(response.status, await response.read(), float(wait) if wait.isdecimal() else 0.0)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise ConnectionRefused(f"cannot connect to the engine at {url}: {error}", kind="engine_refused") from error
         except (aiohttp.ClientError, ConnectionError) as error:
@@ -135,10 +144,10 @@ class AsgiTransport:
 
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
+    ) -> Reply:
         """See `Transport`."""
         if self._broken is not None:
-            raise ConnectionRefused(self._broken, kind="engine_refused")
+            raise ConnectionRefused(self._broken, kind="engine_gone")  # and it will not come back
         call = _Call(body or b"")
         task = asyncio.create_task(call.run(self._app, _http_scope(method, url, headers or {})))
         self._calls.add(task)
@@ -151,7 +160,7 @@ class AsgiTransport:
         if task.cancelled() or failure is not None:
             reason = self._broken or f"the engine in this process failed: {failure!r}"
             raise ConnectionLost(reason, kind="engine_lost") from failure
-        return call.status, b"".join(call.chunks)
+        return Reply(call.status, b"".join(call.chunks))
 
     async def _live(self) -> None:
         """The application's life, from its start to its end."""

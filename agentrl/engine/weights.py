@@ -18,6 +18,7 @@ class WeightGroup:
         name: the group's; an engine refuses one that it knows already.
         backend: `nccl` or `gloo`.
         ranks_per_engine: engine i takes ranks from 1 + i * ranks_per_engine.
+        members: the engines, as `EnginePool.epoch` names them.
     """
 
     address: str
@@ -26,6 +27,7 @@ class WeightGroup:
     name: str
     backend: str
     ranks_per_engine: int
+    members: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

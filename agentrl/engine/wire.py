@@ -6,12 +6,14 @@
    `meta_info.output_token_logprobs`, one entry a sampled token, and must agree with `output_ids`.
 3. An answer that contradicts itself or what was `Asked` raises `EngineRejected` naming the field: it would be trained
    on. What SGLang leaves out (versions before 0.5.23, counts of a request aborted in the queue) is no contradiction.
+4. An answer may come in parts, each the continuation of the prompt and the parts before it: `SamplingParams.after`
+   says how to ask for the next one, `join` makes one `Generation` of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Final, Literal, NoReturn, Self, cast
 
@@ -63,6 +65,23 @@ class SamplingParams:
         """The fields that are set, under SGLang's names."""
         return {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
 
+    def after(self, count: int) -> Self:
+        """How to go on after `count` tokens; what looks back over an answer (penalties, stop strings) starts anew.
+
+        A seed moves with the count: an engine would draw the same random numbers as for the tokens before.
+        """
+        if not count:
+            return self
+        return replace(
+            self,
+            max_new_tokens=None if self.max_new_tokens is None else self.max_new_tokens - count,
+            min_new_tokens=None if self.min_new_tokens is None else max(0, self.min_new_tokens - count),
+            sampling_seed=None if self.sampling_seed is None else (self.sampling_seed + _STRIDE * count) % 2**31,
+        )
+
+
+_STRIDE: Final = 1_000_003
+"""A prime far from the distances between seeds of one run."""
 
 _SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
 
@@ -150,6 +169,47 @@ def parse(raw: bytes, asked: Asked) -> Generation:
         return Generation.from_wire(orjson.loads(raw), asked)
     except orjson.JSONDecodeError as error:
         _malformed("the answer", f"JSON ({error})", raw)
+
+
+def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
+    """The parts of one answer as one; no part at all is an answer that was aborted before its first token.
+
+    Ids, log-probs and texts follow each other, version spans are shifted, and touching spans of one version are one.
+    Finish reason, version and everything in `meta_info` are the last part's, but the counts of `_SUMMED` are sums. What
+    was found in the cache is the first part's: later ones find mostly what this answer itself has put there.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    spans: list[tuple[str, int, int]] = []
+    length = 0
+    for part in parts:
+        for version, start, end in part.weight_versions:
+            if spans and spans[-1][0] == version:
+                spans[-1] = (version, spans[-1][1], length + end)
+            else:
+                spans.append((version, length + start, length + end))
+        length += len(part.ids)
+    meta = dict(parts[-1].meta_info) if parts else {}
+    for name in _SUMMED:
+        counts = [part.meta_info[name] for part in parts if isinstance(part.meta_info.get(name), int | float)]
+        meta |= {name: sum(counts)} if counts else {}
+    return Generation(
+        ids=[id_ for part in parts for id_ in part.ids],
+        log_probs=[log_prob for part in parts for log_prob in part.log_probs],
+        text="".join(part.text for part in parts),
+        finish_reason=parts[-1].finish_reason if parts else FinishReason("abort"),
+        weight_version=parts[-1].weight_version if parts else "",
+        weight_versions=tuple(spans),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=parts[0].cached_tokens if parts else 0,
+        meta_info=meta,
+    )
+
+
+_SUMMED: Final = (
+    *("completion_tokens", "num_retractions", "reasoning_tokens", "e2e_latency", "queue_time"),
+    *("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct"),
+)
 
 
 def error_message(body: bytes) -> str:

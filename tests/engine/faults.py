@@ -45,6 +45,29 @@ class FaultyServer:
     headers: list[dict[str, str]] = field(default_factory=list)
     arrived: anyio.Event = field(default_factory=anyio.Event)
     aborted: anyio.Event = field(default_factory=anyio.Event)
+    version: str = "1"
+    deaf: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    loaded: list[str] = field(default_factory=list)
+
+    async def healthy(self, request: web.Request) -> web.Response:
+        if self.deaf:
+            await anyio.sleep_forever()
+        return web.Response()
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        if self.deaf:
+            await anyio.sleep_forever()
+        return web.json_response({"weight_version": self.version, **self.info})
+
+    async def control(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def load(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        self.version = body["weight_version"]
+        self.loaded.append(body["model_path"])
+        return web.Response()
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -67,6 +90,12 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
     app = web.Application()
     app.router.add_post("/generate", server.generate)
     app.router.add_post("/abort_request", server.abort)
+    app.router.add_get("/health", server.healthy)
+    app.router.add_get("/model_info", server.model_info)
+    app.router.add_post("/pause_generation", server.control)
+    app.router.add_post("/flush_cache", server.control)
+    app.router.add_post("/update_weights_from_disk", server.load)
+    app.router.add_post("/continue_generation", server.control)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -82,7 +111,7 @@ def ok(ids: list[int]) -> Reply:
     """A good answer."""
 
     async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
-        return web.json_response(answer(ids, prompt_tokens=len(body["input_ids"])))
+        return web.json_response(answer(ids, prompt_tokens=len(body["input_ids"]), weight_version=server.version))
 
     return reply
 
@@ -110,4 +139,21 @@ async def silence(server: FaultyServer, body: dict[str, Any], request: web.Reque
     """No answer until the request is aborted."""
     await server.aborted.wait()
     finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-    return web.json_response(answer([], finish_reason=finish, prompt_tokens=len(body["input_ids"])))
+    return web.json_response(
+        answer([], finish_reason=finish, prompt_tokens=len(body["input_ids"]), weight_version=server.version)
+    )
+
+
+async def late(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    """A good answer once something was aborted."""
+    await server.aborted.wait()
+    return await ok([5])(server, body, request)
+
+
+def retry_after(seconds: int) -> Reply:
+    """Busy, for so many seconds."""
+
+    async def reply(server: FaultyServer, _: dict[str, Any], request: web.Request) -> web.Response:
+        return web.Response(status=429, headers={"Retry-After": str(seconds)})
+
+    return reply

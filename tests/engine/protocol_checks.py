@@ -119,7 +119,9 @@ async def check_broadcast(pool: EnginePool, model: Path, tolerance: float) -> No
 
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, join)
-        await pool.join_weight_group(WeightGroup("127.0.0.1", port, engines + 1, "agentrl", "gloo", 1))
+        await pool.join_weight_group(
+            WeightGroup("127.0.0.1", port, engines + 1, "agentrl", "gloo", 1, await pool.epoch())
+        )
 
     def send() -> None:
         for name in weights:
@@ -141,6 +143,6 @@ async def running(pool: EnginePool, count: int, timeout: float = 20.0) -> None:
     async with HttpTransport(connect_timeout=5.0) as transport:
         with anyio.fail_after(timeout):
             while True:
-                _, raw = await transport.exchange("GET", pool.urls[0] + "/v1/loads?include=core")
+                _, raw, _ = await transport.exchange("GET", pool.urls[0] + "/v1/loads?include=core")
                 if orjson.loads(raw)["loads"][0]["num_running_reqs"] == count:
                     return

@@ -19,19 +19,19 @@ def test_a_dead_engine_loses_its_sessions_and_comes_back_after_its_rest() -> Non
     balance = Balance(["a", "b"], rest=1.0)
     first = balance.choose("s", 0.0)
     balance.release(first)
-    balance.mark_dead(first, 0.0)
+    balance.failed(first, 0.0)
     other = balance.choose("s", 0.5)
     assert other is not first
     assert balance.choose(None, 1.5) is first
-    balance.mark_alive(first)
+    balance.answered(first)
     assert balance.choose("s", 1.5) is other
 
 
 def test_with_all_dead_the_first_to_come_back_is_tried() -> None:
     balance = Balance(["a", "b"])
     a, b = balance.engines
-    balance.mark_dead(a, 0.0)
-    balance.mark_dead(b, 0.5)
+    balance.failed(a, 0.0)
+    balance.failed(b, 0.5)
     assert not balance.any_usable(0.6)
     assert balance.choose(None, 0.6) is a
 
@@ -56,9 +56,9 @@ def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple
         elif action == "release" and held:
             balance.release(held.pop(number % len(held)))
         elif action == "dead":
-            balance.mark_dead(engine, float(now))
+            balance.failed(engine, float(now))
         elif action == "alive":
-            balance.mark_alive(engine)
+            balance.answered(engine)
         assert sum(e.in_flight for e in balance.engines) == len(held)
 
 
@@ -68,7 +68,7 @@ def test_the_longest_unused_session_is_forgotten_first() -> None:
     balance.choose("t", 0.0)  # pushes "s" out
     balance.choose(None, 0.0)
     balance.choose(None, 0.0)
-    balance.mark_alive(first)
+    balance.answered(first)
     other = next(engine for engine in balance.engines if engine is not first)
     balance.release(other)
     assert balance.choose("s", 0.0) is other

@@ -10,8 +10,9 @@ import orjson
 import pytest
 
 from agentrl.engine import BroadcastUpdate, DiskUpdate, EnginePool, TensorSpec, WeightGroup
+from agentrl.engine.transport import Reply
 from agentrl.engine.weights import WeightUpdate
-from agentrl.errors import EngineRejected
+from agentrl.errors import EngineRejected, EngineUnreachable
 
 URLS = ["http://one", "http://two"]
 SPECS: list[TensorSpec] = [("a", "bfloat16", [2, 3]), ("b", "float32", [4])]
@@ -25,6 +26,7 @@ class Recorder:
     def __init__(self, refuses: Mapping[tuple[str, str], list[int]] | None = None) -> None:
         self.refuses = {key: list(statuses) for key, statuses in (refuses or {}).items()}
         self.calls: list[tuple[str, str, Any]] = []
+        self.models = 200
 
     async def __aenter__(self) -> Self:
         return self
@@ -34,12 +36,14 @@ class Recorder:
 
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
+    ) -> Reply:
         host, path = urlsplit(url).netloc, url[url.index("/", 8) :]
         await anyio.lowlevel.checkpoint()
+        if path == "/model_info":
+            return Reply(self.models, b"{}")
         self.calls.append((host, path, None if body is None else orjson.loads(body)))
         statuses = self.refuses.get((host, path)) or [200]
-        return statuses.pop(0), b""
+        return Reply(statuses.pop(0), b"")
 
     def paths(self, host: str) -> list[str]:
         """The paths that `host` was asked for, in order."""
@@ -54,6 +58,13 @@ def pool_over(recorder: Recorder) -> EnginePool:
     return EnginePool(URLS, vocab_size=8, transport=recorder)
 
 
+async def joined(pool: EnginePool, recorder: Recorder) -> EnginePool:
+    """The pool, after all of it joined `group`, which is not in the record."""
+    await pool.join_weight_group(WeightGroup("address", 1, 3, "group", "gloo", 1, await pool.epoch()))
+    recorder.calls.clear()
+    return pool
+
+
 @pytest.mark.parametrize(
     ("update", "steps"),
     [
@@ -66,7 +77,7 @@ def pool_over(recorder: Recorder) -> EnginePool:
 )
 async def test_pause_flush_update_resume_on_all_engines_in_step(update: WeightUpdate, steps: list[str]) -> None:
     recorder = Recorder()
-    pool = pool_over(recorder)
+    pool = await joined(pool_over(recorder), recorder)
     assert pool.version is None
     await pool.receive(update, "7")
     order = [*AROUND[0], *steps, *AROUND[1]]
@@ -78,7 +89,7 @@ async def test_pause_flush_update_resume_on_all_engines_in_step(update: WeightUp
 
 async def test_what_an_update_says() -> None:
     recorder = Recorder()
-    pool = pool_over(recorder)
+    pool = await joined(pool_over(recorder), recorder)
     await pool.receive(DiskUpdate("/weights/7"), "7")
     await pool.receive(BROADCAST, "8")
     assert recorder.body("/pause_generation") == {"mode": "abort"}
@@ -94,20 +105,66 @@ async def test_what_an_update_says() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "path", ["/pause_generation", "/flush_cache?timeout=60", "/update_weights_from_disk", "/continue_generation"]
-)
-async def test_engines_sample_again_after_an_update_that_failed(path: str) -> None:
+PATHS = ["/pause_generation", "/flush_cache?timeout=60", "/update_weights_from_disk", "/continue_generation"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_who_misses_an_update_is_left_out_and_samples_again(path: str) -> None:
     recorder = Recorder({("two", path): [400]})
     pool = pool_over(recorder)
-    with pytest.raises(EngineRejected, match=f"{path.split('?')[0]}.* at http://two answered 400"):
+    await pool.receive(DiskUpdate("/weights/7"), "7")
+    assert recorder.paths("one")[-1] == recorder.paths("two")[-1] == "/continue_generation"
+    assert pool.version == "7"
+    assert pool.members[0].state.weights == "current"
+    assert pool.members[1].state.weights != "current"
+
+
+@pytest.mark.parametrize("path", PATHS[:3])
+async def test_an_update_that_nobody_takes_fails_and_leaves_all_as_they_were(path: str) -> None:
+    recorder = Recorder({("one", path): [400], ("two", path): [400]})
+    pool = pool_over(recorder)
+    with pytest.raises(EngineRejected, match=f"{path.split('?')[0]}.* at http://.* answered 400"):
         await pool.receive(DiskUpdate("/weights/7"), "7")
     assert recorder.paths("one")[-1] == recorder.paths("two")[-1] == "/continue_generation"
-    assert pool.version == ("7" if path == "/continue_generation" else None)
+    assert pool.version is None
+    assert [member.state.weights for member in pool.members] == ["current", "current"]
+    assert not pool.held.closed
+
+
+async def test_no_engine_at_all_has_a_name() -> None:
+    recorder = Recorder()
+    recorder.models = 503
+    with pytest.raises(EngineUnreachable, match="does not answer"):
+        await pool_over(recorder).receive(DiskUpdate("/weights/7"), "7")
+    assert recorder.calls == []
+
+
+async def test_a_broadcast_that_one_misses_fails_and_nobody_is_sampled_from() -> None:
+    recorder = Recorder({("two", "/update_weights_from_distributed"): [200, 400]})
+    pool = await joined(pool_over(recorder), recorder)
+    with pytest.raises(EngineRejected, match="/update_weights_from_distributed at http://two"):
+        await pool.receive(BROADCAST, "7")
+    assert [member.state.weights for member in pool.members] == ["stale", "stale"]
+
+
+async def test_a_group_of_whom_one_was_away_has_to_be_made_again() -> None:
+    recorder = Recorder()
+    pool = await joined(pool_over(recorder), recorder)
+    before = await pool.epoch()
+    pool._roster.lost(pool.members[1])
+    assert (await pool.epoch())[0] == before[0]
+    assert (await pool.epoch())[1] != before[1]
+    with pytest.raises(EngineUnreachable, match="http://two") as caught:
+        await pool.receive(BROADCAST, "7")
+    assert caught.value.kind == "weight_group_broken"
+    await pool.leave_weight_group("group")
+    assert recorder.paths("two") == [], "it knows nothing of the group"
+    assert recorder.paths("one") == ["/destroy_weights_update_group"]
 
 
 async def test_an_engine_that_cannot_be_resumed_does_not_hide_why() -> None:
-    refuses = {("two", "/update_weights_from_disk"): [400], ("two", "/continue_generation"): [500]}
+    refuses = {(host, "/update_weights_from_disk"): [400] for host in ("one", "two")}
+    refuses["two", "/continue_generation"] = [500]
     with pytest.raises(EngineRejected, match="/update_weights_from_disk") as caught:
         await pool_over(Recorder(refuses)).receive(DiskUpdate("/weights/7"), "7")
     assert ["/continue_generation" in note for note in caught.value.__notes__] == [True]
@@ -117,7 +174,7 @@ async def test_engines_sample_again_after_an_update_that_was_cancelled() -> None
     class Endless(Recorder):
         async def exchange(
             self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-        ) -> tuple[int, bytes]:
+        ) -> Reply:
             answer = await super().exchange(method, url, body, headers)
             if url.endswith("/update_weights_from_disk"):
                 scope.cancel()
@@ -133,7 +190,8 @@ async def test_engines_sample_again_after_an_update_that_was_cancelled() -> None
 
 async def test_a_session_that_a_killed_run_left_open_is_closed_first() -> None:
     recorder = Recorder({("two", "/begin_weight_update"): [400]})
-    await pool_over(recorder).receive(BROADCAST, "7")
+    pool = await joined(pool_over(recorder), recorder)
+    await pool.receive(BROADCAST, "7")
     begin, end = "/begin_weight_update", "/end_weight_update"
     sessions = {host: [path for path in recorder.paths(host) if path in (begin, end)] for host in ("one", "two")}
     assert sessions == {"one": [begin, end], "two": [begin, end, begin, end]}
@@ -141,7 +199,7 @@ async def test_a_session_that_a_killed_run_left_open_is_closed_first() -> None:
 
 async def test_servers_without_sessions_are_asked_once() -> None:
     recorder = Recorder({("one", "/begin_weight_update"): [404]})
-    pool = pool_over(recorder)
+    pool = await joined(pool_over(recorder), recorder)
     for version in ("7", "8"):
         await pool.receive(BROADCAST, version)
     assert recorder.paths("one").count("/begin_weight_update") == 1
@@ -152,7 +210,7 @@ async def test_servers_without_sessions_are_asked_once() -> None:
 async def test_ranks_of_a_weight_group_follow_the_trainers() -> None:
     recorder = Recorder()
     pool = pool_over(recorder)
-    await pool.join_weight_group(WeightGroup("10.0.0.1", 29500, 5, "group", "nccl", ranks_per_engine=2))
+    await pool.join_weight_group(WeightGroup("10.0.0.1", 29500, 5, "group", "nccl", 2, await pool.epoch()))
     await pool.leave_weight_group("group")
     assert [body.get("rank_offset") for _, _, body in recorder.calls] == [1, 3, None, None]
     assert recorder.calls[0][2] == {
@@ -167,5 +225,5 @@ async def test_ranks_of_a_weight_group_follow_the_trainers() -> None:
 
 
 def test_updates_travel_between_processes() -> None:
-    for value in (WeightGroup("a", 1, 2, "n", "gloo", 1), DiskUpdate("folder"), BROADCAST):
+    for value in (WeightGroup("a", 1, 2, "n", "gloo", 1, ("one",)), DiskUpdate("folder"), BROADCAST):
         assert pickle.loads(pickle.dumps(value)) == value

@@ -1,0 +1,247 @@
+"""Requests on their way: to a member, elsewhere when that one fails, and on again after an interruption.
+
+1. A lost connection, a malformed answer and the statuses 408, 429 and 5xx rest the member, and the request goes to
+   another one under a fresh id; so does a session. Every other status raises at once.
+2. While nobody is free of failures a retry waits, as long as the member says (Retry-After) or twice as long each time;
+   while nobody can be reached at all, up to `engine_absence_timeout` for one that is started again.
+3. An answer by weights that were not the pool's while it was sampled is not returned: the member has strayed.
+4. What `Requests.interrupt` ends goes on, once the hold is open again; what `abort` ends, or what never was sent,
+   returns with what there is. An engine that aborts without being asked is asked again, as often as it makes progress.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import anyio
+import orjson
+
+from agentrl.engine.hold import Hold
+from agentrl.engine.member import Member
+from agentrl.engine.prompts import PromptEncoder
+from agentrl.engine.roster import Roster
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import Reply
+from agentrl.engine.wire import (
+    Asked,
+    FinishReason,
+    Generation,
+    SamplingParams,
+    error_kind,
+    error_message,
+    join,
+    parse,
+)
+from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
+
+ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+"""Header by which SGLang's routers keep a session on one worker."""
+
+_MAX_BACKOFF = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One `generate` under way; `member` and `rid` say where its present request is, if one is sent."""
+
+    rid: str
+    session_id: str | None
+    member: Member | None = None
+    aborted: bool = False
+    interrupted: bool = False
+    versions: set[str | None] = field(default_factory=set)
+    waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+class Requests:
+    """All calls of a pool; `live` has them by the name that their callers know them by."""
+
+    def __init__(self, roster: Roster, held: Hold, settings: EngineSettings, vocab_size: int | None) -> None:
+        self.live: dict[str, Call] = {}
+        self._roster, self._held, self._settings = roster, held, settings
+        self._prompts, self._vocab_size = PromptEncoder(vocab_size), vocab_size
+        self._sent, self._idle = 0, anyio.Event()
+
+    async def generate(self, name: str, ids: Sequence[int], params: SamplingParams, session: str | None) -> Generation:
+        """The whole answer, however often it was interrupted; no deadline here."""
+        call = self.live[name] = Call(name, session)
+        parts: list[Generation] = []
+        try:
+            with call.waiting:
+                await self._parts(call, parts, ids, params)
+            if parts and not call.aborted and parts[-1].finish_reason.type == "abort":  # ended just as it was full
+                parts[-1] = replace(parts[-1], finish_reason=FinishReason("length"))
+            return join(parts, len(ids))
+        finally:
+            del self.live[name]
+
+    async def abort(self, name: str) -> None:
+        """End a call; it returns what there is."""
+        call = self.live[name]
+        call.aborted = True
+        if call.member is None:
+            call.waiting.cancel()
+        else:
+            await call.member.abort(call.rid)
+
+    def mark_interrupted(self) -> None:
+        """Whatever is aborted from now on was aborted by us, and goes on."""
+        for call in self.live.values():
+            call.interrupted = True
+
+    async def interrupt(self) -> None:
+        """Have every request under way end; returns when none is. The hold has to be closed."""
+        while busy := {call.member for call in self.live.values() if call.member is not None}:
+            self.mark_interrupted()
+            self._idle = anyio.Event()
+            await self._roster.each(Member.abort_all, busy)
+            with anyio.move_on_after(1.0):  # a request that was still travelling is told again
+                if self._sent:
+                    await self._idle.wait()
+
+    def updated(self, version: str) -> None:
+        """Answers under way may have tokens of this version too."""
+        for call in self.live.values():
+            call.versions.add(version)
+
+    # ---- one part of an answer ----------------------------------------------------------------------------
+
+    async def _parts(self, call: Call, parts: list[Generation], prompt: Sequence[int], params: SamplingParams) -> None:
+        limit, ids, stalled = params.max_new_tokens, prompt, 0
+        while not call.aborted:
+            done = len(ids) - len(prompt)
+            part = await self._part(call, ids, params.after(done))
+            parts.append(part)
+            done += len(part.ids)
+            if part.finish_reason.type != "abort" or done == limit:
+                return
+            if part.ids:
+                ids, stalled = [*ids, *part.ids], 0
+            elif not call.interrupted and not call.aborted:
+                stalled += 1
+                if stalled > self._settings.engine_max_retries:
+                    raise EngineRejected(
+                        f"the engines aborted the request {stalled} times in a row before they had sampled a token, and "
+                        "nobody here had asked for it; does somebody else control them?",
+                        status=200,
+                        kind="aborted",
+                    )
+                await anyio.sleep(self._backoff(stalled))
+
+    async def _part(self, call: Call, ids: Sequence[int], params: SamplingParams) -> Generation:
+        payload = {
+            "return_logprob": True,
+            "sampling_params": params.to_wire(),
+            "input_ids": orjson.Fragment(self._prompts.encode(ids, call.session_id)),
+        }
+        asked = Asked(len(ids), params.max_new_tokens, self._vocab_size)
+        failed, began = 0, anyio.current_time()
+        while True:
+            if call.aborted:
+                call.waiting.cancel()
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            await self._held.wait_open()
+            member = self._roster.choose(call.session_id)
+            if member is None:
+                await self._somebody()
+                continue
+            reply = Reply(0, b"")
+            try:
+                reply = await self._exchange(call, member, payload) or reply
+                if reply.status:
+                    got = self._read(call, reply, asked, member)
+                    self._roster.balance.answered(member.state)
+                    return got
+            except EngineFailure as error:
+                failed += 1
+                absent = error.kind == "engine_refused" and not self._roster.balance.any_usable(anyio.current_time())
+                patient = absent and anyio.current_time() - began < self._settings.engine_absence_timeout
+                self._blame(member, error, reply.retry_after)
+                if failed > self._settings.engine_max_retries and not patient:
+                    error.args = (f"{error} (after {failed} attempts)",) if failed > 1 else error.args
+                    raise
+                call.rid = uuid.uuid4().hex
+            finally:
+                self._roster.balance.release(member.state)
+            if failed and not self._roster.balance.any_usable(anyio.current_time()):
+                await self._roster.wait(max(self._backoff(failed), reply.retry_after))
+
+    async def _exchange(self, call: Call, member: Member, payload: dict[str, Any]) -> Reply | None:
+        """The member's answer; None if it was not sent, because nothing may be sent now, or the member has gone."""
+        life, headers = member.life, None if call.session_id is None else {ROUTING_HEADER: call.session_id}
+        async with member.places:
+            if self._held.closed or member.life != life:
+                return None
+            payload["rid"] = call.rid
+            call.member, call.interrupted, call.versions = member, False, {self._roster.version}
+            self._sent += 1
+            try:
+                return await member.generate(call.rid, orjson.dumps(payload), headers)
+            finally:
+                call.member = None
+                self._sent -= 1
+                if not self._sent:
+                    self._idle.set()
+
+    def _read(self, call: Call, reply: Reply, asked: Asked, member: Member) -> Generation:
+        if reply.status != 200:
+            message = error_message(reply.body)
+            raise EngineRejected(
+                f"{member.url} answered {reply.status}: {message}",
+                status=reply.status,
+                kind=error_kind(reply.status, message),
+            )
+        try:
+            got = parse(reply.body, asked)
+        except EngineRejected as error:
+            raise EngineRejected(f"{error} (from {member.url})", status=error.status, kind=error.kind) from None
+        call.rid = uuid.uuid4().hex
+        if None in call.versions:  # no weights were sent yet: those that it has are right
+            return got
+        strange = {version for version, _, _ in got.weight_versions} - call.versions
+        if strange:
+            raise EngineRejected(
+                f"{member.url} answered with weights of version {sorted(strange)}; expected {self._roster.version}; was it "
+                "started again, or does somebody else send weights?",
+                status=200,
+                kind="other_weights",
+            )
+        mode = self._settings.pause_generation_mode
+        if len(call.versions) > 1 and mode != "abort" and "weight_versions" not in got.meta_info:
+            raise EngineRejected(
+                f"{member.url} does not say which tokens of its answer are of which weights; "
+                f"--pause-generation-mode {mode} needs SGLang 0.5.23, abort works with every version",
+                status=200,
+                kind="versions_unknown",
+            )
+        return got
+
+    def _blame(self, member: Member, error: EngineFailure, retry_after: float) -> None:
+        """What a failure says of the member; raised at once where it says something of the request."""
+        if isinstance(error, EngineUnreachable):
+            self._roster.lost(member)
+        elif error.kind == "other_weights":
+            self._roster.strayed(member)
+        elif isinstance(error, EngineRejected) and (
+            error.kind == "malformed_answer" or error.status in (408, 429) or error.status >= 500
+        ):
+            self._roster.balance.failed(member.state, anyio.current_time(), retry_after)
+        else:
+            raise error
+
+    async def _somebody(self) -> None:
+        """Wait for a member with current weights."""
+        if self._roster.members and self._roster.folder is None:
+            raise EngineUnreachable(
+                f"no engine has the weights of version {self._roster.version} any more, and weights that were broadcast "
+                "cannot be given again before the next update; start the same command again to resume, or use "
+                "--update-weight-mode disk",
+                kind="no_current_weights",
+            )
+        await self._roster.wait(_MAX_BACKOFF)
+
+    def _backoff(self, failed: int) -> float:
+        return min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)

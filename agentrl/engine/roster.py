@@ -1,0 +1,134 @@
+"""The members of a pool and what is known of each: who may be sent requests, and who has which weights.
+
+1. A member is out of reach when a connection to it is refused or lost, or when it does not answer a probe: its calls
+   are broken off, and it gets no more until a probe finds it back with the weights of `version` (`regain`).
+2. A member that comes back with other weights loads the last folder that was sent, if that is how weights travel;
+   otherwise it waits for the next update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+import anyio
+
+from agentrl.engine.balance import Balance
+from agentrl.engine.member import Member
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import Transport, normalise_url
+from agentrl.errors import EngineFailure, EngineRejected, SettingsError
+
+T = TypeVar("T")
+
+
+class Roster:
+    """Members come by `join` and go by `leave`, in any number; `version` is None before the first update.
+
+    Attributes:
+        version: label of the weights that are sampled from.
+        folder: where these weights lie, if they were sent as a folder.
+    """
+
+    def __init__(self, transport: Transport, settings: EngineSettings) -> None:
+        self.members: tuple[Member, ...] = ()
+        self.version: str | None = None
+        self.folder: str | None = None
+        self.balance = Balance()
+        self._transport, self._settings = transport, settings
+        self._changed = anyio.Event()
+
+    def join(self, url: str) -> Member:
+        """A new member; when weights were sent before, it must have them before it gets requests."""
+        url = normalise_url(url)
+        if any(member.url == url for member in self.members):
+            raise SettingsError(f"the engine at {url} is a member of this pool already")
+        member = Member(url, self._transport, self._settings)
+        member.state.weights = "current" if self.version is None else "unknown"
+        self.members += (member,)
+        self.balance.add(member.state)
+        self._tell()
+        return member
+
+    def leave(self, url: str) -> None:
+        """Forget a member; its requests go elsewhere."""
+        member = next((m for m in self.members if m.url == normalise_url(url)), None)
+        if member is None:
+            raise SettingsError(f"no engine of this pool has the address {url}; it has {[m.url for m in self.members]}")
+        self.members = tuple(m for m in self.members if m is not member)
+        self.balance.remove(member.state)
+        member.break_off()
+
+    def choose(self, session_id: str | None) -> Member | None:
+        """The member for a request, which counts as in flight there; None if nobody may have it."""
+        state = self.balance.choose(session_id, anyio.current_time())
+        return next((member for member in self.members if member.state is state), None)
+
+    def lost(self, member: Member) -> None:
+        """It is out of reach."""
+        self.balance.failed(member.state, anyio.current_time())
+        if member.state.weights == "current":
+            member.state.weights = "unknown"
+            member.break_off()
+
+    def strayed(self, member: Member) -> None:
+        """It has other weights than it should."""
+        self.balance.failed(member.state, anyio.current_time())
+        member.state.weights = "stale"
+        member.life += 1
+
+    def sent(self, version: str, folder: str | None, to: Iterable[Member]) -> None:
+        """These members have new weights, and nobody else has."""
+        self.version, self.folder = version, folder
+        for member in self.members:
+            member.state.weights = "stale"
+        for member in to:
+            member.state.weights = "current"
+            self.balance.answered(member.state)
+        self._tell()
+
+    async def regain(self, member: Member) -> None:
+        """Bring a member that answers again back to work, if it can be given the weights that it should have.
+
+        Raises:
+            EngineFailure: it went away again, or refused them.
+        """
+        has = (await member.model_info()).get("weight_version")
+        if self.version is not None and has != self.version:
+            member.state.weights = "stale"
+            if self.folder is None or not await anyio.Path(self.folder).is_dir():
+                return
+            await member.load_folder(self.folder, self.version)
+        await member.resume()  # whoever paused it may have gone
+        member.state.weights = "current"
+        self.balance.answered(member.state)
+        self._tell()
+
+    async def wait(self, seconds: float) -> None:
+        """Return when a member came back or joined, at the latest after so many seconds."""
+        with anyio.move_on_after(seconds):
+            await self._changed.wait()
+
+    async def each(
+        self, work: Callable[[Member], Awaitable[T]], members: Iterable[Member]
+    ) -> tuple[dict[Member, T], dict[Member, EngineFailure]]:
+        """`work` for these members at once: answers of those who succeeded, failures of the others."""
+        answers: dict[Member, T] = {}
+        failures: dict[Member, EngineFailure] = {}
+
+        async def run(member: Member) -> None:
+            try:
+                answers[member] = await work(member)
+            except EngineFailure as error:
+                failures[member] = error
+                if not isinstance(error, EngineRejected):
+                    self.lost(member)
+
+        async with anyio.create_task_group() as group:
+            for member in tuple(members):
+                group.start_soon(run, member)
+        return answers, failures
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()

@@ -1,0 +1,187 @@
+"""Care for the members of a pool: probes, and weight updates that members may miss.
+
+1. A member that misses two probes in a row is out of reach; one that answers again is brought back (`Roster.regain`).
+   While an update runs, members are asked for their `/model_info`: a paused server has no `/health`.
+2. An update pauses the members that answer, empties their caches, gives them weights and resumes them, also where it
+   fails. Nobody takes a step before all have taken the one before it.
+3. A member that misses a folder is left out and given it when it can take it; the update fails when nobody took it.
+   A broadcast is all or nothing: the group that it goes to is that of one set of members (`epoch`), and whatever happened
+   to one of them since it joined ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+
+from agentrl.engine.hold import Hold
+from agentrl.engine.member import Member
+from agentrl.engine.requests import Requests
+from agentrl.engine.roster import Roster
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, WeightGroup, WeightUpdate
+from agentrl.errors import EngineFailure, EngineUnreachable
+
+_RESUME_TIMEOUT = 10.0
+_MISSES = 2
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The only writer of weights and of `held` while an update runs."""
+
+    def __init__(self, roster: Roster, requests: Requests, held: Hold, settings: EngineSettings) -> None:
+        self.updating = False
+        self._roster, self._requests, self._held, self._settings = roster, requests, held, settings
+        self._lock = anyio.Lock()
+        self._misses: dict[Member, int] = {}
+        self._groups: dict[str, dict[Member, int]] = {}
+
+    # ---- probes -------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Look after all members, for ever."""
+        while True:
+            await anyio.sleep(self._settings.engine_probe_interval)
+            await self._roster.each(self.look, self._roster.members)
+
+    async def look(self, member: Member) -> None:
+        """One probe, and what follows from it."""
+        path = "/model_info" if self.updating else "/health"
+        if await member.answers(path, self._settings.engine_probe_interval):
+            self._misses.pop(member, None)
+            if member.state.weights != "current" and not self.updating:
+                async with self._lock:
+                    await self._roster.regain(member)
+        elif not self.updating or path == "/model_info":  # else it was paused meanwhile
+            self._misses[member] = self._misses.get(member, 0) + 1
+            if self._misses[member] >= _MISSES:
+                self._roster.lost(member)
+
+    # ---- weights ------------------------------------------------------------------------------------------
+
+    async def epoch(self) -> tuple[str, ...]:
+        """Names of the members that would take an update now; another name each time one was out of reach."""
+        return tuple(f"{member.url}#{member.life}" for member in await self._answering())
+
+    async def join_group(self, group: WeightGroup) -> None:
+        """Have the members of `group` join; returns when all ranks are there, the trainer's included."""
+        names = {f"{member.url}#{member.life}": member for member in self._roster.members}
+        if missing := [name for name in group.members if name not in names]:
+            raise _broken(group.name, missing)
+        ranks = {names[name]: 1 + i * group.ranks_per_engine for i, name in enumerate(group.members)}
+        self._groups[group.name] = {member: member.life for member in ranks}
+        await self._all(lambda member: member.join_group(group, ranks[member]), ranks)
+
+    async def leave_group(self, name: str) -> None:
+        """Have the members that are still in the group leave it."""
+        still = [member for member, life in self._groups.pop(name, {}).items() if member.life == life]
+        await self._all(lambda member: member.leave_group(name), still)
+
+    async def receive(self, update: WeightUpdate, version: str) -> None:
+        """See `EnginePool.receive`."""
+        async with self._lock:
+            self.updating = True
+            self._held.close()
+            try:
+                if isinstance(update, BroadcastUpdate):
+                    await self._broadcast(update, version)
+                else:
+                    await self._load(update, version)
+            finally:
+                self.updating = False
+                self._held.open()
+
+    async def _load(self, update: DiskUpdate, version: str) -> None:
+        async with self._paused(await self._answering()) as paused:
+            flush = self._settings.pause_generation_mode != "in_place"
+            took, failures = await self._roster.each(
+                lambda member: member.load_folder(update.folder, version, flush_cache=flush), paused
+            )
+            if not took:
+                raise next(iter(failures.values()))
+            _left_out(failures)
+            self._sent(version, update.folder, took)
+
+    async def _broadcast(self, update: BroadcastUpdate, version: str) -> None:
+        group = self._groups[update.group]
+        if gone := [member.url for member, life in group.items() if member.life != life]:
+            raise _broken(update.group, gone)
+        async with self._paused(group, strict=True):
+            try:
+                await self._all(Member.begin_update, group)
+                for bucket in update.buckets:
+                    take = partial(Member.receive, tensors=bucket, group=update.group, version=version)
+                    await self._all(take, group)
+                await self._all(Member.end_update, group)
+            except BaseException:
+                for member in group:  # some tensors are old and some are new, whatever it says
+                    member.state.weights = "stale"
+                raise
+            self._sent(version, None, group)
+
+    def _sent(self, version: str, folder: str | None, to: Iterable[Member]) -> None:
+        self._roster.sent(version, folder, to)
+        self._requests.updated(version)
+
+    @asynccontextmanager
+    async def _paused(self, members: Iterable[Member], *, strict: bool = False) -> AsyncIterator[list[Member]]:
+        """Those of the members that could be paused and have empty caches now; `strict`: all of them, or an error."""
+        members, mode = list(members), self._settings.pause_generation_mode
+        if mode == "abort":
+            self._requests.mark_interrupted()
+        try:
+            ready, failures = await self._roster.each(lambda member: member.pause(mode), members)
+            if mode != "in_place":  # frozen requests need their keys and values
+                ready, more = await self._roster.each(Member.flush_cache, ready)
+                failures |= more
+            if failures and (strict or not ready):
+                raise next(iter(failures.values()))
+            _left_out(failures)
+            yield list(ready)
+        except BaseException as error:
+            # External engines outlive this process: one that is left paused would answer nobody ever after.
+            with anyio.move_on_after(_RESUME_TIMEOUT, shield=True):
+                for failure in (await self._roster.each(Member.resume, members))[1].values():
+                    error.add_note(f"and it could not be resumed: {failure}")
+            raise
+        for member in (await self._roster.each(Member.resume, members))[1]:
+            self._roster.lost(member)
+
+    async def _answering(self) -> list[Member]:
+        """The members that answer now; the others are out of reach.
+
+        Raises:
+            EngineUnreachable: there are none.
+        """
+
+        async def ask(member: Member) -> None:
+            if not await member.answers("/model_info", self._settings.engine_probe_interval):
+                raise EngineUnreachable(f"the engine at {member.url} does not answer", kind="engine_lost")
+
+        there, failures = await self._roster.each(ask, self._roster.members)
+        if not there:
+            raise next(iter(failures.values()), EngineUnreachable("the pool has no engine", kind="no_engine"))
+        return [member for member in self._roster.members if member in there]
+
+    async def _all(self, work: Callable[[Member], Awaitable[Any]], members: Iterable[Member]) -> None:
+        _, failures = await self._roster.each(work, members)
+        if failures:
+            raise next(iter(failures.values()))
+
+
+def _left_out(failures: Mapping[Member, EngineFailure]) -> None:
+    for member, failure in failures.items():
+        _log.warning("%s misses a weight update, and gets no requests until it has caught up: %s", member.url, failure)
+
+
+def _broken(name: str, who: Sequence[str]) -> EngineFailure:
+    return EngineUnreachable(
+        f"weight group {name}: no longer there: {', '.join(who)}; a new group has to be made",
+        kind="weight_group_broken",
+    )
