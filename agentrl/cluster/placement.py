@@ -130,7 +130,7 @@ class _Starting:
             rollouts = await stack.enter_async_context(opening)
         weights: Weights = DiskWeights(self.folder, trainer, rollouts)
         if self.settings.cluster.update_weight_mode == "broadcast":
-            broadcast = BroadcastWeights.open(self.settings.cluster, trainer, rollouts, len(urls))
+            broadcast = BroadcastWeights.open(self.settings.cluster, trainer, rollouts)
             weights = await stack.enter_async_context(broadcast)
         return Parts(rollouts, trainer, weights), {"rollout_worker": [rollouts.pid]}
 

@@ -77,6 +77,9 @@ class RolloutActor:
     async def evaluate(self, done: int) -> Mapping[str, float]:
         return await self._during(self._rollouts.evaluate(done))
 
+    async def epoch(self) -> tuple[str, ...]:
+        return await self._during(self._rollouts.epoch())
+
     async def join_weight_group(self, group: WeightGroup) -> None:
         await self._during(self._rollouts.join_weight_group(group))
 
@@ -132,6 +135,10 @@ class RayRollouts(Rollouts, WeightSink):
     async def evaluate(self, done: int) -> Mapping[str, float]:
         metrics: Mapping[str, float] = await self._ask(self._actor.evaluate.remote(done))
         return metrics
+
+    async def epoch(self) -> tuple[str, ...]:
+        names: tuple[str, ...] = await self._ask(self._actor.epoch.remote())
+        return names
 
     async def join_weight_group(self, group: WeightGroup) -> None:
         await self._ask(self._actor.join_weight_group.remote(group))

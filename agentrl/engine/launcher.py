@@ -6,12 +6,15 @@
    process that launched it, also when that one is killed.
 3. A start that fails says why: the port is taken, the engine ended (with the end of its log), or it was not healthy
    in time. All engines of a failed launch are stopped.
-4. Kind `external` starts nothing and only waits for the given addresses to be healthy.
+4. An engine that ends or hangs during the context is started again at the same address, up to `engine_max_restarts`
+   times: a pool finds it there, and gives it the weights that it missed.
+5. Kind `external` starts nothing and only waits for the given addresses to be healthy.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
@@ -19,16 +22,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio.from_thread import start_blocking_portal
 
 from agentrl import guard
-from agentrl.engine.commands import engine_command
+from agentrl.engine.background import beside
+from agentrl.engine.commands import EngineCommand, engine_command
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, Transport, normalise_url
 from agentrl.errors import EngineUnreachable, SettingsError
@@ -38,6 +44,7 @@ _STOP_GRACE = 10.0
 _POLL_EVERY = 0.1
 _PROBE_TIMEOUT = 5.0
 _LOG_TAIL = 4000
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -48,6 +55,22 @@ class EngineProcess:
     pid: int | None = None
     log_path: Path | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self, command: EngineCommand) -> None:
+        """Run it, under the guard."""
+        assert self.log_path is not None
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        prefix = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
+        with self.log_path.open("wb" if self._process is None else "ab") as log:
+            self._process = subprocess.Popen(
+                (*prefix, *command.arguments),
+                env=dict(command.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
 
     def poll(self) -> int | None:
         """The exit status if the engine has ended, else None; always None for an external one."""
@@ -131,20 +154,26 @@ async def launch(
     engines = []
     try:
         host = host or settings.engine_host
+        commands: list[Callable[[int], EngineCommand]] = []
         for i, port in enumerate(_ports(settings, host, count, ports)):
-            chosen = None if gpu_ids is None else tuple(gpu_ids[i * gpus_per_engine : (i + 1) * gpus_per_engine])
-            command = engine_command(
-                settings, str(model_path), host=host, port=port, gpus_per_engine=gpus_per_engine, gpu_ids=chosen
-            )
-            log_path = Path(log_dir) / f"engine_{i}.log"
-            engines.append(_start(command.arguments, dict(command.environment), host, port, log_path))
+            gpus = None if gpu_ids is None else tuple(gpu_ids[i * gpus_per_engine : (i + 1) * gpus_per_engine])
+            given = {"host": host, "gpus_per_engine": gpus_per_engine, "gpu_ids": gpus}
+            commands.append(partial(_command, settings, str(model_path), given))
+            reach = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+            engines.append(EngineProcess(f"http://{reach}:{port}", log_path=Path(log_dir) / f"engine_{i}.log"))
+            engines[-1].start(commands[-1](port))
         await _all_healthy(engines, settings)
-        yield engines
+        async with beside(_supervise_all(engines, commands, settings)):
+            yield engines
     finally:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as group:
                 for engine in engines:
                     group.start_soon(engine.stop)
+
+
+def _command(settings: EngineSettings, model_path: str, given: Mapping[str, Any], port: int) -> EngineCommand:
+    return engine_command(settings, model_path, port=port, **given)
 
 
 async def check_launch(settings: EngineSettings, count: int, local: bool = True) -> None:
@@ -215,24 +244,6 @@ def _external(settings: EngineSettings) -> list[EngineProcess]:
     return [EngineProcess(normalise_url(address)) for address in settings.rollout_external_engine_addrs]
 
 
-def _start(
-    arguments: Sequence[str], environment: dict[str, str], host: str, port: int, log_path: Path
-) -> EngineProcess:
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            (*prefix, *arguments),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    reach = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return EngineProcess(f"http://{reach}:{port}", process.pid, log_path, process)
-
-
 def _ports(settings: EngineSettings, host: str, count: int, ports: Sequence[int] | None) -> list[int]:
     if ports is not None and len(ports) != count:
         raise SettingsError(f"expected {count} ports for {count} engines, got {len(ports)}")
@@ -286,6 +297,55 @@ async def _all_healthy(engines: Sequence[EngineProcess], settings: EngineSetting
             group.start_soon(one, engine)
     if failures:
         raise failures[0]
+
+
+async def _supervise_all(
+    engines: Sequence[EngineProcess], commands: Sequence[Callable[[int], EngineCommand]], settings: EngineSettings
+) -> None:
+    async with (
+        HttpTransport(connect_timeout=settings.engine_connect_timeout) as transport,
+        anyio.create_task_group() as group,
+    ):
+        for engine, command in zip(engines, commands, strict=True):
+            group.start_soon(_supervise, engine, command, settings, transport)
+
+
+async def _supervise(
+    engine: EngineProcess, command: Callable[[int], EngineCommand], settings: EngineSettings, transport: Transport
+) -> None:
+    """Start the engine again whenever it is down, a bounded number of times."""
+    port = int(engine.url.rpartition(":")[2])
+    for again in range(1, settings.engine_max_restarts + 1):
+        why = await _down(engine, settings, transport)
+        engine.kill()
+        await engine.wait()
+        _log.warning("the engine at %s %s; starting it again (%d)", engine.url, why, again)
+        engine.start(command(port))
+        try:
+            await _healthy(engine, transport, settings.engine_start_timeout)
+        except EngineUnreachable as error:
+            _log.warning("%s", error)
+            await anyio.sleep(min(_POLL_EVERY * 2.0**again, _STOP_GRACE))
+
+
+async def _down(engine: EngineProcess, settings: EngineSettings, transport: Transport) -> str:
+    """Return, with the reason, when the engine has ended or not answered for `engine_hang_timeout`."""
+    hung = f"did not answer for {settings.engine_hang_timeout:g} s (--engine-hang-timeout)"
+
+    async def ended(scope: anyio.CancelScope) -> None:
+        await engine.wait()
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ended, group.cancel_scope)
+        answered = anyio.current_time()
+        while anyio.current_time() - answered < settings.engine_hang_timeout:
+            await anyio.sleep(settings.engine_probe_interval)
+            with anyio.move_on_after(settings.engine_probe_interval), suppress(EngineUnreachable):
+                await transport.exchange("GET", engine.url + "/health")
+                answered = anyio.current_time()
+        group.cancel_scope.cancel()
+    return hung if (status := engine.poll()) is None else f"ended with status {status}"
 
 
 def _listens(engine: EngineProcess) -> bool:

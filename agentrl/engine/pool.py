@@ -17,16 +17,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import anyio
 import orjson
 
+from agentrl.engine.background import beside
 from agentrl.engine.hold import Hold
 from agentrl.engine.member import Member
 from agentrl.engine.requests import Requests
@@ -81,8 +81,7 @@ class EnginePool:
         async with AsyncExitStack() as stack:
             if self._owned:
                 await stack.enter_async_context(self._transport)
-            watching = asyncio.create_task(self._upkeep.watch())
-            stack.push_async_callback(_ended, watching)
+            await stack.enter_async_context(beside(self._upkeep.watch()))
             self._stack = stack.pop_all()
         return self
 
@@ -267,10 +266,3 @@ def _vocabulary(info: dict[str, Any]) -> dict[str, Any]:
     config = Path(str(info.get("model_path"))) / "config.json"
     size = orjson.loads(config.read_bytes()).get("vocab_size") if config.is_file() else None
     return {} if size is None else {"vocab_size": size}
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel the task and see it end; what else it raised is raised here."""
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

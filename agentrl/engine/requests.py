@@ -146,7 +146,7 @@ class Requests:
             await self._held.wait_open()
             member = self._roster.choose(call.session_id)
             if member is None:
-                await self._somebody()
+                await self._somebody(began)
                 continue
             reply = Reply(0, b"")
             try:
@@ -232,9 +232,10 @@ class Requests:
         else:
             raise error
 
-    async def _somebody(self) -> None:
+    async def _somebody(self, since: float) -> None:
         """Wait for a member with current weights."""
-        if self._roster.members and self._roster.folder is None:
+        waited = anyio.current_time() - since
+        if self._roster.members and self._roster.folder is None and waited >= self._settings.engine_absence_timeout:
             raise EngineUnreachable(
                 f"no engine has the weights of version {self._roster.version} any more, and weights that were broadcast "
                 "cannot be given again before the next update; start the same command again to resume, or use "

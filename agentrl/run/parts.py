@@ -112,6 +112,9 @@ class WeightSource(Protocol):
 class WeightSink(Protocol):
     """The engines' side of a weight update."""
 
+    async def epoch(self) -> tuple[str, ...]:
+        """Names of the engines that would take an update now; an engine that was away has a new one."""
+
     async def join_weight_group(self, group: WeightGroup) -> None:
         """Every engine joins; returns when all members have."""
 

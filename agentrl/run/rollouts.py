@@ -74,6 +74,7 @@ class Generation:
             vocab_size = model.vocab_size if model else None
             pool = EnginePool(urls, settings.engine, vocab_size=vocab_size, transport=transport)
             await stack.enter_async_context(pool)
+            await pool.check()
             length = rollout.rollout_max_context_len or await _context_length(settings, pool)
             context = RolloutContext(rollout, args, chat, pool, length, plugins.environment)
             preload = [rollout.rm_type] if rollout.rm_type else []
@@ -145,6 +146,9 @@ class LedgerRollouts(Rollouts, WeightSink):
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key) | self._resumed
         self._resumed = {}
         return groups, metrics | self.generation.watchdog.take()
+
+    async def epoch(self) -> tuple[str, ...]:
+        return await self.generation.pool.epoch()
 
     async def join_weight_group(self, group: WeightGroup) -> None:
         await self.generation.pool.join_weight_group(group)

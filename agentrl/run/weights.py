@@ -7,7 +7,7 @@ import math
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import anyio
 
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
-from agentrl.errors import ungrouped
+from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
 from agentrl.run.parts import Trainer, Weights, WeightSink, WeightSource, within
 from agentrl.runfolder import RunFolder
 
@@ -38,42 +38,65 @@ class DiskWeights(Weights):
 
 
 class BroadcastWeights(Weights):
-    """Trainer rank 0 and all engines share a process group; tensors go in buckets of bounded size. Made by `open`."""
+    """Trainer rank 0 and the engines share a process group; tensors go in buckets of bounded size. Made by `open`.
 
-    def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, engines: int) -> None:
+    The group is that of one set of engines: it is made again when others are there, or when one of them was lost.
+    """
+
+    def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink) -> None:
         self._settings, self._source, self._sink = settings, source, sink
-        self._ranks = 1 + engines * settings.rollout_num_gpus_per_engine
+        self._epoch: tuple[str, ...] = ()
         self._update: BroadcastUpdate | None = None
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: ClusterSettings, source: WeightSource, sink: WeightSink, engines: int
+        cls, settings: ClusterSettings, source: WeightSource, sink: WeightSink
     ) -> "AsyncIterator[BroadcastWeights]":
-        """Ready to send to `engines` engines; leaves the process group after a good end."""
-        weights = cls(settings, source, sink, engines)
+        """Ready to send; leaves the process group after a good end."""
+        weights = cls(settings, source, sink)
         yield weights
-        if weights._update is not None:
-            with within(settings.weight_sync_timeout, "the weight update"):
-                await _both(partial(sink.leave_weight_group, weights._update.group), source.close_weight_group)
+        with within(settings.weight_sync_timeout, "the weight update"):
+            await weights._leave()
 
     async def send(self, version: int) -> None:
-        if self._update is None:
-            self._update = await self._join()
+        try:
+            await self._send(version)
+        except (EngineFailure, TrainError) as error:
+            # An engine that was lost takes its group with it; the others are still there.
+            with suppress(EngineFailure):
+                await self._leave()
+            try:
+                await self._send(version)
+            except AgentRLError as again:
+                again.add_note(f"and before: {error}")
+                raise
+
+    async def _send(self, version: int) -> None:
+        epoch = await self._sink.epoch()
+        if self._update is None or epoch != self._epoch:
+            await self._leave()
+            self._epoch, self._update = epoch, await self._join(epoch)
         names = [spec[0] for bucket in self._update.buckets for spec in bucket]
         await _both(
             partial(self._sink.receive, self._update, str(version)), partial(self._source.broadcast_weights, names)
         )
 
-    async def _join(self) -> BroadcastUpdate:
+    async def _join(self, members: tuple[str, ...]) -> BroadcastUpdate:
         backend = "nccl" if self._settings.device == "cuda" else "gloo"
+        per_engine = self._settings.rollout_num_gpus_per_engine
         # External engines outlive a run, and would refuse a group name that an earlier life has used.
         name = f"agentrl_weights_{uuid.uuid4().hex[:8]}"
         where = await self._source.address()
-        group = WeightGroup(*where, self._ranks, name, backend, self._settings.rollout_num_gpus_per_engine)
+        group = WeightGroup(*where, 1 + len(members) * per_engine, name, backend, per_engine, members)
         await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
         specs = await self._source.weight_specs()
         return BroadcastUpdate(name, buckets(specs, self._settings.update_weight_buffer_size))
+
+    async def _leave(self) -> None:
+        if self._update is not None:
+            name, self._update = self._update.group, None
+            await _both(partial(self._sink.leave_weight_group, name), self._source.close_weight_group)
 
 
 async def _both(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import orjson
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.engine import BroadcastUpdate, DiskUpdate, EnginePool, Generation, SamplingParams, WeightGroup
 from agentrl.engine.embedded.weights import join_group
+from agentrl.engine.member import PauseMode
 from agentrl.engine.transport import HttpTransport
 
 PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]
@@ -79,27 +82,42 @@ async def check_cancel(pool: EnginePool) -> None:
     await running(pool, 0)
 
 
-async def check_pause_update_resume(pool: EnginePool, model: Path, other: Path, tolerance: float) -> None:
-    """A request frozen in place goes on with the new weights and says which token has which version."""
+async def check_update_in_flight(
+    pool: EnginePool, model: Path, other: Path, tolerance: float, running: Callable[[int], Awaitable[None]]
+) -> None:
+    """A call that an update or a hold comes upon goes on, says which token has which version, and is right about it."""
     await pool.receive(DiskUpdate(str(model)), "one")
-    member = pool.members[0]
+    exact = pool.settings.pause_generation_mode != "in_place"
     got: list[Generation] = []
 
     async def call() -> None:
-        got.append(await pool.generate(PROMPT, LONG))
+        got.append(await pool.generate(PROMPT, LONG, session_id="in-flight"))
 
     async with anyio.create_task_group() as group:
         group.start_soon(call)
-        await running(pool, 1)
-        await member.pause("in_place")
-        await member.load_folder(str(other), "two", flush_cache=False)
-        await member.resume()
-    assert [version for version, _, _ in got[0].weight_versions] == ["one", "two"]
-    assert got[0].weight_versions[-1][2] == len(got[0].ids) == 1500
-    await member.flush_cache()
-    fresh = await pool.generate(PROMPT, SHORT)
-    assert fresh.weight_version == "two"
-    check_log_probs(other, fresh, tolerance=tolerance)
+        await running(1)
+        await pool.hold()
+        await running(0)
+        await pool.release()
+        await running(1)
+        await pool.receive(DiskUpdate(str(other)), "two")
+    answer = got[0]
+    assert answer.finish_reason.type == "length"
+    assert [version for version, _, _ in answer.weight_versions] == ["one", "two"]
+    assert len(answer.ids) == len(answer.log_probs) == answer.weight_versions[-1][2] == 1500
+    for folder, (_, start, end) in zip((model, other), answer.weight_versions, strict=True):
+        if exact or folder == model:
+            want = reference_log_probs(folder, PROMPT, answer.ids)[start:end]
+            worst = (torch.tensor(answer.log_probs[start:end]) - want).abs().max().item()
+            assert worst <= tolerance, f"log-probs of tokens {start} to {end} differ from the reference by {worst}"
+
+
+async def check_every_mode(pool: EnginePool, model: Path, other: Path, tolerance: float) -> None:
+    """Updates in flight, by each `--pause-generation-mode`."""
+    for mode in get_args(PauseMode):
+        settings = pool.settings.model_copy(update={"pause_generation_mode": mode})
+        async with EnginePool(pool.urls, settings, vocab_size=512) as another:
+            await check_update_in_flight(another, model, other, tolerance, partial(running, another))
 
 
 async def check_broadcast(pool: EnginePool, model: Path, tolerance: float) -> None:

@@ -6,25 +6,31 @@ from hypothesis import strategies as st
 from agentrl.engine.balance import Balance, EngineState
 
 
+def choose(balance: Balance, session: str | None, now: float) -> EngineState:
+    engine = balance.choose(session, now)
+    assert engine is not None
+    return engine
+
+
 def test_a_session_stays_and_new_ones_go_where_there_is_room() -> None:
     balance = Balance(["a", "b"])
-    first = balance.choose("s", 0.0)
-    second = balance.choose("t", 0.0)
+    first = choose(balance, "s", 0.0)
+    second = choose(balance, "t", 0.0)
     assert {first.url, second.url} == {"a", "b"}
-    assert all(balance.choose("s", 0.0) is first for _ in range(10))
-    assert balance.choose(None, 0.0) is second
+    assert all(choose(balance, "s", 0.0) is first for _ in range(10))
+    assert choose(balance, None, 0.0) is second
 
 
 def test_a_dead_engine_loses_its_sessions_and_comes_back_after_its_rest() -> None:
     balance = Balance(["a", "b"], rest=1.0)
-    first = balance.choose("s", 0.0)
+    first = choose(balance, "s", 0.0)
     balance.release(first)
     balance.failed(first, 0.0)
-    other = balance.choose("s", 0.5)
+    other = choose(balance, "s", 0.5)
     assert other is not first
-    assert balance.choose(None, 1.5) is first
+    assert choose(balance, None, 1.5) is first
     balance.answered(first)
-    assert balance.choose("s", 1.5) is other
+    assert choose(balance, "s", 1.5) is other
 
 
 def test_with_all_dead_the_first_to_come_back_is_tried() -> None:
@@ -33,7 +39,7 @@ def test_with_all_dead_the_first_to_come_back_is_tried() -> None:
     balance.failed(a, 0.0)
     balance.failed(b, 0.5)
     assert not balance.any_usable(0.6)
-    assert balance.choose(None, 0.6) is a
+    assert choose(balance, None, 0.6) is a
 
 
 @given(
@@ -48,7 +54,7 @@ def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple
         engine = balance.engines[number % count]
         if action == "choose":
             session = f"s{number}"
-            chosen = balance.choose(session, float(now))
+            chosen = choose(balance, session, float(now))
             if session in homes and homes[session].usable(float(now)):
                 assert chosen is homes[session]
             homes[session] = chosen
@@ -64,11 +70,53 @@ def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple
 
 def test_the_longest_unused_session_is_forgotten_first() -> None:
     balance = Balance(["a", "b"], max_sessions=1)
-    first = balance.choose("s", 0.0)
-    balance.choose("t", 0.0)  # pushes "s" out
-    balance.choose(None, 0.0)
-    balance.choose(None, 0.0)
+    first = choose(balance, "s", 0.0)
+    choose(balance, "t", 0.0)  # pushes "s" out
+    choose(balance, None, 0.0)
+    choose(balance, None, 0.0)
     balance.answered(first)
     other = next(engine for engine in balance.engines if engine is not first)
     balance.release(other)
-    assert balance.choose("s", 0.0) is other
+    assert choose(balance, "s", 0.0) is other
+
+
+def test_an_engine_that_failed_gets_one_request_a_rest_until_it_answers_well() -> None:
+    balance = Balance(["a", "b"], rest=1.0)
+    sick = balance.engines[0]
+    balance.failed(sick, 0.0)
+    for _ in range(5):  # those that were under way count once
+        balance.failed(sick, 0.5)
+    assert (sick.failures, sick.rests_until) == (1, 1.0)
+    assert [choose(balance, None, 1.5) is sick for _ in range(4)] == [True, False, False, False]
+    balance.failed(sick, 1.5)
+    assert sick.rests_until == 3.5
+    balance.release(sick)
+    balance.answered(sick)
+    assert choose(balance, None, 1.6) is sick
+
+
+def test_an_engine_rests_as_long_as_it_says() -> None:
+    balance = Balance(["a"], rest=1.0)
+    balance.failed(balance.engines[0], 0.0, at_least=60.0)
+    assert balance.engines[0].rests_until == 60.0
+
+
+def test_stale_weights_are_never_chosen_unknown_ones_only_when_nothing_else_is_left() -> None:
+    balance = Balance(["a", "b"])
+    a, b = balance.engines
+    a.weights = "unknown"
+    assert [choose(balance, None, 0.0) for _ in range(3)] == [b, b, b]
+    b.weights = "stale"
+    assert choose(balance, None, 0.0) is a
+    a.weights = "stale"
+    assert balance.choose(None, 0.0) is None
+
+
+def test_engines_come_and_go() -> None:
+    balance = Balance(["a"])
+    first = choose(balance, "s", 0.0)
+    balance.add(second := EngineState("b"))
+    balance.remove(first)
+    assert choose(balance, "s", 0.0) is second
+    balance.release(first)
+    assert [engine.url for engine in balance.engines] == ["b"]

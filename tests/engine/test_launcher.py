@@ -13,7 +13,16 @@ from typing import Protocol
 import anyio
 import pytest
 
-from agentrl.engine import EngineSettings, check_launch, launch, launch_blocking, launcher
+from agentrl.engine import (
+    DiskUpdate,
+    EnginePool,
+    EngineSettings,
+    SamplingParams,
+    check_launch,
+    launch,
+    launch_blocking,
+    launcher,
+)
 from agentrl.engine.commands import engine_command
 from agentrl.errors import EngineUnreachable, SettingsError
 
@@ -215,3 +224,25 @@ def test_sglang_on_gpus_uses_its_own_launcher_and_the_given_devices() -> None:
     assert command.arguments[:3] == (sys.executable, "-m", "sglang.launch_server")
     assert command.arguments[-2:] == ("--tp-size", "2")
     assert command.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_an_engine_that_died_or_hangs_is_started_again_and_given_the_weights(
+    tiny_model: Path, other_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    settings = EMBEDDED.model_copy(update={"engine_probe_interval": 0.3, "engine_hang_timeout": 1.0})
+    params = SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True)
+    async with launch(settings, tiny_model, log_dir=tmp_path) as (engine,):
+        first = engine.pid
+        assert first is not None
+        async with EnginePool([engine.url], settings, vocab_size=512) as pool:
+            await pool.receive(DiskUpdate(str(other_model)), "7")
+            before = await pool.generate([1, 2, 3], params)
+            os.killpg(first, number)
+            after = await pool.generate([1, 2, 3], params)
+            assert (after.weight_version, after.ids) == ("7", before.ids)
+        assert engine.pid != first
+        last = engine.pid
+    assert last is not None
+    assert gone(first, 1.0)
+    assert gone(last, 1.0)

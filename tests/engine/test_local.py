@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentrl.engine.embedded.core import Engine
 from agentrl.engine.local import in_process
 from agentrl.engine.transport import AsgiTransport, ConnectionLost, ConnectionRefused, Message
 from agentrl.errors import EngineFailure, EngineUnreachable
+from tests.engine.protocol_checks import check_update_in_flight
 from tests.support.embedded_server import embedded_server
 
 SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
@@ -104,6 +106,13 @@ async def test_new_weights_and_their_version(transport: AsgiTransport, tiny_mode
     assert [info["weight_version"] for info in await pool.model_info()] == ["7"]
     await pool.receive(DiskUpdate(str(tiny_model)), "8")
     assert (await pool.generate([1, 2, 3], greedy)).ids == before.ids
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+async def test_an_update_in_flight(transport: AsgiTransport, tiny_model: Path, other_model: Path, mode: str) -> None:
+    settings = EngineSettings.model_validate({"embedded_slots": 4, "pause_generation_mode": mode})
+    pool = EnginePool(["in-process"], settings, vocab_size=512, transport=transport)
+    await check_update_in_flight(pool, tiny_model, other_model, 1e-3, partial(running, transport))
 
 
 async def test_a_crash_of_the_engine_leaves_the_process_alone(

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ async def until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(5):
         while not condition():
             await anyio.lowlevel.checkpoint()
+
+
+def sent(server: FaultyServer, number: int) -> bool:
+    return len(server.generates) >= number
 
 
 @pytest.fixture
@@ -373,7 +378,7 @@ async def test_a_held_call_goes_on_with_its_tokens_and_its_time_stands_still() -
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             for number in (1, 2):
-                await until(lambda: len(server.generates) >= number)
+                await until(partial(sent, server, number))
                 await pool.hold()
                 assert not got
                 await anyio.sleep(0.3)

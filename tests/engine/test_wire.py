@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.wire import Asked, FinishReason, Generation, SamplingParams, error_message
+from agentrl.engine.wire import Asked, FinishReason, Generation, SamplingParams, error_message, join
 from agentrl.errors import EngineRejected
 from tests.conformance.sglang.replay import names, recording
 from tests.engine.faults import answer
@@ -170,3 +170,52 @@ def test_what_the_real_server_answered_is_accepted(name: str) -> None:
 )
 def test_every_error_form_gives_the_servers_words(body: bytes) -> None:
     assert error_message(body) == "why"
+
+
+# ---- answers in parts --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from(["1", "2", "3"]), st.integers(1, 4)), max_size=3), max_size=5))
+def test_parts_join_to_one_answer_whose_every_token_keeps_its_version(shape: list[list[tuple[str, int]]]) -> None:
+    parts, versions = [], []
+    for number, runs in enumerate(shape):
+        spans, length = [], 0
+        for version, count in runs:
+            spans.append((version, length, length + count))
+            versions += [version] * count
+            length += count
+        ids = [100 * number + i for i in range(length)]
+        parts.append(
+            Generation(
+                ids=ids,
+                log_probs=[-float(id_) for id_ in ids],
+                text=f"<{number}>",
+                finish_reason=FinishReason("abort" if number < len(shape) - 1 else "stop", None),
+                weight_version=str(number),
+                weight_versions=tuple(spans),
+                prompt_tokens=7 + number,
+                cached_tokens=number,
+                meta_info={"completion_tokens": length, "id": str(number)},
+            )
+        )
+    got = join(parts, 7)
+    assert got.ids == [id_ for part in parts for id_ in part.ids]
+    assert got.log_probs == [-float(id_) for id_ in got.ids]
+    assert got.text == "".join(part.text for part in parts)
+    assert (got.prompt_tokens, got.cached_tokens) == (7, 0)
+    assert [version for version, start, end in got.weight_versions for _ in range(start, end)] == versions
+    ends = [0, *(end for _, _, end in got.weight_versions)]
+    assert [start for _, start, _ in got.weight_versions] == ends[:-1]
+    assert got.finish_reason.type == ("stop" if parts else "abort")
+    if parts:
+        assert got.weight_version == parts[-1].weight_version
+        assert got.meta_info == {"completion_tokens": len(got.ids), "id": str(len(parts) - 1)}
+
+
+def test_what_is_asked_for_after_some_tokens() -> None:
+    params = SamplingParams(temperature=0.5, max_new_tokens=8, min_new_tokens=2, sampling_seed=5)
+    assert params.after(0) is params
+    later = params.after(3)
+    assert (later.temperature, later.max_new_tokens, later.min_new_tokens) == (0.5, 5, 0)
+    assert later.sampling_seed not in (None, 5)
+    assert SamplingParams().after(3) == SamplingParams()

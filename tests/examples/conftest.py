@@ -13,7 +13,7 @@ import pytest
 
 from agentrl import Sample
 from agentrl.engine import EnginePool
-from agentrl.engine.transport import HttpTransport
+from agentrl.engine.transport import HttpTransport, Reply
 from tests.rollout.scripted import Store
 from tests.support.embedded_server import embedded_server
 
@@ -57,11 +57,11 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
     exchange = HttpTransport.exchange
 
     async def recorded(self: HttpTransport, method: str, url: str, body: Any = None, headers: Any = None) -> Any:
-        status, raw = await exchange(self, method, url, body, headers)
+        status, raw, wait = await exchange(self, method, url, body, headers)
         if url.endswith("/generate"):
             assert status == 200
             seen.append((orjson.loads(body)["input_ids"], orjson.loads(raw)["output_ids"]))
-        return status, raw
+        return Reply(status, raw, wait)
 
     monkeypatch.setattr(HttpTransport, "exchange", recorded)
     return seen

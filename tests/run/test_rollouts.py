@@ -14,6 +14,7 @@ from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.states import State
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
+from agentrl.engine.transport import Reply
 from agentrl.run.driver import open_folder
 from agentrl.run.rollouts import Generation, LedgerRollouts
 from agentrl.runfolder import RunFolder
@@ -41,10 +42,12 @@ class Engines:
 
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
+    ) -> Reply:
         host, path = url.removeprefix("http://").split("/", 1)
         if path == "server_info":
-            return 200, orjson.dumps({"context_length": self.lengths[host]})
+            return Reply(200, orjson.dumps({"context_length": self.lengths[host]}))
+        if path == "model_info":
+            return Reply(200, b"{}")
         assert path == "generate"
         self.answers += 1
         meta = {
@@ -52,7 +55,7 @@ class Engines:
             "output_token_logprobs": [[-0.5, 40, None], [-0.25, EOS_ID, None]],
             "weight_version": "0",
         }
-        return 200, orjson.dumps({"text": "x", "output_ids": [40, EOS_ID], "meta_info": meta})
+        return Reply(200, orjson.dumps({"text": "x", "output_ids": [40, EOS_ID], "meta_info": meta}))
 
 
 @pytest.fixture(scope="module")

@@ -66,21 +66,27 @@ class Sink(WeightSink):
     def __init__(self, source: Source, *, failing: bool = False) -> None:
         self.source, self.log, self.failing = source, source.log, failing
         self.groups: list[WeightGroup] = []
+        self.names: tuple[str, ...] = ("one#0", "two#0")
+        self.failures = 0
+
+    async def epoch(self) -> tuple[str, ...]:
+        return self.names
 
     async def join_weight_group(self, group: WeightGroup) -> None:
         await self.source.meeting.wait()
         self.groups.append(group)
 
     async def leave_weight_group(self, name: str) -> None:
-        self.log.append(f"leave {name == self.groups[0].name}")
+        self.log.append(f"leave {name == self.groups[-1].name}")
 
     async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
-        if self.failing:
+        if self.failing or self.failures:
+            self.failures -= 1
             raise EngineUnreachable("no engine")
         if isinstance(update, DiskUpdate):
             assert Path(update.folder).is_dir()
         else:
-            assert update.group == self.groups[0].name
+            assert update.group == self.groups[-1].name
             assert [spec for bucket in update.buckets for spec in bucket] == SPECS
         self.log.append(f"receive {version}")
 
@@ -94,7 +100,7 @@ async def test_a_broadcast_joins_once_and_leaves_at_the_end() -> None:
     source = Source([])
     sink = Sink(source)
     settings = ClusterSettings(rollout_num_gpus=4, rollout_num_gpus_per_engine=2)
-    async with BroadcastWeights.open(settings, source, sink, engines=2) as weights:
+    async with BroadcastWeights.open(settings, source, sink) as weights:
         await weights.send(3)
         await weights.send(4)
     assert source.log[0] == "open node:7 of 5"
@@ -104,16 +110,35 @@ async def test_a_broadcast_joins_once_and_leaves_at_the_end() -> None:
     assert [(g.backend, g.ranks_per_engine) for g in sink.groups] == [("gloo", 2)]
 
 
-async def test_a_side_that_fails_ends_the_wait_for_the_other() -> None:
+async def test_a_side_that_fails_ends_the_wait_for_the_other_and_is_tried_once_more() -> None:
     class Stuck(Source):
         async def broadcast_weights(self, names: Sequence[str]) -> None:
             await anyio.sleep_forever()
 
     source = Stuck([])
-    with pytest.raises(EngineUnreachable, match="no engine"):
-        async with BroadcastWeights.open(ClusterSettings(), source, Sink(source, failing=True), engines=1) as weights:
+    sink = Sink(source, failing=True)
+    with pytest.raises(EngineUnreachable, match="no engine") as caught:
+        async with BroadcastWeights.open(ClusterSettings(), source, sink) as weights:
             await weights.send(0)
-    assert "close" not in source.log
+    assert caught.value.__notes__ == ["and before: no engine"]
+    assert len(sink.groups) == 2
+
+
+async def test_the_group_is_made_again_when_an_engine_was_away_or_lost() -> None:
+    source = Source([])
+    sink = Sink(source)
+    async with BroadcastWeights.open(ClusterSettings(), source, sink) as weights:
+        await weights.send(0)
+        sink.names = ("one#1", "two#0")
+        await weights.send(1)
+        sink.failures = 1
+        sink.names = ("two#0",)
+        await weights.send(2)
+    both, away, left = ("one#0", "two#0"), ("one#1", "two#0"), ("two#0",)
+    assert [group.members for group in sink.groups] == [both, away, left, left]
+    assert [group.world_size for group in sink.groups] == [3, 3, 2, 2]
+    assert [entry for entry in source.log if entry.startswith("receive")] == ["receive 0", "receive 1", "receive 2"]
+    assert source.log.count("close") == source.log.count("leave True") == 4
 
 
 async def test_only_the_newest_weights_stay_on_the_disk(folder: RunFolder) -> None:

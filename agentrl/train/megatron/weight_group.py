@@ -63,8 +63,15 @@ class WeightGroup:
         return cls(group)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Send `tensor` from rank 0, or receive into it; waits until it is done."""
-        dist.broadcast(tensor.contiguous(), src=0, group=self._group)
+        """Send `tensor` from rank 0, or receive into it; waits until it is done.
+
+        Raises:
+            TrainError: a member was lost.
+        """
+        try:
+            dist.broadcast(tensor.contiguous(), src=0, group=self._group)
+        except RuntimeError as error:
+            raise TrainError(f"a member of the weight group was lost: {error}") from error
 
     def close(self) -> None:
         """Leave the group."""
