@@ -6,7 +6,7 @@
    while nobody can be reached at all, up to `engine_absence_timeout` for one that is started again.
 3. An answer by weights that were not the pool's while it was sampled is not returned: the member has strayed.
 4. What `Requests.interrupt` ends goes on, once the hold is open again; what `abort` ends, or what never was sent,
-   returns with what there is. An engine that aborts without being asked is asked again, as often as it makes progress.
+   returns with what there is. An abort that nobody here asked for is gone on from too, or is a failure (1) without a token.
 """
 
 from __future__ import annotations
@@ -110,26 +110,13 @@ class Requests:
     # ---- one part of an answer ----------------------------------------------------------------------------
 
     async def _parts(self, call: Call, parts: list[Generation], prompt: Sequence[int], params: SamplingParams) -> None:
-        limit, ids, stalled = params.max_new_tokens, prompt, 0
+        ids = prompt
         while not call.aborted:
             done = len(ids) - len(prompt)
-            part = await self._part(call, ids, params.after(done))
-            parts.append(part)
-            done += len(part.ids)
-            if part.finish_reason.type != "abort" or done == limit:
+            parts.append(await self._part(call, ids, params.after(done)))
+            ids = [*ids, *parts[-1].ids]
+            if parts[-1].finish_reason.type != "abort" or len(ids) - len(prompt) == params.max_new_tokens:
                 return
-            if part.ids:
-                ids, stalled = [*ids, *part.ids], 0
-            elif not call.interrupted and not call.aborted:
-                stalled += 1
-                if stalled > self._settings.engine_max_retries:
-                    raise EngineRejected(
-                        f"the engines aborted the request {stalled} times in a row before they had sampled a token, and "
-                        "nobody here had asked for it; does somebody else control them?",
-                        status=200,
-                        kind="aborted",
-                    )
-                await anyio.sleep(self._backoff(stalled))
 
     async def _part(self, call: Call, ids: Sequence[int], params: SamplingParams) -> Generation:
         payload = {
@@ -199,6 +186,13 @@ class Requests:
         except EngineRejected as error:
             raise EngineRejected(f"{error} (from {member.url})", status=error.status, kind=error.kind) from None
         call.rid = uuid.uuid4().hex
+        if got.finish_reason.type == "abort" and not (got.ids or call.interrupted or call.aborted):
+            raise EngineRejected(
+                f"{member.url} aborted the request before its first token, and nobody here had asked for it; does somebody "
+                "else control this engine?",
+                status=200,
+                kind="aborted",
+            )
         if None in call.versions:  # no weights were sent yet: those that it has are right
             return got
         strange = {version for version, _, _ in got.weight_versions} - call.versions
@@ -226,7 +220,7 @@ class Requests:
         elif error.kind == "other_weights":
             self._roster.strayed(member)
         elif isinstance(error, EngineRejected) and (
-            error.kind == "malformed_answer" or error.status in (408, 429) or error.status >= 500
+            error.kind in ("malformed_answer", "aborted") or error.status in (408, 429) or error.status >= 500
         ):
             self._roster.balance.failed(member.state, anyio.current_time(), retry_after)
         else:

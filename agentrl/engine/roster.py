@@ -28,6 +28,7 @@ class Roster:
     Attributes:
         version: label of the weights that are sampled from.
         folder: where these weights lie, if they were sent as a folder.
+        trouble: set when a member should be looked at before the next probe.
     """
 
     def __init__(self, transport: Transport, settings: EngineSettings) -> None:
@@ -36,7 +37,7 @@ class Roster:
         self.folder: str | None = None
         self.balance = Balance()
         self._transport, self._settings = transport, settings
-        self._changed = anyio.Event()
+        self._changed, self.trouble = anyio.Event(), anyio.Event()
 
     def join(self, url: str) -> Member:
         """A new member; when weights were sent before, it must have them before it gets requests."""
@@ -76,6 +77,7 @@ class Roster:
         self.balance.failed(member.state, anyio.current_time())
         member.state.weights = "stale"
         member.life += 1
+        self.trouble.set()
 
     def sent(self, version: str, folder: str | None, to: Iterable[Member]) -> None:
         """These members have new weights, and nobody else has."""
@@ -84,7 +86,6 @@ class Roster:
             member.state.weights = "stale"
         for member in to:
             member.state.weights = "current"
-            self.balance.answered(member.state)
         self._tell()
 
     async def regain(self, member: Member) -> None:
@@ -96,12 +97,11 @@ class Roster:
         has = (await member.model_info()).get("weight_version")
         if self.version is not None and has != self.version:
             member.state.weights = "stale"
-            if self.folder is None or not await anyio.Path(self.folder).is_dir():
+            if self.folder is None:
                 return
             await member.load_folder(self.folder, self.version)
         await member.resume()  # whoever paused it may have gone
         member.state.weights = "current"
-        self.balance.answered(member.state)
         self._tell()
 
     async def wait(self, seconds: float) -> None:

@@ -47,7 +47,9 @@ class Upkeep:
     async def watch(self) -> None:
         """Look after all members, for ever."""
         while True:
-            await anyio.sleep(self._settings.engine_probe_interval)
+            with anyio.move_on_after(self._settings.engine_probe_interval):
+                await self._roster.trouble.wait()
+            self._roster.trouble = anyio.Event()
             await self._roster.each(self.look, self._roster.members)
 
     async def look(self, member: Member) -> None:
@@ -99,9 +101,8 @@ class Upkeep:
 
     async def _load(self, update: DiskUpdate, version: str) -> None:
         async with self._paused(await self._answering()) as paused:
-            flush = self._settings.pause_generation_mode != "in_place"
             took, failures = await self._roster.each(
-                lambda member: member.load_folder(update.folder, version, flush_cache=flush), paused
+                lambda member: member.load_folder(update.folder, version, flush_cache=not self._frozen(member)), paused
             )
             if not took:
                 raise next(iter(failures.values()))
@@ -136,14 +137,16 @@ class Upkeep:
         if mode == "abort":
             self._requests.mark_interrupted()
         try:
-            ready, failures = await self._roster.each(lambda member: member.pause(mode), members)
-            if mode != "in_place":  # frozen requests need their keys and values
-                ready, more = await self._roster.each(Member.flush_cache, ready)
-                failures |= more
+            paused, failures = await self._roster.each(lambda member: member.pause(mode), members)
+            idle, more = await self._roster.each(
+                Member.flush_cache, [member for member in paused if not self._frozen(member)]
+            )
+            ready = [member for member in paused if member in idle or self._frozen(member)]
+            failures |= more
             if failures and (strict or not ready):
                 raise next(iter(failures.values()))
             _left_out(failures)
-            yield list(ready)
+            yield ready
         except BaseException as error:
             # External engines outlive this process: one that is left paused would answer nobody ever after.
             with anyio.move_on_after(_RESUME_TIMEOUT, shield=True):
@@ -152,6 +155,11 @@ class Upkeep:
             raise
         for member in (await self._roster.each(Member.resume, members))[1]:
             self._roster.lost(member)
+
+    def _frozen(self, member: Member) -> bool:
+        """Whether requests there wait for the update with keys and values that must not be flushed."""
+        busy = any(call.member is member for call in self._requests.live.values())
+        return busy and self._settings.pause_generation_mode == "in_place"
 
     async def _answering(self) -> list[Member]:
         """The members that answer now; the others are out of reach.

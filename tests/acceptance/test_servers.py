@@ -51,8 +51,7 @@ async def play(pool: EnginePool, deadline: float) -> tuple[list[Generation], lis
 
 def cases(members: int) -> Iterator[Any]:
     for name, seen in SERVERS.items():
-        marks = [pytest.mark.xfail(reason=seen.lacking, strict=True)] if seen.lacking else []
-        yield pytest.param(seen, members, id=f"{name}, 1 of {members}", marks=marks)
+        yield pytest.param(seen, members, id=f"{name}, 1 of {members}")
 
 
 @pytest.mark.parametrize(("seen", "members"), [*cases(2), *cases(4)])
@@ -89,12 +88,7 @@ async def test_an_update_that_members_miss_is_named_or_they_are_not_fed(missing:
                 assert pool.version != VERSION
 
 
-def starts() -> Iterator[Any]:
-    for name, (bad, names, lacking) in AT_START.items():
-        yield pytest.param(bad, names, id=name, marks=pytest.mark.xfail(reason=lacking, strict=True))
-
-
-@pytest.mark.parametrize(("bad", "names"), starts())
+@pytest.mark.parametrize(("bad", "names"), AT_START.values(), ids=AT_START)
 async def test_a_member_that_is_refused_at_the_start(kit: RunKit, bad: type[Engine], names: tuple[str, ...]) -> None:
     async with fleet(bad(), members=2) as engines:
         urls = [engine.url for engine in engines]
