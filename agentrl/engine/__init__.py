@@ -7,11 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl.engine.launcher import EngineProcess as EngineProcess
     from agentrl.engine.launcher import check_launch as check_launch
     from agentrl.engine.launcher import launch as launch
     from agentrl.engine.launcher import launch_blocking as launch_blocking
     from agentrl.engine.pool import EnginePool as EnginePool
+    from agentrl.engine.process import EngineProcess as EngineProcess
     from agentrl.engine.settings import EngineSettings as EngineSettings
     from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
     from agentrl.engine.weights import DiskUpdate as DiskUpdate
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from agentrl.engine.wire import SamplingParams as SamplingParams
 
 _HOMES = {
-    **dict.fromkeys(("EngineProcess", "check_launch", "launch", "launch_blocking"), "launcher"),
+    **dict.fromkeys(("check_launch", "launch", "launch_blocking"), "launcher"),
     **dict.fromkeys(("EnginePool",), "pool"),
+    **dict.fromkeys(("EngineProcess",), "process"),
     **dict.fromkeys(("EngineSettings",), "settings"),
     **dict.fromkeys(("BroadcastUpdate", "DiskUpdate", "TensorSpec", "WeightGroup", "WeightUpdate"), "weights"),
     **dict.fromkeys(("FinishReason", "Generation", "SamplingParams"), "wire"),

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from agentrl.config import RunSettings
-from agentrl.engine.launcher import EngineProcess, launch, launch_blocking
+from agentrl.engine.launcher import launch, launch_blocking
+from agentrl.engine.process import EngineProcess
 from agentrl.run.parts import Announcer, counted
 from agentrl.runfolder import RunFolder
 

@@ -1,0 +1,196 @@
+"""One engine's process: starting it, waiting until it is healthy, stopping it, and starting it again.
+
+1. It runs in a session of its own under `guard.py` and writes to its own log file. It dies with the process that
+   started it, also when that one is killed.
+2. `supervise` starts engines again that ended or hang, at the same address, up to `engine_max_restarts` times.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from agentrl import guard
+from agentrl.engine.commands import EngineCommand
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import HttpTransport, Transport
+from agentrl.errors import EngineUnreachable
+
+_GUARD = Path(guard.__file__)
+_STOP_GRACE = 10.0
+_POLL_EVERY = 0.1
+_PROBE_TIMEOUT = 5.0
+_LOG_TAIL = 4000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class EngineProcess:
+    """One engine: its address and, unless it is external, its process (group) and log file."""
+
+    url: str
+    pid: int | None = None
+    log_path: Path | None = None
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self, command: EngineCommand) -> None:
+        """Run it, under the guard."""
+        assert self.log_path is not None
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        prefix = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
+        with self.log_path.open("wb" if self._process is None else "ab") as log:
+            self._process = subprocess.Popen(
+                (*prefix, *command.arguments),
+                env=dict(command.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status if the engine has ended, else None; always None for an external one."""
+        return None if self._process is None else self._process.poll()
+
+    async def wait(self) -> int:
+        """Return the exit status once the engine has ended; an external one never does."""
+        process = self._process
+        if process is None:
+            await anyio.sleep_forever()
+            raise AssertionError("sleep_forever returned")
+        while (status := process.poll()) is None:
+            try:
+                pidfd = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                continue
+            try:
+                await anyio.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
+        return status
+
+    async def stop(self, grace: float = _STOP_GRACE) -> None:
+        """End the engine and everything it started: SIGTERM, then SIGKILL after `grace` seconds."""
+        if self._process is None:
+            return
+        with anyio.CancelScope(shield=True):
+            self._process.terminate()  # the guard hands it on to the server alone
+            with anyio.move_on_after(grace):
+                await self.wait()
+            # Also after a clean exit: a server's own children may be left in the group.
+            self.kill()
+            await self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL the engine's whole process group, if there is any of it left."""
+        if self.pid is not None:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def log_tail(self) -> str:
+        """The end of the engine's log."""
+        if self.log_path is None:
+            return ""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
+            return log.read().decode(errors="replace").strip()
+
+
+async def healthy(engine: EngineProcess, transport: Transport, timeout: float) -> None:
+    """Return when the engine answers its health check; raises `EngineUnreachable` if it ends or takes too long."""
+    last = "no connection"
+    with anyio.move_on_after(timeout):
+        while (status := engine.poll()) is None:
+            with anyio.move_on_after(_PROBE_TIMEOUT):  # whoever listens there may be somebody else who never answers
+                try:
+                    code = (await transport.exchange("GET", engine.url + "/health")).status if _listens(engine) else 0
+                except EngineUnreachable as error:
+                    last = str(error)
+                else:
+                    if code == 200:
+                        return
+                    last = f"/health answered {code}" if code else last
+            await anyio.sleep(_POLL_EVERY)
+        raise EngineUnreachable(
+            f"the engine for {engine.url} ended with status {status} while starting; its log {engine.log_path} ends:\n"
+            f"{engine.log_tail()}",
+            kind="engine_exited",
+        )
+    tail = f"; its log {engine.log_path} ends:\n{engine.log_tail()}" if engine.log_path else ""
+    raise EngineUnreachable(
+        f"the engine at {engine.url} was not healthy within {timeout:g} s (--engine-start-timeout): {last}{tail}",
+        kind="engine_start_timeout",
+    )
+
+
+def _listens(engine: EngineProcess) -> bool:
+    """Whether the address is known; a server that was given port 0 writes the one that it took into its log."""
+    if not engine.url.endswith(":0"):
+        return True
+    said = re.search(r"^ready on \S+:(\d+)$", engine.log_tail(), re.MULTILINE)
+    if said:
+        engine.url = engine.url.removesuffix("0") + said[1]
+    return said is not None
+
+
+async def supervise(
+    engines: Sequence[EngineProcess], commands: Sequence[Callable[[int], EngineCommand]], settings: EngineSettings
+) -> None:
+    """Look after the engines, for ever; `commands` say what to run at which port."""
+    async with (
+        HttpTransport(connect_timeout=settings.engine_connect_timeout) as transport,
+        anyio.create_task_group() as group,
+    ):
+        for engine, command in zip(engines, commands, strict=True):
+            group.start_soon(_supervise, engine, command, settings, transport)
+
+
+async def _supervise(
+    engine: EngineProcess, command: Callable[[int], EngineCommand], settings: EngineSettings, transport: Transport
+) -> None:
+    """Start the engine again whenever it is down, a bounded number of times."""
+    port = int(engine.url.rpartition(":")[2])
+    for again in range(1, settings.engine_max_restarts + 1):
+        why = await _down(engine, settings, transport)
+        engine.kill()
+        await engine.wait()
+        _log.warning("the engine at %s %s; starting it again (%d)", engine.url, why, again)
+        engine.start(command(port))
+        try:
+            await healthy(engine, transport, settings.engine_start_timeout)
+        except EngineUnreachable as error:
+            _log.warning("%s", error)
+            await anyio.sleep(min(_POLL_EVERY * 2.0**again, _STOP_GRACE))
+
+
+async def _down(engine: EngineProcess, settings: EngineSettings, transport: Transport) -> str:
+    """Return, with the reason, when the engine has ended or not answered for `engine_hang_timeout`."""
+    hung = f"did not answer for {settings.engine_hang_timeout:g} s (--engine-hang-timeout)"
+
+    async def ended(scope: anyio.CancelScope) -> None:
+        await engine.wait()
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ended, group.cancel_scope)
+        answered = anyio.current_time()
+        while anyio.current_time() - answered < settings.engine_hang_timeout:
+            await anyio.sleep(settings.engine_probe_interval)
+            with anyio.move_on_after(settings.engine_probe_interval), suppress(EngineUnreachable):
+                await transport.exchange("GET", engine.url + "/health")
+                answered = anyio.current_time()
+        group.cancel_scope.cancel()
+    return hung if (status := engine.poll()) is None else f"ended with status {status}"
