@@ -113,8 +113,11 @@ class Member:
         await self._call("POST", "/continue_generation", {})
 
     async def flush_cache(self) -> None:
-        """Drop all cached prefixes once the engine is idle."""
-        await self._call("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT:g}")
+        """Drop all cached prefixes; where requests still run, once they have ended."""
+        try:
+            await self._call("POST", "/flush_cache")  # with a timeout, a server would wait for retracted requests too
+        except EngineRejected:
+            await self._call("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT:g}")
 
     # ---- weights ------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from agentrl.engine import (
     launch,
     launch_blocking,
     launcher,
+    process,
 )
 from agentrl.engine.commands import engine_command
 from agentrl.errors import EngineUnreachable, SettingsError
@@ -152,7 +153,7 @@ async def test_somebody_else_at_the_port_who_never_answers_is_not_waited_for(
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         monkeypatch.setattr(launcher, "_ports", lambda *_: [port])  # taken after it was found free
-        monkeypatch.setattr(launcher, "_PROBE_TIMEOUT", 0.2)
+        monkeypatch.setattr(process, "_PROBE_TIMEOUT", 0.2)
         with pytest.raises(EngineUnreachable, match="address already in use") as caught:
             async with launch(stand_in("echo address already in use; exit 1"), "nowhere", log_dir=tmp_path):
                 raise AssertionError("it came up")

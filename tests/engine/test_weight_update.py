@@ -17,7 +17,7 @@ from agentrl.errors import EngineRejected, EngineUnreachable
 URLS = ["http://one", "http://two"]
 SPECS: list[TensorSpec] = [("a", "bfloat16", [2, 3]), ("b", "float32", [4])]
 BROADCAST = BroadcastUpdate("group", [SPECS[:1], SPECS[1:]])
-AROUND = ["/pause_generation", "/flush_cache?timeout=60"], ["/continue_generation"]
+AROUND = ["/pause_generation", "/flush_cache"], ["/continue_generation"]
 
 
 class Recorder:
@@ -105,12 +105,12 @@ async def test_what_an_update_says() -> None:
     }
 
 
-PATHS = ["/pause_generation", "/flush_cache?timeout=60", "/update_weights_from_disk", "/continue_generation"]
+PATHS = ["/pause_generation", "/flush_cache", "/update_weights_from_disk", "/continue_generation"]
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_who_misses_an_update_is_left_out_and_samples_again(path: str) -> None:
-    recorder = Recorder({("two", path): [400]})
+    recorder = Recorder({("two", path): [400], ("two", path + "?timeout=60"): [400]})
     pool = pool_over(recorder)
     await pool.receive(DiskUpdate("/weights/7"), "7")
     assert recorder.paths("one")[-1] == recorder.paths("two")[-1] == "/continue_generation"
@@ -121,7 +121,8 @@ async def test_who_misses_an_update_is_left_out_and_samples_again(path: str) -> 
 
 @pytest.mark.parametrize("path", PATHS[:3])
 async def test_an_update_that_nobody_takes_fails_and_leaves_all_as_they_were(path: str) -> None:
-    recorder = Recorder({("one", path): [400], ("two", path): [400]})
+    refused = {(host, path + end): [400] for host in ("one", "two") for end in ("", "?timeout=60")}
+    recorder = Recorder(refused)
     pool = pool_over(recorder)
     with pytest.raises(EngineRejected, match=f"{path.split('?')[0]}.* at http://.* answered 400"):
         await pool.receive(DiskUpdate("/weights/7"), "7")
