@@ -1,6 +1,4 @@
-"""A gate for requests: closed while nothing may be sampled, with clocks that stand still meanwhile."""
-
-from __future__ import annotations
+"""`Hold`: whether generating is held, for those who have to wait for either, and deadlines that stand still then."""
 
 import math
 import time
@@ -11,47 +9,53 @@ import anyio
 
 
 class Hold:
-    """Open at first; whoever owns it closes and opens it, anybody may wait for either."""
+    """Open at first; `close` holds generating, `open` lets it go on.
+
+    Attributes:
+        closed: generating is held.
+    """
 
     def __init__(self) -> None:
         self.closed = False
         self._seconds = 0.0
-        self._changed = anyio.Event()
+        self._opened, self._closed = anyio.Event(), anyio.Event()
+        self._opened.set()
         self._left: dict[anyio.CancelScope, float] = {}
 
-    @property
-    def seconds(self) -> float:
-        """How long it was closed so far, in seconds."""
-        return self._seconds + (time.monotonic() if self.closed else 0.0)
-
-    async def wait_closed(self) -> None:
-        """Return once it is closed; at once if it is."""
-        while not self.closed:
-            await self._changed.wait()
-
-    async def wait_open(self) -> None:
-        """Return once it is open; at once if it is."""
-        while self.closed:
-            await self._changed.wait()
-
     def close(self) -> None:
-        """Nothing may be sampled from now on, and deadlines stand still."""
+        """Hold generating; closing twice is harmless."""
         if not self.closed:
-            self._turn(True)
-            now = anyio.current_time()
+            self.closed, self._opened = True, anyio.Event()
+            self._seconds -= time.monotonic()
+            self._closed.set()
             for scope in self._left:
-                self._left[scope], scope.deadline = scope.deadline - now, math.inf
+                self._left[scope], scope.deadline = scope.deadline - anyio.current_time(), math.inf
 
     def open(self) -> None:
-        """Sampling may go on, and so do deadlines."""
+        """Let generating go on; opening twice is harmless."""
         if self.closed:
-            self._turn(False)
+            self.closed, self._closed = False, anyio.Event()
+            self._seconds += time.monotonic()
+            self._opened.set()
             for scope, seconds in self._left.items():
                 scope.deadline = anyio.current_time() + seconds
 
+    @property
+    def seconds(self) -> float:
+        """How long generating was held so far, in seconds."""
+        return self._seconds + (time.monotonic() if self.closed else 0.0)
+
+    async def wait_closed(self) -> None:
+        """Return when generating is held."""
+        await self._closed.wait()
+
+    async def wait_open(self) -> None:
+        """Return when generating may go on."""
+        await self._opened.wait()
+
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """A deadline of `seconds` that runs only while this is open.
+        """A deadline of `seconds` that runs only while generating is not held.
 
         Raises:
             TimeoutError: it passed.
@@ -63,8 +67,3 @@ class Hold:
                 yield
             finally:
                 del self._left[scope]
-
-    def _turn(self, closed: bool) -> None:
-        self._seconds += -time.monotonic() if closed else time.monotonic()
-        self.closed, changed, self._changed = closed, self._changed, anyio.Event()
-        changed.set()
