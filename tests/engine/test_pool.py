@@ -381,7 +381,7 @@ async def test_a_held_call_goes_on_with_its_tokens_and_its_time_stands_still() -
                 await until(partial(sent, server, number))
                 await pool.hold()
                 assert not got
-                await anyio.sleep(0.3)
+                await anyio.sleep(0.6)
                 assert len(server.generates) == number, "nothing is sent while it is held"
                 await pool.release()
     assert got[0].ids == list(range(10, 18))
