@@ -203,7 +203,12 @@ class Seen:
 
 def blocks(environment: type[Plain], where: str, *, calls: bool = False) -> Seen:
     """Blocked the loop: reported with class, line, sample and seconds."""
-    reported = ("tool look" if calls else rf"{environment.__name__}\.{where}", r"environments\.py:\d+", rf"sample {CULPRIT}\b", r"[12]\.\d* s\b")
+    reported = (
+        "tool look" if calls else rf"{environment.__name__}\.{where}",
+        r"environments\.py:\d+",
+        rf"sample {CULPRIT}\b",
+        r"[12]\.\d* s\b",
+    )
     return Seen(environment, either=True, reported=reported, calls=calls)
 
 
