@@ -20,7 +20,7 @@ REFUSED = {
     "--mask-offpolicy-in-partial-rollout": (MASKED, PARTIAL),
     "--mask-offpolicy-in-partial-rollout --max-staleness 2": (MASKED, PARTIAL),
     "--stale-groups keep": ("--stale-groups", "one of remake, drop", "'keep'"),
-    "--pause-generation-mode freeze": ("--pause-generation-mode", "one of retract, in_place, abort", "'freeze'"),
+    "--pause-generation-mode freeze": ("--pause-generation-mode", "one of abort, retract, in_place", "'freeze'"),
     "--train-async --max-staleness 0": ("--train-async", STALENESS),
     "--train-async --max-staleness 1 --async-buffer-size 4": ("--async-buffer-size 4", "--max-staleness 1"),
     "--async-buffer-size -1": (STALENESS, "at least 0", "-1"),
