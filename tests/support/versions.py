@@ -1,0 +1,124 @@
+"""Which weights sampled what was trained on, from the samples that a run's ledger keeps (`--ledger-keep always`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.buffer.codec import decode_group
+from agentrl.buffer.sqlite import LedgerFile
+from agentrl.config import RunSettings
+from agentrl.groups import Group
+from agentrl.run.training import RankInfo, free_port, start_backend
+from agentrl.sample import Origin, Sample
+
+
+def trained_groups(path: str | Path) -> Iterator[tuple[int, Group]]:
+    """The step that each trained group was trained at, and its samples; groups whose samples are gone are an error."""
+    file = LedgerFile(path, readonly=True)
+    try:
+        with file.transaction() as db:
+            rows = db.execute(
+                "SELECT train_step, group_id, data FROM groups LEFT JOIN payloads USING (group_id) "
+                "WHERE state='trained' ORDER BY train_step, group_id"
+            ).fetchall()
+    finally:
+        file.close()
+    for step, group_id, data in rows:
+        assert data is not None, f"group {group_id} has no samples: run with --ledger-keep always"
+        yield step, decode_group(data)
+
+
+def staleness(path: str | Path) -> Counter[int]:
+    """How many of the tokens with mask 1 were trained at which staleness.
+
+    That is the rollouts trained before the token was, less those that the weights which sampled it were trained on.
+    """
+    counts: Counter[int] = Counter()
+    for step, samples in trained_groups(path):
+        for sample in samples:
+            mask = sample.loss_mask or ()
+            for segment in sample.segments:
+                if segment.origin is Origin.MODEL and (tokens := sum(mask[segment.start : segment.end])):
+                    assert segment.version is not None, f"group {sample.group_index} has tokens of no version"
+                    counts[step - int(segment.version)] += tokens
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far the log-probs that engines reported are from those of the weights that they named.
+
+    Attributes:
+        tokens: tokens with mask 1 that were compared.
+        versions: how many weight versions they are of.
+        wrong: tokens that differ by more than `TOLERANCE`.
+        worst: the largest difference.
+    """
+
+    tokens: int
+    versions: int
+    wrong: int
+    worst: float
+
+
+TOLERANCE = 1e-3
+"""The same weights in float32 differ by rounding, 1e-5 at most; a tiny model's next version by far more."""
+
+
+def log_prob_errors(run: Path, start: Path) -> Errors:
+    """Compare the trained tokens of a finished run with the weights of their versions, which its checkpoints hold.
+
+    The run needs `--save-interval 1` and `--ledger-keep always`, float32, temperature 1 and no `in_place` updates.
+
+    Args:
+        run: its folder; the weights are written into it, as Hugging Face folders.
+        start: the model that it began with.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    by_version: dict[int, list[Sample]] = {}
+    for _, group in trained_groups(run / "ledger.sqlite"):
+        for sample in group:
+            for version in {int(s.version or 0) for s in sample.segments if s.origin is Origin.MODEL}:
+                by_version.setdefault(version, []).append(sample)
+    compared, wrong, worst = 0, 0, 0.0
+    for version, folder in export_versions(run, start, by_version).items():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for sample in by_version.get(version, ()):
+            with torch.no_grad():
+                logits = model(torch.tensor([sample.tokens])).logits[0, sample.prompt_length - 1 : -1].double()
+            said = torch.tensor(sample.rollout_log_probs, dtype=torch.float64)
+            chosen = torch.tensor(sample.tokens[sample.prompt_length :])[:, None]
+            errors = (logits.log_softmax(-1).gather(1, chosen)[:, 0] - said).abs()
+            for segment in sample.segments:
+                if segment.origin is Origin.MODEL and segment.version == str(version):
+                    mask = torch.tensor((sample.loss_mask or [])[segment.start : segment.end]) == 1
+                    part = errors[segment.start : segment.end][mask]
+                    compared += len(part)
+                    wrong += int((part > TOLERANCE).sum())
+                    worst = max([worst, *part.tolist()])
+    return Errors(compared, len(by_version), wrong, worst)
+
+
+def export_versions(run: Path, start: Path, versions: Iterable[int]) -> dict[int, Path]:
+    """The weights that were trained on so many rollouts as Hugging Face folders, made by the trainer that wrote them."""
+    settings = RunSettings.model_validate_json((run / "settings.json").read_text())
+    settings = settings.replace(hf_checkpoint=str(start))
+    found = {0: start}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Megatron and torch say of each other
+        backend = start_backend(settings, RankInfo(master_port=free_port()))
+        try:
+            for version in sorted(set(versions) - {0}):
+                backend.load(run / "checkpoints" / f"rollout_{version - 1:06d}")
+                backend.save_hf(found.setdefault(version, run / "versions" / str(version)))
+        finally:
+            backend.close()
+    return found
