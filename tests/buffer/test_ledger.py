@@ -194,6 +194,25 @@ def test_resume_from_an_older_checkpoint_makes_pruned_groups_again(path: Path) -
         assert audit_ledger(path, through_step=2, groups_per_step=2).ok
 
 
+@pytest.mark.parametrize(("reason", "sound"), [("too old", True), ("not needed", False)])
+def test_a_finished_group_is_made_again_only_for_its_age(path: Path, reason: str, sound: bool) -> None:
+    with Ledger(path) as ledger:
+        complete(ledger, 1, 0)
+        ledger.expire(1, reason, again=True)
+    report = audit_ledger(path)
+    assert (report.ok, report.too_old) == (sound, int(sound)), report.problems
+
+
+@pytest.mark.parametrize(("allowed", "sound"), [(2, True), (1, False), (None, True)])
+def test_the_audit_sees_a_group_trained_too_late(path: Path, allowed: int | None, sound: bool) -> None:
+    with Ledger(path) as ledger:
+        complete(ledger, 1, 0)
+        for step in range(2):
+            ledger.mark_trained(complete(ledger, 1, step)[-1:], step)
+        ledger.mark_trained([0], 2)
+    assert audit_ledger(path, max_staleness=allowed).ok is sound
+
+
 def test_a_group_made_again_is_trained_when_it_is_wanted(path: Path) -> None:
     with Ledger(path) as ledger:
         for step in range(3):

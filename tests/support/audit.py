@@ -1,7 +1,8 @@
 """Proof from the ledger's history that every group was trained exactly once.
 
 1. The event history of each group is replayed from nothing: every event must start where the last one ended, be a
-   legal move (or one that a recovery makes), and end in the state that the row is in now.
+   legal move (or one that a recovery makes), and end in the state that the row is in now. A finished group is made
+   again for no other reason than being too old.
 2. A training counts in the surviving history unless a later recovery undid it; each trained group must have exactly
    one that counts, at the step its row names, and every other group none.
 3. For steps up to `through_step`: each was trained, with `groups_per_step` groups where that is given, and no group
@@ -17,6 +18,9 @@ from pathlib import Path
 
 from agentrl.buffer.sqlite import LedgerFile
 from agentrl.buffer.states import MOVES, State
+
+TOO_OLD = "too old"
+"""The reason for which a finished group is made again, or dropped."""
 
 _RECOVERY_MOVES = {
     (State.LEASED, State.WAITING),
@@ -37,6 +41,7 @@ class LedgerAudit:
         states: number of groups by state.
         trained_by_step: number of groups trained at each step of the surviving history.
         undone: trainings that a recovery undid.
+        too_old: how often a finished group was made again or dropped as too old.
         dropped_for: number of dropped groups by reason.
         problems: what contradicts the contract, in words; empty when the ledger is sound.
     """
@@ -47,6 +52,7 @@ class LedgerAudit:
     states: dict[State, int]
     trained_by_step: dict[int, int]
     undone: int
+    too_old: int
     dropped_for: dict[str, int]
     problems: tuple[str, ...]
 
@@ -63,10 +69,15 @@ class _History:
     state: State | None = None
     trained_at: list[int] = field(default_factory=list)
     undone: int = 0
+    too_old: int = 0
 
 
 def audit_ledger(
-    path: str | Path, *, through_step: int | None = None, groups_per_step: int | None = None
+    path: str | Path,
+    *,
+    through_step: int | None = None,
+    groups_per_step: int | None = None,
+    max_staleness: int | None = None,
 ) -> LedgerAudit:
     """Audit a ledger file; it may be open for writing elsewhere.
 
@@ -74,6 +85,8 @@ def audit_ledger(
         path: the SQLite file.
         through_step: check that every step from 0 to this one was trained; None checks up to the last trained one.
         groups_per_step: number of groups that each step must have trained; None accepts any but zero.
+        max_staleness: how many rollouts after the one that it was leased for a group may have been trained; None accepts
+            any.
 
     Raises:
         LedgerError: no such ledger, or it cannot be read.
@@ -81,12 +94,14 @@ def audit_ledger(
     file = LedgerFile(path, readonly=True)
     try:
         with file.transaction() as db:
-            return _audit(db, through_step, groups_per_step)
+            return _audit(db, through_step, groups_per_step, max_staleness)
     finally:
         file.close()
 
 
-def _audit(db: sqlite3.Connection, through_step: int | None, groups_per_step: int | None) -> LedgerAudit:
+def _audit(
+    db: sqlite3.Connection, through_step: int | None, groups_per_step: int | None, max_staleness: int | None
+) -> LedgerAudit:
     problems: list[str] = []
     histories, events, recoveries = _replay(db, problems)
     rows = db.execute("SELECT group_id, state, train_step, reason FROM groups ORDER BY group_id").fetchall()
@@ -112,6 +127,7 @@ def _audit(db: sqlite3.Connection, through_step: int | None, groups_per_step: in
             reasons[reason or "no reason"] += 1
     problems += _missing_payloads(db)
     problems += _check_steps(rows, by_step, through_step, groups_per_step)
+    problems += _check_staleness(db, max_staleness)
     return LedgerAudit(
         groups=len(rows),
         events=events,
@@ -119,6 +135,7 @@ def _audit(db: sqlite3.Connection, through_step: int | None, groups_per_step: in
         states={state: states[state] for state in State},
         trained_by_step=dict(sorted(by_step.items())),
         undone=sum(history.undone for history in histories.values()),
+        too_old=sum(history.too_old for history in histories.values()),
         dropped_for=dict(reasons),
         problems=tuple(problems),
     )
@@ -128,8 +145,8 @@ def _replay(db: sqlite3.Connection, problems: list[str]) -> tuple[dict[int, _His
     histories: dict[int, _History] = {}
     count = recoveries = 0
     recovering: tuple[int, str] | None = None
-    rows = db.execute("SELECT seq, group_id, from_state, to_state, step, run_id FROM events ORDER BY seq")
-    for seq, group_id, before, after, step, run_id in rows:
+    rows = db.execute("SELECT seq, group_id, from_state, to_state, step, run_id, reason FROM events ORDER BY seq")
+    for seq, group_id, before, after, step, run_id, reason in rows:
         count += 1
         if count != seq:
             problems.append(f"event {count} is missing: the history has a gap before event {seq}")
@@ -144,6 +161,10 @@ def _replay(db: sqlite3.Connection, problems: list[str]) -> tuple[dict[int, _His
         old, new = None if before is None else State(before), State(after)
         if not _legal(old, new, recovering is not None and recovering[1] == run_id):
             problems.append(f"event {seq}: group {group_id} may not go from {old} to {new}")
+        if old is State.COMPLETED and new in (State.WAITING, State.DROPPED):
+            history.too_old += reason == TOO_OLD
+            if new is State.WAITING and reason != TOO_OLD:
+                problems.append(f"event {seq}: group {group_id} was finished and is made again for {reason!r}")
         if old is State.TRAINED:
             history.trained_at.clear()
             history.undone += 1
@@ -166,6 +187,16 @@ def _missing_payloads(db: sqlite3.Connection) -> list[str]:
         "SELECT group_id FROM groups WHERE state='completed' AND group_id NOT IN (SELECT group_id FROM payloads)"
     )
     return [f"group {group_id} is completed but its samples are gone" for (group_id,) in found]
+
+
+def _check_staleness(db: sqlite3.Connection, max_staleness: int | None) -> list[str]:
+    if max_staleness is None:
+        return []
+    found = db.execute(
+        "SELECT group_id, train_step, step FROM groups WHERE state='trained' AND train_step - step > ?",
+        (max_staleness,),
+    )
+    return [f"group {group_id} was trained at step {at} and leased for {first}" for group_id, at, first in found]
 
 
 def _check_steps(

@@ -22,7 +22,11 @@ from tests.support.checkout import import_path
 from tests.support.tiny_models import make_tiny_model
 
 ENV = '''
-from agentrl import Environment, Sample, tool
+import random
+
+import anyio
+
+from agentrl import Environment, Sample, Step, tool
 
 
 @tool
@@ -37,7 +41,26 @@ class AddEnv(Environment):
 
     async def reward(self, sample: Sample) -> float:
         return sum(sample.tokens[sample.prompt_length:]) % 7 / 7
+
+
+class WaitEnv(AddEnv):
+    """Three turns, each answered after 50 ms to 1.5 s, most of them soon."""
+
+    max_turns = 3
+
+    async def step(self, turn):
+        draw = random.Random(f"{turn.sample.index}/{turn.index}").paretovariate(1.1)
+        await anyio.sleep(min(1.5, 0.05 * draw))
+        return Step([{"role": "user", "content": "Go on."}], done=turn.index == self.max_turns)
 '''
+
+WAITING = {
+    "env": "env.py:WaitEnv",
+    # The model is random: it ends a turn only where one in sixteen of all tokens does.
+    "rollout_stop_token_ids": tuple(range(7, 512, 16)),
+    "rollout_max_response_len": 96,
+}
+"""Settings for trajectories of several turns that take their time: there are always some in flight."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +103,7 @@ class RunKit:
             if value is True:
                 out.append(flag)
             elif value is not None and value is not False:
-                out += [flag, str(value)]
+                out += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
         return out
 
     def start(self, arguments: Sequence[str], command: str = "train") -> Run:

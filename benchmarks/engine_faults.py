@@ -1,0 +1,43 @@
+"""Kill or stop one of two built-in engines at random moments of a run: it must end as planned with every token right.
+
+    python -m benchmarks.engine_faults --moments 20 --max-staleness 1
+
+At a random time of a 12-step run one engine is killed (`SIGKILL`), stopped (`SIGSTOP`), or stopped and let go on after a
+while (`SIGCONT`). The same life of the run must end at the planned step; the ledger must prove that no group was lost and
+each was trained once; and each trained token's log-prob must be the one of the weights whose version the engine named,
+computed anew from that version's checkpoint. Prints one line a moment and a summary. A moment takes about a minute.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from tests.support.kills import disturb_an_engine
+from tests.support.runs import RunKit
+
+STEPS = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moments", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="number of the first moment")
+    parser.add_argument("--max-staleness", type=int, default=1)
+    parser.add_argument("--partial-rollout", action="store_true")
+    parser.add_argument("--update-weight-mode", choices=["broadcast", "disk"], default="broadcast")
+    options = parser.parse_args()
+    form = {name: getattr(options, name) for name in ("max_staleness", "partial_rollout", "update_weight_mode")}
+    outcomes = []
+    with tempfile.TemporaryDirectory() as folder:
+        kit = RunKit.make(Path(folder))
+        for moment in range(options.first, options.first + options.moments):
+            outcomes.append(disturb_an_engine(kit, moment, steps=STEPS, **form))
+            print(outcomes[-1], flush=True)
+    sound = sum(outcome.ok for outcome in outcomes)
+    print(f"{sound} of {len(outcomes)} moments: ended as planned, no group lost, no token of a wrong version trained")
+    if sound < len(outcomes):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

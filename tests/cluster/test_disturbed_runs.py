@@ -1,0 +1,27 @@
+"""Asynchronous runs with processes killed or stopped under them; `benchmarks/kill_resume.py` does it at many moments."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.kills import Fault, disturb_an_engine, kill_and_resume
+from tests.support.runs import RunKit
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    return RunKit.make(Path(tmp_path_factory.mktemp("kit")))
+
+
+@pytest.mark.parametrize("role", ["driver", "trainer", "rollout_worker"])
+def test_a_kill_with_trajectories_in_flight_loses_no_group_and_trains_none_twice(kit: RunKit, role: str) -> None:
+    outcome = kill_and_resume(kit, role, 0, steps=6, max_staleness=2, partial_rollout=True)
+    assert outcome.ok, str(outcome)
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop", "stop and continue"])
+def test_one_of_two_engines_may_go_at_any_moment(kit: RunKit, fault: Fault) -> None:
+    outcome = disturb_an_engine(kit, 0, steps=6, fault=fault, max_staleness=1)
+    assert outcome.ok, str(outcome)
