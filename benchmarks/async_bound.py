@@ -126,7 +126,7 @@ class _Simulation:
         return flying + left <= (version + self.load.staleness - self._handed) * self.load.batch
 
     def _admit(self) -> bool:
-        if self._admitted >= min(self._trained + self.load.staleness + 1, self._steps) * self.load.batch:
+        if self._admitted >= (self._trained + self.load.staleness + 1) * self.load.batch:
             return False
         group = _Group(self._admitted, self.load.group, self._trained)
         self._flying[group.number] = group
@@ -161,7 +161,7 @@ class _Simulation:
 
 
 def bound(load: Load, steps: int) -> Played:
-    """The first `steps` steps of a run that costs nothing but its tools, its engine and its training."""
+    """The first `steps` steps of a longer run that costs nothing but its tools, its engine and its training."""
     return _Simulation(load, steps).run()
 
 

@@ -8,7 +8,8 @@
    trains for real and then waits until 30 % (then 100 %) of a synchronous rollout is over, by the simulation's mean
    rollout; `trains` is what the real part took. A share of training above what was asked says that it took longer.
 3. `bound` is `benchmarks.async_bound`: the same trajectories and steps by the same rules, without any cost of ours.
-   Both are counted over the same steps, from the end of a warm-up on.
+   Both are counted over the same steps, from the end of a warm-up on to one of many: the run is broken off there, so
+   that its last stragglers do not count.
 4. `slots` is how many of the 128 were in use, `trainer` how long it was busy. Staleness is counted by the tokens in the
    ledger. `trained/offered` compares what was trained on with all that came to its end, by the draws: 1 is no bias.
 
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +66,19 @@ def plan(load: Load, seconds: float, backend: str) -> Plan:
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
-class Stretched(Trainer):
-    """Trains for real, then waits until the step has taken `seconds`; remembers when it was busy."""
+class Enough(Exception):
+    """The steps that count are over."""
 
-    def __init__(self, real: Trainer, seconds: float) -> None:
-        self._real, self._seconds = real, seconds
+
+class Stretched(Trainer):
+    """Trains for real, then waits until the step has taken `seconds`; remembers when it was busy.
+
+    Raises:
+        Enough: after `steps` steps.
+    """
+
+    def __init__(self, real: Trainer, seconds: float, steps: int) -> None:
+        self._real, self._seconds, self._steps = real, seconds, steps
         self.spans: list[Span] = []
         self.worked: list[float] = []
 
@@ -78,6 +88,8 @@ class Stretched(Trainer):
         self.worked.append(time.monotonic() - began)
         await anyio.sleep(max(0.0, self._seconds - self.worked[-1]))
         self.spans.append((began, time.monotonic()))
+        if len(self.spans) == self._steps:
+            raise Enough
         return metrics
 
     async def save(self, path: Path, step: int) -> None:
@@ -100,7 +112,7 @@ def row_settings(plan: Plan, folder: Path, url: str) -> RunSettings:
             "env": "benchmarks.slow_tools:SlowTools",
             "hf_checkpoint": str(folder / "model"),
             "prompt_data": str(folder / "prompts.jsonl"),
-            "num_rollout": plan.steps,
+            "num_rollout": 2 * plan.steps + load.staleness,
             "rollout_batch_size": load.batch,
             "n_samples_per_prompt": load.group,
             "rollout_max_concurrency": load.slots,
@@ -144,11 +156,12 @@ def run(plan: Plan, folder: Path, url: str) -> dict[str, Any]:
             MetricsLogger(settings.observability, opened.path, resume_step=0) as logger,
         ):
             async with start(settings, opened, None, progress) as parts:
-                trainers.append(Stretched(parts.trainer, load.train_seconds))
+                trainers.append(Stretched(parts.trainer, load.train_seconds, plan.steps))
                 stretched = Parts(parts.rollouts, trainers[0], parts.weights)
                 await Driver(settings, stretched, opened, logger, progress).run()
 
-    anyio.run(drive, backend_options={"use_uvloop": True})
+    with suppress(Enough):
+        anyio.run(drive, backend_options={"use_uvloop": True})
     record = json.loads((output / RECORD).read_text())
     ledger = output / "ledger.sqlite"
     trained = [sample.index or 0 for _, group in trained_groups(ledger) for sample in group]
