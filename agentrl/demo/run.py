@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from agentrl.demo.data import TEST_PROBLEMS, write_train_and_test
 from agentrl.demo.demonstrations import CalculatorLessons
@@ -17,7 +17,9 @@ GOOD = 0.8
 """Success on held-out problems that the demo expects to reach; every seed tried ended above it."""
 
 
-def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: Say) -> ExampleResult:
+def run_demo(
+    folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, backend: Literal["local", "ray"] = "local", say: Say
+) -> ExampleResult:
     """Run it.
 
     Args:
@@ -25,6 +27,7 @@ def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: 
         cache: where warm-started models are kept between runs.
         seed: of weights, data and sampling.
         steps: GRPO steps of 16 prompts x 8 samples.
+        backend: everything in this process, or on Ray.
         say: where progress goes, one line a call; picklable.
 
     Raises:
@@ -36,7 +39,7 @@ def run_demo(folder: Path, cache: Path, *, seed: int = 0, steps: int = 20, say: 
     warm = time.monotonic()
     train_file, test_file = write_train_and_test(folder / "data", train_count=steps * BATCH_PROMPTS, seed=seed)
     say(f"training: {steps} GRPO steps, evaluated on {TEST_PROBLEMS} problems whose operands never occur in training")
-    settings = demo_settings(folder, model, train_file, test_file, seed=seed, steps=steps)
+    settings = demo_settings(folder, model, train_file, test_file, seed=seed, steps=steps).replace(backend=backend)
 
     from agentrl.cluster.launch import train
     from agentrl.observability.report import write_report
@@ -65,6 +68,9 @@ def demo_settings(
             "prompt_data": str(train_file),
             "input_key": "prompt",
             "label_key": "label",
+            # One rollout ahead and in one process: both cores work, and nothing has to be started.
+            "backend": "local",
+            "max_staleness": 1,
             "num_rollout": steps,
             "rollout_batch_size": BATCH_PROMPTS,
             "n_samples_per_prompt": 8,
@@ -86,7 +92,7 @@ def demo_settings(
             "adam_beta2": 0.95,
             "clip_grad": 1.0,
             "use_dynamic_batch_size": True,
-            "max_tokens_per_gpu": 16_384,
+            "max_tokens_per_gpu": 4096,
             "seed": seed,
             "train_threads": 1,
             "embedded_threads": 1,
