@@ -1,6 +1,7 @@
 """The rollouts as one async Ray actor, and the driver's handle of it."""
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -39,6 +40,9 @@ class RolloutActor:
     async def serve(self, urls: Sequence[str], resume_step: int | None) -> None:
         """Open everything; at the end break off the calls that are under way, and close. All of it in this one task."""
         async with LedgerRollouts.open(self._settings, self._folder, urls, resume_step) as self._rollouts:
+            # What is there by now stays; looking at it again and again takes a tenth of the time of many trajectories.
+            gc.freeze()
+            gc.set_threshold(20_000, 50, 50)
             self._ready.set()
             await self._stopping.wait()
             for call in self._calls:
