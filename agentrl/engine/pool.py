@@ -23,7 +23,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import anyio
 import orjson
 
 from agentrl.engine.background import beside
@@ -190,12 +189,6 @@ class EnginePool:
         else:
             await self._each(lambda member: member.abort(rid))
 
-    async def abort_all(self) -> None:
-        """End every call; each returns with what it has so far."""
-        async with anyio.create_task_group() as group:
-            for name in self._requests.live:
-                group.start_soon(self._requests.abort, name)
-
     async def hold(self) -> None:
         """Generate nothing until `release`; calls under way keep their tokens and go on then.
 
@@ -210,11 +203,6 @@ class EnginePool:
             self.held.open()
 
     # ---- asking -------------------------------------------------------------------------------------------
-
-    async def health(self, timeout: float = 5.0) -> dict[str, bool]:
-        """Which engines answer `/health` with 200 within `timeout` seconds, by address."""
-        alive = await self._each(lambda member: member.answers("/health", timeout))
-        return dict(zip(self.urls, alive, strict=True))
 
     async def model_info(self) -> list[dict[str, Any]]:
         """`/model_info` of every engine: model_path, weight_version and more."""

@@ -41,9 +41,7 @@ def test_asynchronous_steps_go_on_through_updates_in_flight(tmp_path: Path) -> N
     kit = RunKit.make(tmp_path)
     settings = {"engine": "sglang", "engine_python": PYTHON, "update_weight_mode": "disk", "ledger_keep": "always"}
     form = {"max_staleness": 2, "pause_generation_mode": "retract", "rollout_max_response_len": 400}
-    run = kit.start(
-        kit.arguments("run", num_rollout=4, embedded_slots=None, embedded_threads=None, **settings, **form)
-    )
+    run = kit.start(kit.arguments("run", num_rollout=4, embedded_slots=None, embedded_threads=None, **settings, **form))
     assert run.wait(800) == 0, run.output
     result = audit_ledger(run.folder / "ledger.sqlite", through_step=3, groups_per_step=4, max_staleness=2)
     assert result.ok, result.problems

@@ -130,7 +130,6 @@ async def test_a_crash_of_the_engine_leaves_the_process_alone(
         await pool.generate([1, 2, 3], LONG)
     with pytest.raises(EngineUnreachable, match="has crashed"):
         await pool.generate([1, 2, 3], LONG)
-    assert await pool.health() == {"http://in-process": False}
     assert signals == []
 
 

@@ -192,11 +192,6 @@ async def test_bad_prompts_are_refused_before_they_are_sent(ids: list[Any]) -> N
     assert server.generates == []
 
 
-async def test_health_names_the_dead(closed_url: str) -> None:
-    async with serving(ok([5])) as server, EnginePool([closed_url, server.url], FAST, vocab_size=512) as pool:
-        assert await pool.health(timeout=2.0) == {closed_url: False, server.url: True}
-
-
 # ---- several engines ---------------------------------------------------------------------------------------------
 
 
