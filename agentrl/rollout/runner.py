@@ -160,7 +160,7 @@ class RolloutRunner:
             chosen = {number: group for number, group in self._playing.items() if which(group)}
         for group in chosen.values():
             group.scope.cancel()
-        while not chosen.keys().isdisjoint(self._playing):
+        while any(self._playing.get(number) is group for number, group in chosen.items()):  # it may be leased again
             await self._changed.wait()
 
     # ---- groups -------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The runner in an asynchronous run: what goes on between batches, what becomes too old, and where every token went."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -176,3 +177,36 @@ async def test_a_failure_between_batches_ends_the_next_one(chat: Chat) -> None:
         with pytest.raises(EngineUnreachable, match="gone"):
             await runner.batch(1)
     assert "leased" not in store.fate.values()
+
+
+async def test_a_group_that_is_leased_again_at_once_does_not_hold_up_the_batch(chat: Chat) -> None:
+    lives: Counter[int] = Counter()
+
+    class SlowToClose(EchoEnv):
+        async def reset(self, sample: Sample) -> list[dict[str, Any]]:
+            self.group = sample.group_index or 0
+            lives[self.group] += 1
+            return await super().reset(sample)
+
+        async def close(self) -> None:
+            if self.group == 1 and lives[1] == 1:
+                await anyio.sleep(0.1)  # meanwhile group 0 is given back, and leased again
+
+    async def second_life() -> str:
+        await anyio.sleep(2)
+        return HELLO
+
+    def replies(key: str) -> list[Reply]:
+        group = int(key.split("-")[0])
+        return [HELLO] if group > 1 else [anyio.sleep_forever] if lives[group] == 1 else [second_life]
+
+    store = Store(size=1)
+    one: dict[str, Any] = {"over_sampling_batch_size": 5, "n_samples_per_prompt": 1}
+    loop, _ = build(chat, replies, environment=SlowToClose, store=store, max_staleness=1, **one)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        await runner.batch(0)
+        runner.updated(1)
+        began = anyio.current_time()
+        await runner.batch(1)
+        assert anyio.current_time() - began < 1.5
+        assert lives[0] == 2
