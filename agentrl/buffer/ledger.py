@@ -6,7 +6,7 @@
 3. `fix_batch` fixes the groups of a training step before it is trained, so that a step that has to be trained again is
    trained on the same samples.
 4. `recover` puts the rows back to what a checkpoint of step c proves: trained after c goes back to completed (or, if
-   its samples were pruned, waits to be made again), leased goes back to waiting. The position in the prompt data is the
+   its samples were pruned, waits to be made again, with all that later weights sampled), leased goes back to waiting. The position in the prompt data is the
    number of rows; it is stored nowhere else.
 5. Steps are rollout numbers from 0. A checkpoint of step c covers every group trained at a step <= c. A group is leased
    for the first step that the weights which play it can be trained at: their version.
@@ -259,12 +259,21 @@ class Ledger:
             proved = self._each(db, "state='completed' AND train_step<=?", (covered,), State.TRAINED, "the checkpoint")
             late = "state='trained' AND train_step>? AND group_id {} (SELECT group_id FROM payloads)"
             replayed = self._each(db, late.format("IN"), (covered,), State.COMPLETED, "after the checkpoint")
+            gone = "SELECT coalesce(min(train_step), ?) FROM groups WHERE " + late.format("NOT IN")
+            (first,) = db.execute(gone, (last, covered)).fetchone()
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
+            if remade:
+                # From that step on the weights become others than those of the earlier life.
+                remade += self._each(
+                    db, "state='completed' AND step>?", (first,), State.WAITING, "weights of another life"
+                )
+                db.execute("UPDATE groups SET train_step=NULL WHERE state='completed' AND train_step>?", (first,))
+                forget(db, remade, starts=False)
             released = self._each(db, "state='leased'", (), State.WAITING, "the run stopped")
             db.executemany("UPDATE groups SET train_step=NULL WHERE group_id=?", [(i,) for i in remade])
             write_checkpoint(db, covered)
         self._recovered = True
-        return Recovery(replayed, remade, released, proved)
+        return Recovery(tuple(i for i in replayed if i not in remade), remade, released, proved)
 
     def _each(
         self, db: sqlite3.Connection, where: str, values: tuple[object, ...], to: State, reason: str

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ class GroupQueue:
         self.recovery: Recovery = ledger.recover(checkpoint_step)
         self._replayed: set[int] = set()
         self._completed: dict[int, Group] = {}
+        # The runner's thread and the driver's calls meet here; a user's source need not bear two at once.
+        self._alone = threading.Lock()
         self._state = ledger.path.with_name(ledger.path.name + ".source")
         if self._placed is None and self._state.is_file() and len(ledger):
             source.load(self._state)
@@ -60,9 +63,10 @@ class GroupQueue:
         Returns:
             fewer than `n` only when the source has come to its end.
         """
-        groups = [self._start(lease) for lease in self._lease_waiting(n, version)]
-        if missing := n - len(groups):
-            groups += [self._start(lease) for lease in self._lease_new(missing, version)]
+        with self._alone:
+            groups = [self._start(lease) for lease in self._lease_waiting(n, version)]
+            if missing := n - len(groups):
+                groups += [self._start(lease) for lease in self._lease_new(missing, version)]
         return groups
 
     def _lease_waiting(self, n: int, version: int) -> list[Lease]:
@@ -101,7 +105,8 @@ class GroupQueue:
         """The group is finished: stored durably, then shown to the source's `add_samples` if it is new."""
         self.ledger.complete(group_id, samples)
         if self._placed is None and group_id not in self._replayed:
-            self.source.add_samples([list(samples)])
+            with self._alone:
+                self.source.add_samples([list(samples)])
         # A user's source may have kept the samples, and goes on reading their lists.
         self._completed[group_id] = list(samples) if self._placed is None else _compact(samples)
 
@@ -145,9 +150,10 @@ class GroupQueue:
         """The optimiser step is done."""
         ids = list(group_ids)
         self.ledger.mark_trained(ids, step)
-        self.source.commit(ids, step)
-        if self._placed is None:
-            self._save_source()
+        with self._alone:
+            self.source.commit(ids, step)
+            if self._placed is None:
+                self._save_source()
 
     def checkpointed(self, step: int) -> None:
         """A durable checkpoint covers every step up to `step`."""

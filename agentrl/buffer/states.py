@@ -54,7 +54,7 @@ class Recovery:
     replayed: tuple[int, ...]
     """Trained after the checkpoint; their stored samples will be trained again at the same steps."""
     remade: tuple[int, ...]
-    """Trained after the checkpoint, samples pruned: leased again."""
+    """Trained after the checkpoint, samples pruned, or sampled by weights that came after such: leased again."""
     released: tuple[int, ...]
     """Leased when the run stopped: leased again."""
     proved: tuple[int, ...]

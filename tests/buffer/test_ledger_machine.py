@@ -162,10 +162,17 @@ class LedgerMachine(RuleBasedStateMachine):
                 lease(self.ledger, 1, self.step)
         done = self.ledger.recover(None if checkpoint < 0 else checkpoint)
         late = {i for i in self.having(State.TRAINED) if self.trained_at[i] > checkpoint}
-        assert late == set(done.replayed) | set(done.remade)
         assert set(done.released) == set(self.having(State.LEASED))
-        assert set(done.remade) == late & self.pruned, "samples go only under a checkpoint"
+        gone, stored = late & self.pruned, {*self.having(State.COMPLETED), *(late - self.pruned)}
+        first = min((self.trained_at[i] for i in gone), default=self.step)
+        dead = {i for i in stored if gone and self.leased_for[i] > first}
+        assert set(done.remade) == gone | dead, (
+            "samples go only under a checkpoint, or with the weights that came after"
+        )
+        assert set(done.replayed) == late - gone - dead
         self.pruned -= late
+        if gone:
+            self.batches = {step: batch for step, batch in self.batches.items() if step <= first}
         self.model.update(dict.fromkeys(done.replayed, State.COMPLETED))
         self.model.update(dict.fromkeys([*done.remade, *done.released], State.WAITING))
         for batch in self.batches.values():

@@ -1,21 +1,29 @@
 """The runner in an asynchronous run: what goes on between batches, what becomes too old, and where every token went."""
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio import to_thread
 
 from agentrl import Sample
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
+from agentrl.data.source import DataSource
 from agentrl.errors import EngineUnreachable
 from agentrl.rollout.filters import nonzero_std
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.rollout.stats import Account
+from tests.buffer.make import make_args, prompts, source_of
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
 from tests.rollout.test_runner import until
+from tests.support.audit import audit_ledger
 
 HELLO = f"hello{END}"
 
@@ -210,3 +218,74 @@ async def test_a_group_that_is_leased_again_at_once_does_not_hold_up_the_batch(c
         await runner.batch(1)
         assert anyio.current_time() - began < 1.5
         assert lives[0] == 2
+
+
+async def test_a_run_goes_on_from_a_checkpoint_whose_successors_are_lost(chat: Chat, tmp_path: Path) -> None:
+    """Checkpoints after steps 1 and 3, killed after step 4 was trained; the checkpoint of step 3 is lost."""
+    args = make_args(prompts(tmp_path / "prompts.jsonl", 100))
+    loop, _ = build(chat, [HELLO], rollout_batch_size=2)
+
+    async def play(steps: range, resume: int | None) -> None:
+        with Ledger(tmp_path / "ledger.sqlite") as ledger:
+            queue = GroupQueue(source_of(args), ledger, resume)
+            async with RolloutRunner.running(loop.player, queue) as runner:
+                for step in steps:
+                    runner.updated(step)
+                    groups, _ = await runner.batch(step)
+                    assert len(groups) == 2
+                    queue.trained([group[0].group_index or 0 for group in groups], step)
+                    if step in (1, 3):
+                        queue.checkpointed(step)
+
+    await play(range(5), None)
+    await play(range(2, 7), 1)
+    result = audit_ledger(tmp_path / "ledger.sqlite", through_step=6, groups_per_step=2)
+    assert result.ok, result.problems
+
+
+async def test_a_users_source_is_called_by_one_thread_at_a_time(chat: Chat, tmp_path: Path) -> None:
+    class Source(DataSource):
+        n_samples_per_prompt = 1
+        inside = overlaps = given = 0
+
+        @property
+        def choice(self) -> None:
+            return None
+
+        def get_samples(self, num_groups: int) -> list[list[Sample]]:
+            self._work()
+            self.given += num_groups
+            return [[Sample(prompt="q", index=self.given - i)] for i in range(num_groups)]
+
+        def add_samples(self, groups: Sequence[list[Sample]]) -> None:
+            self._work()
+
+        def save(self, path: str | Path) -> None:
+            self._work()
+            Path(path).write_text("")
+
+        def load(self, path: str | Path) -> None:
+            self._work()
+
+        def __len__(self) -> int:
+            return 1000
+
+        def commit(self, group_ids: Iterable[int], step: int) -> None:
+            self._work()
+
+        def _work(self) -> None:
+            self.inside += 1
+            self.overlaps += self.inside > 1
+            time.sleep(0.005)
+            self.inside -= 1
+
+    source = Source()
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        queue = GroupQueue(source, ledger)
+        loop, _ = build(chat, [HELLO], rollout_batch_size=2, n_samples_per_prompt=1, max_staleness=4)
+        async with RolloutRunner.running(loop.player, queue) as runner:
+            for step in range(6):
+                runner.updated(step)
+                groups, _ = await runner.batch(step)
+                await to_thread.run_sync(queue.trained, [group[0].group_index or 0 for group in groups], step)
+    assert not source.overlaps

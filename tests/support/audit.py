@@ -2,7 +2,7 @@
 
 1. The event history of each group is replayed from nothing: every event must start where the last one ended, be a
    legal move (or one that a recovery makes), and end in the state that the row is in now. A finished group is made
-   again for no other reason than being too old.
+   again for no other reason than being too old, or of weights that a resume has undone.
 2. A training counts in the surviving history unless a later recovery undid it; each trained group must have exactly
    one that counts, at the step its row names, and every other group none.
 3. For steps up to `through_step`: each was trained, with `groups_per_step` groups where that is given, and no group
@@ -21,6 +21,9 @@ from agentrl.buffer.states import MOVES, State
 
 TOO_OLD = "too old"
 """The reason for which a finished group is made again, or dropped."""
+
+DEAD = "weights of another life"
+"""The reason for which one is made again when a run goes on from so old a checkpoint that its weights come out others."""
 
 _RECOVERY_MOVES = {
     (State.LEASED, State.WAITING),
@@ -163,7 +166,7 @@ def _replay(db: sqlite3.Connection, problems: list[str]) -> tuple[dict[int, _His
             problems.append(f"event {seq}: group {group_id} may not go from {old} to {new}")
         if old is State.COMPLETED and new in (State.WAITING, State.DROPPED):
             history.too_old += reason == TOO_OLD
-            if new is State.WAITING and reason != TOO_OLD:
+            if new is State.WAITING and reason not in (TOO_OLD, DEAD):
                 problems.append(f"event {seq}: group {group_id} was finished and is made again for {reason!r}")
         if old is State.TRAINED:
             history.trained_at.clear()
