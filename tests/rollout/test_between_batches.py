@@ -285,7 +285,7 @@ async def test_a_users_source_is_called_by_one_thread_at_a_time(chat: Chat, tmp_
         loop, _ = build(chat, [HELLO], rollout_batch_size=2, n_samples_per_prompt=1, max_staleness=4)
         async with RolloutRunner.running(loop.player, queue) as runner:
             for step in range(6):
-                runner.updated(step)
                 groups, _ = await runner.batch(step)
+                runner.updated(step + 1)  # so that others are started just now
                 await to_thread.run_sync(queue.trained, [group[0].group_index or 0 for group in groups], step)
     assert not source.overlaps
