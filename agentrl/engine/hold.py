@@ -1,4 +1,4 @@
-"""`Hold`: whether generating is held, for those who have to wait for either, and deadlines that stand still then."""
+"""`Hold`: whether generating is held, for those who have to wait for it, and deadlines that stand still then."""
 
 import math
 import time
@@ -18,23 +18,26 @@ class Hold:
     def __init__(self) -> None:
         self.closed = False
         self._seconds = 0.0
-        self._opened, self._closed = anyio.Event(), anyio.Event()
+        self._opened, self._between = anyio.Event(), anyio.Event()
         self._opened.set()
         self._left: dict[anyio.CancelScope, float] = {}
 
-    def close(self) -> None:
-        """Hold generating; closing twice is harmless."""
+    def close(self, *, between_rollouts: bool = False) -> None:
+        """Hold generating, for a weight update or until the next rollout; closing twice is harmless."""
+        if between_rollouts:
+            self._between.set()
         if not self.closed:
             self.closed, self._opened = True, anyio.Event()
             self._seconds -= time.monotonic()
-            self._closed.set()
             for scope in self._left:
                 self._left[scope], scope.deadline = scope.deadline - anyio.current_time(), math.inf
 
     def open(self) -> None:
         """Let generating go on; opening twice is harmless."""
         if self.closed:
-            self.closed, self._closed = False, anyio.Event()
+            self.closed = False
+            if self._between.is_set():
+                self._between = anyio.Event()
             self._seconds += time.monotonic()
             self._opened.set()
             for scope, seconds in self._left.items():
@@ -45,9 +48,9 @@ class Hold:
         """How long generating was held so far, in seconds."""
         return self._seconds + (time.monotonic() if self.closed else 0.0)
 
-    async def wait_closed(self) -> None:
-        """Return when generating is held."""
-        await self._closed.wait()
+    async def wait_between_rollouts(self) -> None:
+        """Return when generating is held until the next rollout."""
+        await self._between.wait()
 
     async def wait_open(self) -> None:
         """Return when generating may go on."""

@@ -194,7 +194,7 @@ class EnginePool:
 
         Returns when nothing is generated any more.
         """
-        self.held.close()
+        self.held.close(between_rollouts=True)
         await self._requests.interrupt()
 
     async def release(self) -> None:

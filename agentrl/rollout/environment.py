@@ -4,7 +4,7 @@
 2. What the environment answers is checked; whatever goes wrong in it is an `EnvFailure` with its name.
 3. Between two rollouts (`--partial-rollout`) generating is held. `generating` then does what the class says in
    `when_interrupted`: keep the instance; close it, and replay the turns so far on a fresh one when it is needed again;
-   or raise `Restarted`.
+   or raise `Restarted`. A weight update changes nothing.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -92,7 +92,7 @@ class LiveEnvironment:
         self._answers: list[tuple[Turn, Sequence[Message]]] = []
 
     async def generating(self, call: Awaitable[T]) -> T:
-        """Await a model call, beside which generating may be held.
+        """Await a model call, beside which generating may be held until the next rollout.
 
         Raises:
             Restarted: it was held, and the trajectory is to begin again.
@@ -107,7 +107,7 @@ class LiveEnvironment:
         return answer
 
     async def _put_away(self) -> None:
-        await self._context.client.held.wait_closed()
+        await self._context.client.held.wait_between_rollouts()
         if self._kind.when_interrupted == "restart":
             raise Restarted(f"{self._name} begins again after a hold")
         env, self.env = self.env, None

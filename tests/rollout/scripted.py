@@ -47,7 +47,7 @@ class ScriptedEngine:
         return self._held
 
     async def hold(self) -> None:
-        self._held.close()
+        self._held.close(between_rollouts=True)
 
     async def release(self) -> None:
         self._held.open()

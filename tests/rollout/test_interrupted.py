@@ -20,15 +20,15 @@ from tests.rollout.scripted import END, EchoEnv, ScriptedEngine, make_context
 
 
 class Held(ScriptedEngine):
-    """Generating is held during the second request, until whoever waits has seen it; the request goes on after it."""
+    """Generating is held during one request, until whoever waits has seen it; the request goes on after it."""
 
-    def __init__(self, chat: Chat, replies: Sequence[str], when: int = 2) -> None:
+    def __init__(self, chat: Chat, replies: Sequence[str], when: int, *, updates: bool) -> None:
         super().__init__(chat, replies)
-        self.when, self.alive = when, -1
+        self.when, self.updates, self.alive = when, updates, -1
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
         if len(self.calls) + 1 == self.when:
-            self.held.close()
+            self.held.close(between_rollouts=not self.updates)
             self.when = 0
             try:
                 await anyio.wait_all_tasks_blocked()
@@ -82,8 +82,10 @@ def _fresh() -> None:
     Counting.opened = Counting.closed = 0
 
 
-async def play(chat: Chat, environment: type[Counting], when: int = 2) -> tuple[Sample, Held, RolloutStats]:
-    engine, stats = Held(chat, [f"a{END}", f"b{END}", f"c{END}"], when), RolloutStats()
+async def play(
+    chat: Chat, environment: type[Counting], when: int = 2, *, updates: bool = False
+) -> tuple[Sample, Held, RolloutStats]:
+    engine, stats = Held(chat, [f"a{END}", f"b{END}", f"c{END}"], when, updates=updates), RolloutStats()
     context = make_context(chat, engine, environment)
     player = GroupPlayer(context, Grader(context.settings, context.args))
     with anyio.fail_after(10):
@@ -134,13 +136,21 @@ async def test_a_restart_is_the_same_attempt_once_more(chat: Chat) -> None:
     assert stats.tokens.left == sample.trained_tokens
 
 
+@pytest.mark.parametrize("environment", [Counting, Again, Anew])
+async def test_a_weight_update_leaves_every_environment_alone(chat: Chat, environment: type[Counting]) -> None:
+    sample, engine, stats = await play(chat, environment, updates=True)
+    assert (Counting.opened, engine.alive) == (1, 1)
+    assert not stats.tokens.lost
+    assert sample.metadata["log"] == ["reset", "step 1", "step 2", "step 3"]
+
+
 async def test_a_held_trajectory_is_not_late(chat: Chat) -> None:
-    class Long(Held):
+    class Long(ScriptedEngine):
         async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
             self.held.close()
             await anyio.sleep(0.25)
             self.held.open()
-            return await ScriptedEngine.generate(self, input_ids, params, **options)
+            return await super().generate(input_ids, params, **options)
 
     context = make_context(chat, Long(chat, [f"a{END}"]), EchoEnv, trajectory_timeout=0.2)
     player, stats = GroupPlayer(context, Grader(context.settings, context.args)), RolloutStats()
