@@ -20,9 +20,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -33,8 +33,6 @@ BEAT = 0.1
 """Seconds between two beats of the loop; shorter halts than this are not noticed."""
 
 _LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
-_FOREVER: Final = 86400.0
-"""Seconds that a timer is set for at most; one that rings too early is set again."""
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +64,7 @@ class Deadline:
 
     def __enter__(self) -> Self:
         self._until = time.monotonic() + self.seconds - self._excused
-        self._timer = asyncio.get_running_loop().call_later(min(self.seconds, _FOREVER), self._ring)
+        self._timer = asyncio.get_running_loop().call_later(self.seconds, self._ring)
         self._token = _CALL.set(self)
         if self._watchdog is not None:
             self._task = asyncio.current_task()
@@ -101,19 +99,20 @@ class Deadline:
         if self.outer is not None:
             self.outer.blocks(seconds, where)
 
-    def stop(self) -> None:
-        """Let no time run until `go` was called as often."""
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let no time run while anybody is inside."""
         if not self._waits:
             self._timer.cancel()
             self._waited -= time.monotonic()
         self._waits += 1
-
-    def go(self) -> None:
-        """Let time run again."""
-        self._waits -= 1
-        if not self._waits:
-            self._waited += time.monotonic()
-            self._ring()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if not self._waits:
+                self._waited += time.monotonic()
+                self._ring()
 
     @property
     def _excused(self) -> float:
@@ -133,7 +132,7 @@ class Deadline:
         if (left := self._left) <= 0:
             self._scope.cancel()
         else:  # no sooner than in a beat: the loop may stand still, or generating be held, for long yet
-            self._timer = asyncio.get_running_loop().call_later(min(max(left, BEAT), _FOREVER), self._ring)
+            self._timer = asyncio.get_running_loop().call_later(max(left, BEAT), self._ring)
 
 
 _CALL: ContextVar[Deadline | None] = ContextVar("agentrl_call", default=None)
@@ -155,17 +154,10 @@ async def waiting(place: AbstractAsyncContextManager[Any]) -> AsyncIterator[None
     call = _CALL.get()
     while call is not None and not call.work_only:
         call = call.outer
-    if call is not None:
-        call.stop()
-    try:
-        await place.__aenter__()
-    finally:
-        if call is not None:
-            call.go()
-    try:
+    async with AsyncExitStack() as stack:
+        with call.stopped() if call else nullcontext():
+            await stack.enter_async_context(place)
         yield
-    finally:
-        await place.__aexit__(None, None, None)
 
 
 class Watchdog:

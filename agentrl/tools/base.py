@@ -155,10 +155,9 @@ class Tool:
         async with waiting(self._limiter):
             if self._is_async:
                 return await self._finish(self._function(**keywords))
-            thread = ToolThread(self.name)
+            thread = ToolThread(self.name, self.timeout)
             async with waiting(thread):
-                call = thread.run(functools.partial(self._function, **keywords))
-                return await self._finish(call, thread.outlived)
+                return await self._finish(thread.run(functools.partial(self._function, **keywords)))
 
     async def run(self, arguments: Mapping[str, Any], *, state: object = None) -> ToolOutcome:
         """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `.
@@ -175,8 +174,8 @@ class Tool:
             text, kind = f"Error: {error}", error.kind
         return ToolOutcome(text, kind, time.perf_counter() - start)
 
-    async def _finish(self, running: Awaitable[Any], late: Callable[[], None] = lambda: None) -> str:
-        """Wait for the result within the deadline, and turn what came into text; `late` is called if nothing came."""
+    async def _finish(self, running: Awaitable[Any]) -> str:
+        """Wait for the result within the deadline, and turn what came into text."""
         result: Any = None
         with Deadline(self.timeout, f"tool {self.name}") as limit:
             try:
@@ -190,7 +189,6 @@ class Tool:
             except Exception as error:  # a tool is user code: whatever it raises is an observation for the model
                 raise ToolError(self._cut(described(error)), kind=OutcomeKind.RAISED) from error
         if limit.overdue:
-            late()
             raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
         return self._cut(self._text(result))
 

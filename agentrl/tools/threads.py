@@ -2,11 +2,13 @@
 
 1. Pool threads (anyio's and asyncio's) are joined at interpreter exit, so one hung tool would keep a finished run's
    process alive for ever. These threads are daemons: they are left behind, here and at exit.
-2. Sync tools have `PLACES` of their own in an event loop, so that nobody else queues behind them. A call that was
-   cancelled keeps its place until its thread ends. One that outlived its deadline gives it to others, and is counted as
-   hung until its thread ends; with `MOST_HUNG` of those every other call fails at once. So threads are bounded.
+2. Sync tools have `PLACES` of their own in an event loop, so that nobody else queues behind them. A call keeps its place
+   until its thread ends, also if it was cancelled. One that outlives its deadline, cancelled or not, gives it to others,
+   and is counted as hung until its thread ends; with `MOST_HUNG` of those every other call fails at once. So threads are
+   bounded.
 """
 
+import asyncio
 import contextvars
 import threading
 from collections import Counter
@@ -62,7 +64,7 @@ class ToolThreads:
     """The threads of an event loop's sync tools.
 
     Attributes:
-        places: for calls that somebody waits for, and for those that were cancelled.
+        places: for calls within their deadline.
         hung: calls that outlived their deadline and have not returned yet, by tool.
     """
 
@@ -83,11 +85,11 @@ _THREADS: RunVar[ToolThreads | None] = RunVar("agentrl_tool_threads", default=No
 
 
 class ToolThread:
-    """A place for one call of the sync tool `name`; enter it, then `run`."""
+    """A place for one call of the sync tool `name` that may take `seconds`; enter it, then `run`."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._threads = name, ToolThreads.current()
-        self._running = self._placed = self._hung = False
+    def __init__(self, name: str, seconds: float) -> None:
+        self._name, self._seconds, self._threads = name, seconds, ToolThreads.current()
+        self._running = self._placed = False
 
     async def __aenter__(self) -> Self:
         await self._threads.places.acquire_on_behalf_of(self)
@@ -97,10 +99,13 @@ class ToolThread:
             names = ", ".join(f"`{name}` ({count})" for name, count in hung.most_common(5))
             text = f"`{self._name}` was not run: {hung.total()} calls of tools never returned: {names}"
             raise ToolError(text, kind=OutcomeKind.HUNG)
+        self._until = asyncio.get_running_loop().time() + self._seconds
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if not self._running:
+        if self._running:  # nobody waits for it any more
+            asyncio.get_running_loop().call_at(self._until, self._outlived)
+        else:
             self._give_back()
 
     async def run(self, function: Callable[[], Any]) -> Any:
@@ -108,17 +113,17 @@ class ToolThread:
         self._running = True
         return await run_in_daemon_thread(function, self._ended)
 
-    def outlived(self) -> None:
-        """The deadline has passed: nobody waits for the call any more."""
+    def _outlived(self) -> None:
         if self._running:
-            self._hung = True
             self._threads.hung[self._name] += 1
             self._give_back()
 
     def _ended(self) -> None:
         self._running = False
-        self._threads.hung[self._name] -= self._hung
-        self._give_back()
+        if self._placed:
+            self._give_back()
+        else:
+            self._threads.hung[self._name] -= 1
 
     def _give_back(self) -> None:
         if self._placed:

@@ -44,7 +44,7 @@ async def test_hung_tools_are_counted_and_bounded(gate: Gate, monkeypatch: pytes
     quick = Tool(lambda: "quick", name="quick", description="Quick.")
     for _ in range(3):
         assert (await hang.run({})).kind is OutcomeKind.TIMEOUT
-    assert +own.hung == {"hang": 3}
+    await until(lambda: +own.hung == {"hang": 3})
     assert own.places.borrowed_tokens == 0
     outcome = await quick.run({})
     assert outcome.kind is OutcomeKind.HUNG
@@ -75,12 +75,42 @@ async def test_a_cancelled_call_keeps_its_place_until_its_thread_ends(gate: Gate
     await until(lambda: not own.places.borrowed_tokens)
 
 
+async def test_cancelled_calls_that_outlive_their_deadline_give_their_places_back_and_are_counted(gate: Gate) -> None:
+    own = ToolThreads.current()
+    own.places.total_tokens = 2
+    hang = Tool(gate, name="hang", description="Hang.", timeout=0.1)
+    quick = Tool(lambda: "quick", name="quick", description="Quick.")
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(hang.run, {})
+        for _ in range(2):
+            await until(lambda: gate.started.acquire(blocking=False))
+        tasks.cancel_scope.cancel()
+    with anyio.fail_after(5):
+        assert (await quick.run({})).text == "quick"
+    await until(lambda: +own.hung == {"hang": 2})
+    gate.release.set()
+    await until(lambda: not own.hung.total())
+    assert not own.places.borrowed_tokens
+
+
+async def test_a_cancelled_call_that_ends_within_its_deadline_is_not_counted(gate: Gate) -> None:
+    own = ToolThreads.current()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Tool(gate, name="slow", description="Be slow.", timeout=0.1).run, {})
+        await until(lambda: gate.started.acquire(blocking=False))
+        tasks.cancel_scope.cancel()
+    gate.release.set()
+    await until(lambda: not own.places.borrowed_tokens)
+    await anyio.sleep(0.15)
+    assert own.hung == {}
+
+
 async def test_a_deadline_that_comes_with_the_answer_leaves_nothing_counted() -> None:
-    thread = ToolThread("quick")
-    async with thread:
+    async with ToolThread("quick", 0.0) as thread:
         assert await thread.run(lambda: 1) == 1
-        thread.outlived()
-    assert not +ToolThreads.current().hung
+    await anyio.wait_all_tasks_blocked()
+    assert ToolThreads.current().hung == {}
     assert not ToolThreads.current().places.borrowed_tokens
 
 
