@@ -132,7 +132,7 @@ async def test_an_update_that_nobody_takes_fails_and_leaves_all_as_they_were(pat
     assert not pool.held.closed
 
 
-async def test_an_update_is_no_hold_between_two_rollouts() -> None:
+async def test_only_a_hold_between_two_rollouts_is_told_and_an_update_ends_it() -> None:
     seen: list[str] = []
     pool = pool_over(Recorder())
 
@@ -147,18 +147,13 @@ async def test_an_update_is_no_hold_between_two_rollouts() -> None:
             await pool.receive(DiskUpdate(f"/weights/{version}"), version)
         await pool.hold()
         await anyio.wait_all_tasks_blocked()
+        assert seen == ["8"]
+        await pool.receive(DiskUpdate("/weights/9"), "9")
+        assert not pool.held.closed
+        tasks.start_soon(watch)
+        await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     assert seen == ["8"]
-
-
-async def test_an_update_ends_a_hold_between_two_rollouts() -> None:
-    pool = pool_over(Recorder())
-    await pool.hold()
-    await pool.receive(DiskUpdate("/weights/7"), "7")
-    with anyio.move_on_after(0) as waited:
-        await pool.held.wait_between_rollouts()
-    assert waited.cancelled_caught
-    assert not pool.held.closed
 
 
 async def test_no_engine_at_all_has_a_name() -> None:
