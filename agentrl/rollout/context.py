@@ -30,7 +30,7 @@ class Generator(Protocol):
 
     @property
     def held(self) -> Hold:
-        """Whether generating is held between two rollouts."""
+        """Whether generating is held, between two rollouts or by a weight update."""
 
     async def hold(self) -> None:
         """Stop generating until `release`; requests under way keep their tokens and go on then."""
