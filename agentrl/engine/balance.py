@@ -54,8 +54,8 @@ class Balance:
 
     def remove(self, engine: EngineState) -> None:
         """It is not chosen any more; what is in flight there is still released."""
-        engine.weights = "stale"
         self.engines.remove(engine)
+        self._sessions = OrderedDict((session, its) for session, its in self._sessions.items() if its is not engine)
 
     def choose(self, session_id: str | None, now: float) -> EngineState | None:
         """The engine for a request, which counts as in flight there; None if no engine may have it."""

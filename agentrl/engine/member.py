@@ -18,7 +18,7 @@ import orjson
 
 from agentrl.engine.balance import EngineState
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import ConnectionLost, ConnectionRefused, Reply, Transport
+from agentrl.engine.transport import ConnectionLost, Reply, Transport
 from agentrl.engine.weights import TensorSpec, WeightGroup
 from agentrl.engine.wire import error_message
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
@@ -57,8 +57,6 @@ class Member:
         life = self.life
         try:
             return await self._exchange("POST", self._generate_url, body, headers)
-        except ConnectionRefused:
-            raise
         except (ConnectionLost, anyio.get_cancelled_exc_class()):
             # The engine may still be sampling for nobody; if it cannot be told it has nothing left to stop.
             if life == self.life:
@@ -68,11 +66,8 @@ class Member:
 
     async def answers(self, path: str, timeout: float) -> bool:
         """Whether `path` (`/health`, say) says 200 within `timeout` seconds."""
-        with anyio.move_on_after(timeout):
-            try:
-                return (await self._transport.exchange("GET", self.url + path)).status == 200
-            except EngineUnreachable:
-                return False
+        with anyio.move_on_after(timeout), suppress(EngineUnreachable):
+            return (await self._transport.exchange("GET", self.url + path)).status == 200
         return False
 
     async def _exchange(

@@ -18,10 +18,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import orjson
 
@@ -36,8 +36,6 @@ from agentrl.engine.upkeep import Upkeep
 from agentrl.engine.weights import WeightGroup, WeightUpdate
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineRejected, EngineTimeout, SettingsError
-
-T = TypeVar("T")
 
 
 class EnginePool:
@@ -187,7 +185,7 @@ class EnginePool:
         if rid in self._requests.live:
             await self._requests.abort(rid)
         else:
-            await self._each(lambda member: member.abort(rid))
+            await self._roster.all(lambda member: member.abort(rid), self.members)
 
     async def hold(self) -> None:
         """Generate nothing until `release`; calls under way keep their tokens and go on then.
@@ -206,11 +204,11 @@ class EnginePool:
 
     async def model_info(self) -> list[dict[str, Any]]:
         """`/model_info` of every engine: model_path, weight_version and more."""
-        return await self._each(Member.model_info)
+        return await self._roster.all(Member.model_info, self.members)
 
     async def server_info(self) -> list[dict[str, Any]]:
         """`/server_info` of every engine: all server options and the version."""
-        return await self._each(Member.server_info)
+        return await self._roster.all(Member.server_info, self.members)
 
     # ---- weights ------------------------------------------------------------------------------------------
 
@@ -240,13 +238,6 @@ class EnginePool:
                 away since it joined. All engines sample again, each with what it has.
         """
         await self._upkeep.receive(update, version)
-
-    async def _each(self, work: Callable[[Member], Awaitable[T]]) -> list[T]:
-        """`work` for all engines at once; the first failure is raised when all are through."""
-        answers, failures = await self._roster.each(work, self.members)
-        if failures:
-            raise next(iter(failures.values()))
-        return [answers[member] for member in self.members]
 
 
 def _vocabulary(info: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import anyio
@@ -95,10 +96,8 @@ class EngineProcess:
     def kill(self) -> None:
         """SIGKILL the engine's whole process group, if there is any of it left."""
         if self.pid is not None:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                return
 
     def log_tail(self) -> str:
         """The end of the engine's log."""
@@ -163,8 +162,11 @@ async def _supervise(
 ) -> None:
     """Start the engine again whenever it is down, a bounded number of times."""
     port = int(engine.url.rpartition(":")[2])
-    for again in range(1, settings.engine_max_restarts + 1):
+    for again in count(1):
         why = await _down(engine, settings, transport)
+        if again > settings.engine_max_restarts:
+            _log.warning("the engine at %s %s; not started again (--engine-max-restarts)", engine.url, why)
+            return
         engine.kill()
         await engine.wait()
         _log.warning("the engine at %s %s; starting it again (%d)", engine.url, why, again)
@@ -190,7 +192,7 @@ async def _down(engine: EngineProcess, settings: EngineSettings, transport: Tran
         while anyio.current_time() - answered < settings.engine_hang_timeout:
             await anyio.sleep(settings.engine_probe_interval)
             with anyio.move_on_after(settings.engine_probe_interval), suppress(EngineUnreachable):
-                await transport.exchange("GET", engine.url + "/health")
+                await transport.exchange("GET", engine.url + "/model_info")  # a paused server has no /health
                 answered = anyio.current_time()
         group.cancel_scope.cancel()
     return hung if (status := engine.poll()) is None else f"ended with status {status}"

@@ -6,7 +6,8 @@
    while nobody can be reached at all, up to `engine_absence_timeout` for one that is started again.
 3. An answer by weights that were not the pool's while it was sampled is not returned: the member has strayed.
 4. What `Requests.interrupt` ends goes on, once the hold is open again; what `abort` ends, or what never was sent,
-   returns with what there is. An abort that nobody here asked for is gone on from too, or is a failure (1) without a token.
+   or had its last token by then, returns with what there is. An abort that nobody here asked for is gone on from too, or
+   is a failure (1) without a token.
 """
 
 from __future__ import annotations
@@ -25,16 +26,7 @@ from agentrl.engine.prompts import PromptEncoder
 from agentrl.engine.roster import Roster
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import Reply
-from agentrl.engine.wire import (
-    Asked,
-    FinishReason,
-    Generation,
-    SamplingParams,
-    error_kind,
-    error_message,
-    join,
-    parse,
-)
+from agentrl.engine.wire import Asked, FinishReason, Generation, SamplingParams, error_kind, error_message, join, parse
 from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
@@ -69,11 +61,14 @@ class Requests:
         """The whole answer, however often it was interrupted; no deadline here."""
         call = self.live[name] = Call(name, session)
         parts: list[Generation] = []
+        all_ids = ids
         try:
             with call.waiting:
-                await self._parts(call, parts, ids, params)
-            if parts and not call.aborted and parts[-1].finish_reason.type == "abort":  # ended just as it was full
-                parts[-1] = replace(parts[-1], finish_reason=FinishReason("length"))
+                while not parts or parts[-1].finish_reason.type == "abort":
+                    rest = params.after(len(all_ids) - len(ids))
+                    got = await self._part(call, all_ids, rest)
+                    parts.append(replace(got, finish_reason=_finish(got, rest)))
+                    all_ids = [*all_ids, *got.ids]
             return join(parts, len(ids))
         finally:
             del self.live[name]
@@ -109,15 +104,6 @@ class Requests:
 
     # ---- one part of an answer ----------------------------------------------------------------------------
 
-    async def _parts(self, call: Call, parts: list[Generation], prompt: Sequence[int], params: SamplingParams) -> None:
-        ids = prompt
-        while not call.aborted:
-            done = len(ids) - len(prompt)
-            parts.append(await self._part(call, ids, params.after(done)))
-            ids = [*ids, *parts[-1].ids]
-            if parts[-1].finish_reason.type != "abort" or len(ids) - len(prompt) == params.max_new_tokens:
-                return
-
     async def _part(self, call: Call, ids: Sequence[int], params: SamplingParams) -> Generation:
         payload = {
             "return_logprob": True,
@@ -130,7 +116,9 @@ class Requests:
             if call.aborted:
                 call.waiting.cancel()
             await anyio.lowlevel.checkpoint_if_cancelled()
-            await self._held.wait_open()
+            if self._held.closed:
+                await self._held.wait_open()
+                began = anyio.current_time()
             member = self._roster.choose(call.session_id)
             if member is None:
                 await self._somebody(began)
@@ -145,9 +133,8 @@ class Requests:
             except EngineFailure as error:
                 failed += 1
                 absent = error.kind == "engine_refused" and not self._roster.balance.any_usable(anyio.current_time())
-                patient = absent and anyio.current_time() - began < self._settings.engine_absence_timeout
                 self._blame(member, error, reply.retry_after)
-                if failed > self._settings.engine_max_retries and not patient:
+                if failed > self._settings.engine_max_retries and not (absent and self._patient(began)):
                     error.args = (f"{error} (after {failed} attempts)",) if failed > 1 else error.args
                     raise
                 call.rid = uuid.uuid4().hex
@@ -226,10 +213,13 @@ class Requests:
         else:
             raise error
 
-    async def _somebody(self, since: float) -> None:
+    def _patient(self, began: float) -> bool:
+        """Whether a part that began then still waits, where nobody can be reached: since the last one was lost."""
+        return anyio.current_time() - max(began, self._roster.lost_at) < self._settings.engine_absence_timeout
+
+    async def _somebody(self, began: float) -> None:
         """Wait for a member with current weights."""
-        waited = anyio.current_time() - since
-        if self._roster.members and self._roster.folder is None and waited >= self._settings.engine_absence_timeout:
+        if self._roster.members and self._roster.folder is None and not self._patient(began):
             raise EngineUnreachable(
                 f"no engine has the weights of version {self._roster.version} any more, and weights that were broadcast "
                 "cannot be given again before the next update; start the same command again to resume, or use "
@@ -240,3 +230,12 @@ class Requests:
 
     def _backoff(self, failed: int) -> float:
         return min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)
+
+
+def _finish(got: Generation, params: SamplingParams) -> FinishReason:
+    """Why a part ended: SGLang says abort also where its last token would have ended it anyway."""
+    if got.finish_reason.type != "abort":
+        return got.finish_reason
+    if got.ids and not params.ignore_eos and got.ids[-1] in (params.stop_token_ids or ()):
+        return FinishReason("stop", got.ids[-1])
+    return FinishReason("length" if len(got.ids) == params.max_new_tokens else "abort")

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TypeVar
 
 import anyio
@@ -28,6 +28,7 @@ class Roster:
     Attributes:
         version: label of the weights that are sampled from.
         folder: where these weights lie, if they were sent as a folder.
+        lost_at: when a member was last lost, on the event loop's clock.
         trouble: set when a member should be looked at before the next probe.
     """
 
@@ -35,6 +36,7 @@ class Roster:
         self.members: tuple[Member, ...] = ()
         self.version: str | None = None
         self.folder: str | None = None
+        self.lost_at = 0.0
         self.balance = Balance()
         self._transport, self._settings = transport, settings
         self._changed, self.trouble = anyio.Event(), anyio.Event()
@@ -69,23 +71,21 @@ class Roster:
         """It is out of reach."""
         self.balance.failed(member.state, anyio.current_time())
         if member.state.weights == "current":
-            member.state.weights = "unknown"
-            member.break_off()
+            member.state.weights, self.lost_at = "unknown", anyio.current_time()
+        member.break_off()  # also if it was lost before: where nobody is left, it has requests
 
     def strayed(self, member: Member) -> None:
         """It has other weights than it should."""
         self.balance.failed(member.state, anyio.current_time())
-        member.state.weights = "stale"
+        member.state.weights, self.lost_at = "stale", anyio.current_time()
         member.life += 1
         self.trouble.set()
 
-    def sent(self, version: str, folder: str | None, to: Iterable[Member]) -> None:
+    def sent(self, version: str, folder: str | None, to: Collection[Member]) -> None:
         """These members have new weights, and nobody else has."""
         self.version, self.folder = version, folder
         for member in self.members:
-            member.state.weights = "stale"
-        for member in to:
-            member.state.weights = "current"
+            member.state.weights = "current" if member in to else "stale"
         self._tell()
 
     async def regain(self, member: Member) -> None:
@@ -128,6 +128,13 @@ class Roster:
             for member in tuple(members):
                 group.start_soon(run, member)
         return answers, failures
+
+    async def all(self, work: Callable[[Member], Awaitable[T]], members: Collection[Member]) -> list[T]:
+        """`work` for these members at once; the first failure is raised when all are through."""
+        answers, failures = await self.each(work, members)
+        if failures:
+            raise next(iter(failures.values()))
+        return [answers[member] for member in members]
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, anyio.Event()

@@ -1,7 +1,8 @@
 """Care for the members of a pool: probes, and weight updates that members may miss.
 
 1. A member that misses two probes in a row is out of reach; one that answers again is brought back (`Roster.regain`).
-   While an update runs, members are asked for their `/model_info`: a paused server has no `/health`.
+   While an update runs, members are asked for their `/model_info`: a paused server has no `/health`. No member waits for
+   another one, and no update for one that is brought back: it takes the update instead.
 2. An update pauses the members that answer, empties their caches, gives them weights and resumes them, also where it
    fails. Nobody takes a step before all have taken the one before it.
 3. A member that misses a folder is left out and given it when it can take it; the update fails when nobody took it.
@@ -12,10 +13,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 import anyio
 
@@ -40,17 +40,31 @@ class Upkeep:
         self._roster, self._requests, self._held, self._settings = roster, requests, held, settings
         self._lock = anyio.Lock()
         self._misses: dict[Member, int] = {}
+        self._said: dict[Member, str] = {}
+        self._looking: set[Member] = set()
+        self._regains: list[anyio.CancelScope] = []
         self._groups: dict[str, dict[Member, int]] = {}
 
     # ---- probes -------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Look after all members, for ever."""
-        while True:
-            with anyio.move_on_after(self._settings.engine_probe_interval):
-                await self._roster.trouble.wait()
-            self._roster.trouble = anyio.Event()
-            await self._roster.each(self.look, self._roster.members)
+        async with anyio.create_task_group() as group:
+            while True:
+                with anyio.move_on_after(self._settings.engine_probe_interval):
+                    await self._roster.trouble.wait()
+                self._roster.trouble = anyio.Event()
+                for member in set(self._roster.members) - self._looking:
+                    self._looking.add(member)
+                    group.start_soon(self._watch, member)
+
+    async def _watch(self, member: Member) -> None:
+        _, failures = await self._roster.each(self.look, [member])
+        self._looking.discard(member)
+        said = str(failures.get(member, ""))
+        if said and said != self._said.get(member):
+            _log.warning("%s answers, but cannot be brought back: %s", member.url, said)
+        self._said[member] = said
 
     async def look(self, member: Member) -> None:
         """One probe, and what follows from it."""
@@ -58,7 +72,8 @@ class Upkeep:
         if await member.answers(path, self._settings.engine_probe_interval):
             self._misses.pop(member, None)
             if member.state.weights != "current" and not self.updating:
-                async with self._lock:
+                with anyio.CancelScope() as scope:
+                    self._regains.append(scope)
                     await self._roster.regain(member)
         elif not self.updating or path == "/model_info":  # else it was paused meanwhile
             self._misses[member] = self._misses.get(member, 0) + 1
@@ -78,18 +93,20 @@ class Upkeep:
             raise _broken(group.name, missing)
         ranks = {names[name]: 1 + i * group.ranks_per_engine for i, name in enumerate(group.members)}
         self._groups[group.name] = {member: member.life for member in ranks}
-        await self._all(lambda member: member.join_group(group, ranks[member]), ranks)
+        await self._roster.all(lambda member: member.join_group(group, ranks[member]), ranks)
 
     async def leave_group(self, name: str) -> None:
         """Have the members that are still in the group leave it."""
         still = [member for member, life in self._groups.pop(name, {}).items() if member.life == life]
-        await self._all(lambda member: member.leave_group(name), still)
+        await self._roster.all(lambda member: member.leave_group(name), still)
 
     async def receive(self, update: WeightUpdate, version: str) -> None:
         """See `EnginePool.receive`."""
         async with self._lock:
             self.updating = True
             self._held.close()
+            while self._regains:
+                self._regains.pop().cancel()
             try:
                 if isinstance(update, BroadcastUpdate):
                     await self._broadcast(update, version)
@@ -115,18 +132,18 @@ class Upkeep:
             raise _broken(update.group, gone)
         async with self._paused(group, strict=True):
             try:
-                await self._all(Member.begin_update, group)
+                await self._roster.all(Member.begin_update, group)
                 for bucket in update.buckets:
                     take = partial(Member.receive, tensors=bucket, group=update.group, version=version)
-                    await self._all(take, group)
-                await self._all(Member.end_update, group)
+                    await self._roster.all(take, group)
+                await self._roster.all(Member.end_update, group)
             except BaseException:
                 for member in group:  # some tensors are old and some are new, whatever it says
                     member.state.weights = "stale"
                 raise
             self._sent(version, None, group)
 
-    def _sent(self, version: str, folder: str | None, to: Iterable[Member]) -> None:
+    def _sent(self, version: str, folder: str | None, to: Collection[Member]) -> None:
         self._roster.sent(version, folder, to)
         self._requests.updated(version)
 
@@ -169,18 +186,15 @@ class Upkeep:
         """
 
         async def ask(member: Member) -> None:
-            if not await member.answers("/model_info", self._settings.engine_probe_interval):
-                raise EngineUnreachable(f"the engine at {member.url} does not answer", kind="engine_lost")
+            for _ in range(_MISSES):
+                if await member.answers("/model_info", self._settings.engine_probe_interval):
+                    return
+            raise EngineUnreachable(f"the engine at {member.url} does not answer", kind="engine_lost")
 
         there, failures = await self._roster.each(ask, self._roster.members)
         if not there:
             raise next(iter(failures.values()), EngineUnreachable("the pool has no engine", kind="no_engine"))
         return [member for member in self._roster.members if member in there]
-
-    async def _all(self, work: Callable[[Member], Awaitable[Any]], members: Iterable[Member]) -> None:
-        _, failures = await self._roster.each(work, members)
-        if failures:
-            raise next(iter(failures.values()))
 
 
 def _left_out(failures: Mapping[Member, EngineFailure]) -> None:

@@ -35,7 +35,8 @@ class SamplingParams:
         temperature: 0 means greedy.
         max_new_tokens: most tokens to sample; prompt plus this must fit into the engine's context.
         stop: strings that end the answer; ids and log-probs are not cut at them, text is unless `no_stop_trim`.
-        stop_token_ids: ids that end the answer, besides the model's own end-of-sequence ids.
+        stop_token_ids: ids that end the answer, besides the model's own end-of-sequence ids; name those too, or an answer
+            that is interrupted right behind one goes on.
         sampling_seed: same seed, prompt and weights give the same tokens.
     """
 
@@ -69,6 +70,7 @@ class SamplingParams:
         """How to go on after `count` tokens; what looks back over an answer (penalties, stop strings) starts anew.
 
         A seed moves with the count: an engine would draw the same random numbers as for the tokens before.
+        Without `max_new_tokens` every part has the engine's default anew.
         """
         if not count:
             return self

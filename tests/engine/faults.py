@@ -47,11 +47,14 @@ class FaultyServer:
     aborted: anyio.Event = field(default_factory=anyio.Event)
     version: str = "1"
     deaf: bool = False
+    paused: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     loaded: list[str] = field(default_factory=list)
+    load_gate: anyio.Event | None = None
+    load_status: int = 200
 
     async def healthy(self, request: web.Request) -> web.Response:
-        if self.deaf:
+        if self.deaf or self.paused:
             await anyio.sleep_forever()
         return web.Response()
 
@@ -65,9 +68,12 @@ class FaultyServer:
 
     async def load(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
-        self.version = body["weight_version"]
         self.loaded.append(body["model_path"])
-        return web.Response()
+        if self.load_gate is not None:
+            await self.load_gate.wait()
+        if self.load_status == 200:
+            self.version = body["weight_version"]
+        return web.Response(status=self.load_status)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())

@@ -1,7 +1,8 @@
 """The pool against servers that go wrong on purpose (`faults`)."""
 
+import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, Generation, SamplingParams
 from agentrl.engine.requests import ROUTING_HEADER
+from agentrl.engine.transport import ConnectionRefused, HttpTransport, Reply
 from agentrl.errors import EngineRejected, EngineTimeout, EngineUnreachable, SettingsError
 from agentrl.sample import Sample
 from tests.engine.faults import FaultyServer, answer, late, ok, reset, retry_after, serving, silence, status
@@ -438,3 +440,132 @@ async def test_a_call_in_a_back_off_can_be_aborted() -> None:
             await pool.abort("mine")
     assert got[0].finish_reason.type == "abort"
     assert len(server.generates) == 1
+
+
+@pytest.mark.parametrize(("ignore_eos", "ids"), [(None, [5, 99]), (True, [5, 99, 7])])
+async def test_a_call_that_is_interrupted_behind_its_stop_token_has_ended(
+    ignore_eos: bool | None, ids: list[int]
+) -> None:
+    """SGLang says abort, and not stop, of a request whose abort it heeds in the step of its stop token."""
+
+    async def ends(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await server.aborted.wait()
+        finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        return web.json_response(answer([5, 99], finish_reason=finish, prompt_tokens=1))
+
+    got: list[Generation] = []
+    params = SamplingParams(max_new_tokens=3, stop_token_ids=(99,), ignore_eos=ignore_eos)
+    async with serving(ends, ok([7])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+
+        async def call() -> None:
+            got.append(await pool.generate([1], params))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await server.arrived.wait()
+            await pool.hold()
+            await pool.release()
+    assert got[0].ids == ids
+    assert (got[0].finish_reason.type, got[0].finish_reason.matched) == (
+        ("length", None) if ignore_eos else ("stop", 99)
+    )
+
+
+# ---- nobody is there ---------------------------------------------------------------------------------------------
+
+
+class Refusing(HttpTransport):
+    """Refuses every connection so many times after the first request has been lost."""
+
+    def __init__(self) -> None:
+        super().__init__(connect_timeout=1.0)
+        self.down, self.refused = False, 0
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        if self.down and url.endswith("/generate"):
+            self.refused += 1
+            self.down = self.refused < 8
+        if self.down:
+            raise ConnectionRefused("refused", kind="engine_refused")
+        return await super().exchange(method, url, body, headers)
+
+
+async def test_patience_for_an_engine_that_is_gone_counts_from_when_it_went() -> None:
+    settings = EngineSettings(
+        engine_absence_timeout=0.4, engine_retry_backoff=0.0, engine_max_retries=3, engine_probe_interval=1000.0
+    )
+
+    async def dies(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await anyio.sleep(0.5)  # longer than the patience
+        transport.down = True
+        return await reset(server, body, request)
+
+    async with (
+        serving(dies, ok([5])) as server,
+        Refusing() as transport,
+        EnginePool([server.url], settings, vocab_size=512, transport=transport) as pool,
+    ):
+        assert (await pool.generate([1], PARAMS)).ids == [5]
+    assert transport.refused == 8
+
+
+async def test_a_hung_engine_is_broken_off_also_when_it_was_lost_before() -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.02, "engine_max_retries": 0})
+    async with serving(silence) as hung, EnginePool([hung.url], settings, vocab_size=512) as pool:
+        hung.deaf = True
+        await until(lambda: pool.members[0].state.weights == "unknown")
+        with pytest.raises(EngineUnreachable, match="does not answer any more"):
+            await pool.generate([1], PARAMS, deadline=5.0)
+
+
+# ---- members that are brought back -------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_hangs_as_it_is_brought_back_keeps_nobody_waiting(tmp_path: Path) -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.05})
+    async with (
+        serving(ok([5])) as hangs,
+        serving(ok([6])) as well,
+        EnginePool([hangs.url, well.url], settings, vocab_size=512) as pool,
+    ):
+        await pool.receive(DiskUpdate("first"), "1")
+        hangs.load_gate = gate = anyio.Event()
+        hangs.version = "other"
+        pool._roster.strayed(pool.members[0])
+        await until(lambda: len(hangs.loaded) == 2)
+        pool._roster.lost(pool.members[1])
+        await until(lambda: pool.members[1].state.weights == "current")
+        assert len(hangs.loaded) == 2
+        hangs.load_gate = None
+        with anyio.fail_after(5):
+            await pool.receive(DiskUpdate("second"), "2")
+        assert [member.state.weights for member in pool.members] == ["current"] * 2
+        gate.set()
+
+
+async def test_why_an_engine_cannot_be_brought_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.01})
+    async with serving(ok([5])) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate("first"), "1")
+        server.load_status, server.version = 400, "other"
+        with caplog.at_level(logging.WARNING):
+            pool._roster.strayed(pool.members[0])
+            await until(lambda: len(server.loaded) == 5)
+            assert caplog.text.count("answered 400") == 1
+            server.load_status = 409
+            await until(lambda: len(server.loaded) == 8)
+    assert caplog.text.count("answered 409") == 1
+
+
+async def test_sessions_of_an_engine_that_leaves_while_it_is_updated_go_elsewhere() -> None:
+    async with serving(ok([5])) as leaves, EnginePool([leaves.url], FAST, vocab_size=512) as pool:
+        await pool.generate([1], PARAMS, session_id="s")
+        left = pool.members[0]
+        async with serving(ok([6])) as stays:
+            await pool.join(stays.url)
+            pool.leave(leaves.url)
+            pool._roster.sent("1", None, (left, *pool.members))  # it took them, and then it was gone
+            assert (await pool.generate([1], PARAMS, session_id="s", deadline=5.0)).ids == [6]
+        assert left.state.in_flight == 0

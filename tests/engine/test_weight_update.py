@@ -40,7 +40,7 @@ class Recorder:
         host, path = urlsplit(url).netloc, url[url.index("/", 8) :]
         await anyio.lowlevel.checkpoint()
         if path == "/model_info":
-            return Reply(self.models, b"{}")
+            return Reply((self.refuses.get((host, path)) or [self.models]).pop(0), b"{}")
         self.calls.append((host, path, None if body is None else orjson.loads(body)))
         statuses = self.refuses.get((host, path)) or [200]
         return Reply(statuses.pop(0), b"")
@@ -162,6 +162,12 @@ async def test_no_engine_at_all_has_a_name() -> None:
     with pytest.raises(EngineUnreachable, match="does not answer"):
         await pool_over(recorder).receive(DiskUpdate("/weights/7"), "7")
     assert recorder.calls == []
+
+
+async def test_one_late_answer_does_not_lose_an_engine() -> None:
+    pool = pool_over(Recorder({(host, "/model_info"): [503] for host in ("one", "two")}))
+    await pool.receive(DiskUpdate("/weights/7"), "7")
+    assert [member.state.weights for member in pool.members] == ["current"] * 2
 
 
 async def test_a_broadcast_that_one_misses_fails_and_nobody_is_sampled_from() -> None:

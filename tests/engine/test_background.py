@@ -1,0 +1,21 @@
+"""Work beside a context."""
+
+import logging
+
+import anyio
+import pytest
+
+from agentrl.engine.background import beside
+
+
+async def test_what_went_wrong_is_logged_when_it_does_and_raised_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def wrong() -> None:
+        raise ValueError("this way")
+
+    async def run() -> None:
+        async with beside(wrong()):
+            await anyio.wait_all_tasks_blocked()
+            assert "ValueError: this way" in caplog.text
+
+    with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="this way"):
+        await run()

@@ -1,0 +1,39 @@
+"""The supervisor of engine processes; `test_launcher` has what it does with real ones."""
+
+import logging
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentrl.engine import EngineSettings
+from agentrl.engine.commands import EngineCommand
+from agentrl.engine.process import EngineProcess, _down, supervise
+from agentrl.engine.transport import HttpTransport
+from tests.engine.faults import ok, serving
+
+
+async def test_an_engine_that_is_paused_for_an_update_is_not_taken_for_hung() -> None:
+    settings = EngineSettings(engine_hang_timeout=0.2, engine_probe_interval=0.05)
+    async with serving(ok([5])) as server, HttpTransport(connect_timeout=1.0) as transport:
+        server.paused = True
+        with anyio.move_on_after(0.6) as scope:
+            await _down(EngineProcess(server.url), settings, transport)
+        assert scope.cancelled_caught
+        server.deaf = True
+        with anyio.fail_after(5):
+            assert "--engine-hang-timeout" in await _down(EngineProcess(server.url), settings, transport)
+
+
+async def test_an_engine_that_is_not_started_again_any_more_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def command(port: int) -> EngineCommand:
+        return EngineCommand(("false",), dict(os.environ))
+
+    engine = EngineProcess("http://127.0.0.1:9", log_path=tmp_path / "log")
+    engine.start(command(9))
+    with caplog.at_level(logging.WARNING), anyio.fail_after(20):
+        await supervise([engine], [command], EngineSettings(engine_max_restarts=1))
+    assert "ended with status 1; not started again (--engine-max-restarts)" in caplog.text
