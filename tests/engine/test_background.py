@@ -16,7 +16,9 @@ async def test_what_went_wrong_is_logged_when_it_does_and_raised_at_the_end(capl
 
     async def run() -> None:
         async with beside(wrong()):
-            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(5):
+                while not caplog.text:
+                    await anyio.lowlevel.checkpoint()
             logged.append(caplog.text)
 
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="this way"):
