@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from agentrl.algorithms import AlgorithmSettings, TokenLoss, algorithm_of
 from agentrl.algorithms.ops.clipping import policy_loss
-from agentrl.algorithms.ops.entropy import entropy_from_logits, log_probs_from_logits
 from agentrl.algorithms.ops.kl import approximate_kl
 from agentrl.errors import TrainError
 from tests.algorithms.views import view
+from tests.support.logits import log_probs_from_logits
 
 
 def reference_policy_loss(
@@ -162,26 +162,3 @@ def test_nothing_in_a_masked_token_reaches_the_loss_or_its_gradient(
     assert got.item() == want.item()
     assert gradient.tolist() == want_gradient.tolist()
     assert all((stat * weights).sum().isfinite() for stat in out.stats.values())
-
-
-def test_entropy_is_the_distributions() -> None:
-    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    want = torch.distributions.Categorical(logits=logits).entropy()
-    torch.testing.assert_close(entropy_from_logits(logits), want)
-    assert entropy_from_logits(torch.zeros(3, 8)).tolist() == pytest.approx([math.log(8)] * 3)
-    assert torch.autograd.gradcheck(entropy_from_logits, (logits.requires_grad_(),))
-
-
-def test_entropy_with_banned_tokens() -> None:
-    logits = torch.tensor([[0.0, 0.0, -math.inf]], requires_grad=True)
-    entropy = entropy_from_logits(logits)
-    entropy.sum().backward()
-    assert entropy.item() == pytest.approx(math.log(2))
-    assert logits.grad is not None
-    assert logits.grad.isfinite().all()
-
-
-def test_bfloat16_logits_are_widened() -> None:
-    logits = torch.randn(2, 5).bfloat16()
-    assert log_probs_from_logits(logits, torch.tensor([0, 1])).dtype == torch.float32
-    assert entropy_from_logits(logits).dtype == torch.float32

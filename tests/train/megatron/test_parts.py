@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch._C._distributed_c10d import HashStore
 
-from agentrl.algorithms.ops.entropy import entropy_from_logits, log_probs_from_logits
 from agentrl.errors import TrainError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.megatron import logprobs
@@ -31,6 +30,7 @@ from agentrl.train.megatron.model import rope_frequencies
 from agentrl.train.megatron.weight_group import WeightGroup
 from agentrl.train.packing import make_plan
 from tests.support.distributed import free_port, run_ranks
+from tests.support.logits import entropy_from_logits, log_probs_from_logits
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
