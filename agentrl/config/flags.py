@@ -23,7 +23,14 @@ _GRADED = ("label_key", "rm_type", "custom_rm_path")
 ESSENTIAL: Mapping[str, tuple[str, ...]] = {
     "train": (
         *("env", "hf_checkpoint", "prompt_data", *_GRADED),
-        *("num_rollout", "rollout_batch_size", "n_samples_per_prompt", "rollout_max_response_len", "lr"),
+        *(
+            "num_rollout",
+            "rollout_batch_size",
+            "n_samples_per_prompt",
+            "rollout_max_response_len",
+            "lr",
+            "max_staleness",
+        ),
         *("eval_prompt_data", "eval_interval", "save", "save_interval", "load", "output_dir"),
     ),
     "rollout": (
