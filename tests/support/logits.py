@@ -1,6 +1,5 @@
 """Log-probs and entropies of whole logits, as an independent reference."""
 
-import torch
 from torch import Tensor
 
 
