@@ -33,6 +33,9 @@ Args = TypeVarTuple("Args")
 STALE = "too old"
 """Why the ledger says that a group was dropped or is made again."""
 
+BROKEN_OFF = "broken off"
+"""Why it says so of a group that was in play when the run was stopped or failed."""
+
 
 @dataclass(slots=True)
 class _Playing:
@@ -232,21 +235,16 @@ class RolloutRunner:
                 await self._write(self._store.drop, number, reason)
                 stats.tokens.lose(reason)
             else:
-                await self._give_up(number, playing.version)
-                stats.tokens.lose(STALE)
+                why = STALE if self._admission.stale(playing.version) else BROKEN_OFF
+                drop = why == STALE and self._settings.stale_groups == "drop"
+                await self._write(self._store.drop if drop else self._store.release, number, why)
+                stats.tokens.lose(why)
         finally:
             del self._playing[number]
             self._stats.add(stats)
             self._ended.add(stats.tokens)
         if self._admission.hopeless:
             raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row))
-
-    async def _give_up(self, number: int, version: int) -> None:
-        """A group that was broken off is made again, unless it became too old and the settings say otherwise."""
-        if self._admission.stale(version) and self._settings.stale_groups == "drop":
-            await self._write(self._store.drop, number, STALE)
-        else:
-            await self._write(self._store.release, number, STALE)
 
     async def _write(self, call: Callable[[*Args], T], *arguments: *Args) -> T:
         return await to_thread.run_sync(call, *arguments, limiter=self._thread)

@@ -13,6 +13,23 @@ import anyio
 import orjson
 from aiohttp import web
 
+from agentrl.engine import EngineSettings, SamplingParams
+
+FAST = EngineSettings(engine_retry_backoff=0.0, engine_max_retries=2, engine_absence_timeout=0.0)
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=4)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once it holds."""
+    with anyio.fail_after(5):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+def sent(server: "FaultyServer", number: int) -> bool:
+    """Whether so many requests have come."""
+    return len(server.generates) >= number
+
 
 def answer(ids: list[int], **meta: Any) -> dict[str, Any]:
     """A well-formed answer of `/generate`."""

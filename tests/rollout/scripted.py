@@ -110,6 +110,7 @@ class Store:
     def __init__(self, groups: int = 1000, size: int = 2) -> None:
         self.left, self.size, self.next = groups, size, 0
         self.fate: dict[int, str] = {}
+        self.released: dict[int, str] = {}
         self.completed: dict[int, list[Sample]] = {}
         self.versions: dict[int, int] = {}
         self.leases: list[int] = []
@@ -136,7 +137,7 @@ class Store:
         self.fate[group_id] = f"dropped:{reason}"
 
     def release(self, group_id: int, reason: str) -> None:
-        self.fate[group_id] = "released"
+        self.fate[group_id], self.released[group_id] = "released", reason
 
     def kept(self, step: int) -> Kept:
         free = self._free()

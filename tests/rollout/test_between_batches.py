@@ -104,6 +104,7 @@ async def test_what_over_sampling_leaves_behind_is_made_again_or_dropped(chat: C
         runner.updated(1)
         _, stats = await runner.batch(1)
         assert store.fate[0] == fate
+        assert set(store.released.values()) <= {"too old"}
         assert engine.cancelled == 2
         assert adds_up(stats.account)
 

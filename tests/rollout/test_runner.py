@@ -85,6 +85,7 @@ async def test_a_policy_that_raises_ends_the_run_and_leaves_nothing_running(chat
         await loop.run(0)
     assert engine.cancelled == 4
     assert set(store.fate.values()) == {"released"}
+    assert set(store.released.values()) == {"broken off"}
 
 
 async def test_a_rollout_that_keeps_nothing_ends_with_the_reasons(chat: Chat) -> None:

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch._C._distributed_c10d import HashStore
 
 from agentrl.errors import TrainError
 from agentrl.train.contracts import WeightSpec
@@ -35,16 +33,6 @@ from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def one_rank() -> Iterator[dist.ProcessGroup]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    group = dist.group.WORLD
-    assert group is not None
-    yield group
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("chunk", [1, 30, 1 << 25])

@@ -1,0 +1,139 @@
+"""Calls of a pool that are interrupted by a hold, an update or an abort: they go on with their tokens, or end with them."""
+
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+from aiohttp import web
+
+from agentrl.engine import EnginePool, Generation, SamplingParams
+from agentrl.errors import EngineRejected
+from tests.engine.faults import FAST, PARAMS, FaultyServer, answer, late, ok, sent, serving, status, until
+
+
+class Sampler:
+    """A reply that samples 10, 11, ... until it is aborted or `limit` ids after the prompt [1] are there."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    async def __call__(self, server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        done = len(body["input_ids"]) - 1
+        assert body["sampling_params"]["max_new_tokens"] == self.limit - done
+        if done >= 4:
+            ids = list(range(10 + done, 10 + self.limit))
+            return web.json_response(answer(ids, prompt_tokens=1 + done, weight_version=server.version))
+        await server.aborted.wait()
+        server.aborted = anyio.Event()
+        finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        return web.json_response(
+            answer([10 + done, 11 + done], finish_reason=finish, prompt_tokens=1 + done, weight_version=server.version)
+        )
+
+
+async def test_a_held_call_goes_on_with_its_tokens_and_its_time_stands_still() -> None:
+    got: list[Generation] = []
+    params = SamplingParams(max_new_tokens=8)
+    async with serving(Sampler(8)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+
+        async def call() -> None:
+            got.append(await pool.generate([1], params, session_id="s", deadline=0.5))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            for number in (1, 2):
+                await until(partial(sent, server, number))
+                await pool.hold()
+                assert not got
+                await anyio.sleep(0.6)
+                assert len(server.generates) == number, "nothing is sent while it is held"
+                await pool.release()
+    assert got[0].ids == list(range(10, 18))
+    assert got[0].finish_reason.type == "length"
+    assert got[0].prompt_tokens == 1
+    assert [body["input_ids"] for body in server.generates] == [[1], [1, 10, 11], [1, 10, 11, 12, 13]]
+    assert len({body["rid"] for body in server.generates}) == 3
+
+
+async def test_an_engine_that_aborts_again_and_again_is_a_failure() -> None:
+    async def refuse(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        return web.json_response(answer([], finish_reason=finish, prompt_tokens=1))
+
+    async with serving(refuse) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(
+            EngineRejected, match=r"aborted the request before its first token.*after 3 attempts"
+        ) as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.kind == "aborted"
+
+
+async def test_a_call_that_waits_for_a_place_or_is_held_can_be_aborted() -> None:
+    settings = FAST.model_copy(update={"sglang_server_concurrency": 1})
+    got: dict[str, Generation] = {}
+    async with serving(late) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+
+        async def call(name: str) -> None:
+            got[name] = await pool.generate([1], PARAMS, rid=name)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call, "first")
+            await server.arrived.wait()
+            group.start_soon(call, "queued")
+            await anyio.wait_all_tasks_blocked()
+            await pool.abort("queued")
+            server.aborted.set()
+        pool.held.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(call, "held")
+            await anyio.wait_all_tasks_blocked()
+            await pool.abort("held")
+    assert [body["rid"] for body in server.generates] == ["first"]
+    assert [(got[name].ids, got[name].finish_reason.type) for name in ("queued", "held")] == [([], "abort")] * 2
+
+
+async def test_a_call_in_a_back_off_can_be_aborted() -> None:
+    settings = FAST.model_copy(update={"engine_retry_backoff": 1000.0})
+    async with serving(status(503)) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        got: list[Generation] = []
+
+        async def call() -> None:
+            got.append(await pool.generate([1], PARAMS, rid="mine"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await server.arrived.wait()
+            await until(lambda: pool.members[0].state.failures > 0)
+            await pool.abort("mine")
+    assert got[0].finish_reason.type == "abort"
+    assert len(server.generates) == 1
+
+
+@pytest.mark.parametrize(("ignore_eos", "ids"), [(None, [5, 99]), (True, [5, 99, 7])])
+async def test_a_call_that_is_interrupted_behind_its_stop_token_has_ended(
+    ignore_eos: bool | None, ids: list[int]
+) -> None:
+    """SGLang says abort, and not stop, of a request whose abort it heeds in the step of its stop token."""
+
+    async def ends(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await server.aborted.wait()
+        finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        return web.json_response(answer([5, 99], finish_reason=finish, prompt_tokens=1))
+
+    got: list[Generation] = []
+    params = SamplingParams(max_new_tokens=3, stop_token_ids=(99,), ignore_eos=ignore_eos)
+    async with serving(ends, ok([7])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+
+        async def call() -> None:
+            got.append(await pool.generate([1], params))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await server.arrived.wait()
+            await pool.hold()
+            await pool.release()
+    assert got[0].ids == ids
+    assert (got[0].finish_reason.type, got[0].finish_reason.matched) == (
+        ("length", None) if ignore_eos else ("stop", 99)
+    )

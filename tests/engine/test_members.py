@@ -1,0 +1,187 @@
+"""Members of a pool come and go: who is fed, who is given weights, and how long a call waits for somebody to come back."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from aiohttp import web
+
+from agentrl.engine import DiskUpdate, EnginePool, EngineSettings
+from agentrl.engine.transport import ConnectionRefused, HttpTransport, Reply
+from agentrl.errors import EngineRejected, EngineUnreachable, SettingsError
+from tests.engine.faults import (
+    FAST,
+    PARAMS,
+    FaultyServer,
+    ok,
+    reset,
+    serving,
+    silence,
+    until,
+)
+
+
+async def test_an_engine_with_other_weights_is_noticed_and_given_the_current_ones(tmp_path: Path) -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.02})
+    async with (
+        serving(ok([5])) as server,
+        EnginePool([server.url], settings, vocab_size=512) as pool,
+    ):
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        assert (await pool.generate([1], PARAMS)).weight_version == "7"
+        server.version = "default"  # started again, and nobody noticed
+        assert (await pool.generate([1], PARAMS)).weight_version == "7"
+    assert server.loaded == [str(tmp_path)] * 2
+
+
+async def test_weights_that_were_broadcast_cannot_be_given_again() -> None:
+    async with serving(ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        pool._roster.sent("7", None, pool.members)
+        with pytest.raises(EngineUnreachable, match="--update-weight-mode disk") as caught:
+            await pool.generate([1], PARAMS)
+    assert caught.value.kind == "no_current_weights"
+
+
+async def test_engines_join_with_the_current_weights_and_leave(tmp_path: Path) -> None:
+    async with serving(ok([5])) as one, serving(ok([6])) as two, EnginePool([one.url], FAST, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        await pool.join(two.url)
+        assert two.loaded == [str(tmp_path)]
+        assert {(await pool.generate([1], PARAMS)).ids[0] for _ in range(4)} == {5, 6}
+        pool.leave(one.url)
+        assert {(await pool.generate([1], PARAMS)).ids[0] for _ in range(4)} == {6}
+        with pytest.raises(SettingsError, match="no engine of this pool"):
+            pool.leave(one.url)
+        with pytest.raises(SettingsError, match="member of this pool already"):
+            await pool.join(two.url)
+
+
+async def test_engines_that_serve_something_else_are_named(tmp_path: Path) -> None:
+    for name, size in (("a", 10), ("b", 12)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"vocab_size": {size}}}')
+    async with serving(ok([5])) as one, serving(ok([6])) as two:
+        one.info = two.info = {"model_type": "qwen3", "model_path": str(tmp_path / "a")}
+        async with EnginePool([one.url, two.url], FAST, vocab_size=512) as pool:
+            await pool.check()
+            for changed, said in ({"model_type": "llama"}, "'llama'"), ({"model_path": str(tmp_path / "b")}, "12"):
+                two.info = one.info | changed
+                with pytest.raises(EngineRejected, match=said) as caught:
+                    await pool.check()
+                assert caught.value.kind == "other_model"
+
+
+async def test_an_address_that_is_no_sglang_server_is_named() -> None:
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with EnginePool([f"127.0.0.1:{runner.addresses[0][1]}"], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected, match="is no SGLang server") as caught:
+            await pool.check()
+    await runner.cleanup()
+    assert caught.value.kind == "not_sglang"
+
+
+# ---- nobody is there ---------------------------------------------------------------------------------------------
+
+
+class Refusing(HttpTransport):
+    """Refuses every connection so many times after the first request has been lost."""
+
+    def __init__(self) -> None:
+        super().__init__(connect_timeout=1.0)
+        self.down, self.refused = False, 0
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        if self.down and url.endswith("/generate"):
+            self.refused += 1
+            self.down = self.refused < 8
+        if self.down:
+            raise ConnectionRefused("refused", kind="engine_refused")
+        return await super().exchange(method, url, body, headers)
+
+
+async def test_patience_for_an_engine_that_is_gone_counts_from_when_it_went() -> None:
+    settings = EngineSettings(
+        engine_absence_timeout=0.4, engine_retry_backoff=0.0, engine_max_retries=3, engine_probe_interval=1000.0
+    )
+
+    async def dies(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await anyio.sleep(0.5)  # longer than the patience
+        transport.down = True
+        return await reset(server, body, request)
+
+    async with (
+        serving(dies, ok([5])) as server,
+        Refusing() as transport,
+        EnginePool([server.url], settings, vocab_size=512, transport=transport) as pool,
+    ):
+        assert (await pool.generate([1], PARAMS)).ids == [5]
+    assert transport.refused == 8
+
+
+async def test_a_hung_engine_is_broken_off_also_when_it_was_lost_before() -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.02, "engine_max_retries": 0})
+    async with serving(silence) as hung, EnginePool([hung.url], settings, vocab_size=512) as pool:
+        hung.deaf = True
+        await until(lambda: pool.members[0].state.weights == "unknown")
+        with pytest.raises(EngineUnreachable, match="does not answer any more"):
+            await pool.generate([1], PARAMS, deadline=5.0)
+
+
+# ---- members that are brought back -------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_hangs_as_it_is_brought_back_keeps_nobody_waiting(tmp_path: Path) -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.05})
+    async with (
+        serving(ok([5])) as hangs,
+        serving(ok([6])) as well,
+        EnginePool([hangs.url, well.url], settings, vocab_size=512) as pool,
+    ):
+        await pool.receive(DiskUpdate("first"), "1")
+        hangs.load_gate = gate = anyio.Event()
+        hangs.version = "other"
+        pool._roster.strayed(pool.members[0])
+        await until(lambda: len(hangs.loaded) == 2)
+        for _ in range(3):
+            pool._roster.lost(pool.members[1])
+            await until(lambda: pool.members[1].state.weights == "current")
+        assert len(hangs.loaded) == 2, "it is not asked again while it loads"
+        hangs.load_gate = None
+        with anyio.fail_after(5):
+            await pool.receive(DiskUpdate("second"), "2")
+        assert [member.state.weights for member in pool.members] == ["current"] * 2
+        assert not pool.members[0]._calls, "nobody brings it back to the weights before"
+        gate.set()
+
+
+async def test_why_an_engine_cannot_be_brought_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.01})
+    async with serving(ok([5])) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate("first"), "1")
+        server.load_status, server.version = 400, "other"
+        with caplog.at_level(logging.WARNING):
+            pool._roster.strayed(pool.members[0])
+            await until(lambda: len(server.loaded) == 5)
+            assert caplog.text.count("answered 400") == 1
+            server.load_status = 409
+            await until(lambda: len(server.loaded) == 8)
+    assert caplog.text.count("answered 409") == 1
+
+
+async def test_sessions_of_an_engine_that_leaves_while_it_is_updated_go_elsewhere() -> None:
+    async with serving(ok([5])) as leaves, EnginePool([leaves.url], FAST, vocab_size=512) as pool:
+        await pool.generate([1], PARAMS, session_id="s")
+        left = pool.members[0]
+        async with serving(ok([6])) as stays:
+            await pool.join(stays.url)
+            pool.leave(leaves.url)
+            pool._roster.sent("1", None, (left, *pool.members))  # it took them, and then it was gone
+            assert (await pool.generate([1], PARAMS, session_id="s", deadline=5.0)).ids == [6]
+        assert left.state.in_flight == 0
