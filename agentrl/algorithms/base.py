@@ -82,7 +82,8 @@ class TokenView:
         loss_mask: [N], 1 where the token trains.
         sample_ids, turn_ids, trajectory_ids: int64 [N]. Samples count from 0 to num_samples - 1, turns from 1 (0 where
             unknown); samples that one trajectory fanned out into share its id.
-        versions: int64 [N], the weight version that sampled the token; -1 where masked or unknown.
+        staleness: int64 [N], rollouts that the weights were trained on before this one, minus those that the weights
+            which sampled the token were trained on; -1 where masked or unknown.
         join: adds [num_samples] sums up over the ranks that hold parts of the same samples, and their gradients too.
         entropy: [N] of the model's next-token distribution, with gradient.
         old_log_probs: [N] under the policy that the ratio is taken against (trainer's own pass, or the engine's).
@@ -96,7 +97,7 @@ class TokenView:
     sample_ids: Tensor
     turn_ids: Tensor
     trajectory_ids: Tensor
-    versions: Tensor
+    staleness: Tensor
     num_samples: int
     join: Callable[[Tensor], Tensor]
     entropy: Tensor | None = None

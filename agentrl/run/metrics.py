@@ -32,14 +32,13 @@ def rollout_metrics(groups: Sequence[Group], stats: RolloutStats, reward_key: st
     return metrics | _counts("tokens/dropped", account.lost)
 
 
-def staleness_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
+def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
     """How many rollouts older than the trained weights those are that sampled the trained tokens.
 
     Names: `staleness/mean`, `staleness/max`, and `staleness/share_<n>` of the tokens that are n rollouts old. Tokens of
     an unknown version do not count.
     """
-    versions = batch.token_versions[batch.loss_mask.astype(bool)]
-    ages = np.maximum(step - versions[versions >= 0], 0)
+    ages = batch.staleness[batch.staleness >= 0]
     if not ages.size:
         return {}
     shares = np.bincount(ages) / ages.size

@@ -198,9 +198,10 @@ class DumpedRollouts(Rollouts):
 
 def make_batch(settings: RunSettings, groups: Sequence[Group], metrics: Mapping[str, float], step: int) -> Batch:
     """The groups of training step `step` as arrays that a trainer takes."""
-    payload = TrainBatch.from_samples(groups, settings.rollout.reward_key, supervised=settings.algorithm.supervised)
+    reward_key, supervised = settings.rollout.reward_key, settings.algorithm.supervised
+    payload = TrainBatch.from_samples(groups, reward_key, supervised=supervised, trained=step)
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
-    return Batch(payload, ids, {**metrics, **staleness_metrics(payload, step)})
+    return Batch(payload, ids, {**metrics, **staleness_metrics(payload)})
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:

@@ -20,11 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from agentrl.errors import DataError, SampleError, TrainError
 from agentrl.sample import Origin, Sample
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file format written by `save`."""
 
 _OPTIONAL = {"rollout_log_probs", "step_rewards"}
-_PER_TOKEN = ("loss_mask", "rollout_log_probs", "turns", "token_versions", "step_rewards")
+_PER_TOKEN = ("loss_mask", "rollout_log_probs", "turns", "staleness", "step_rewards")
 _PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices")
 _DTYPES = {
     "tokens": np.int32,
@@ -32,7 +32,7 @@ _DTYPES = {
     "loss_mask": np.uint8,
     "rollout_log_probs": np.float32,
     "turns": np.int32,
-    "token_versions": np.int64,
+    "staleness": np.int64,
     "step_rewards": np.float32,
     "response_offsets": np.int64,
     "rewards": np.float64,
@@ -53,7 +53,8 @@ class TrainBatch:
         loss_mask: uint8 [R], 1 where the token trains.
         rollout_log_probs: float32 [R], natural logs as the engine reported them, 0 where masked; None if unknown.
         turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
-        token_versions: int64 [R], the weight version that sampled the token; -1 where masked or unknown.
+        staleness: int64 [R], rollouts that the weights were trained on before this batch, minus those that the
+            weights which sampled the token were trained on; -1 where masked or unknown.
         step_rewards: float32 [R], the reward of a turn's step on the turn's last model token, 0 elsewhere; None if no
             step gave one.
         response_offsets: int64 [S + 1], the same for the response arrays.
@@ -69,7 +70,7 @@ class TrainBatch:
     loss_mask: NDArray[np.uint8]
     rollout_log_probs: NDArray[np.float32] | None
     turns: NDArray[np.int32]
-    token_versions: NDArray[np.int64]
+    staleness: NDArray[np.int64]
     step_rewards: NDArray[np.float32] | None
     response_offsets: NDArray[np.int64]
     rewards: NDArray[np.float64]
@@ -105,7 +106,12 @@ class TrainBatch:
 
     @classmethod
     def from_samples(
-        cls, groups: Sequence[Sequence[Sample]], reward_key: str | None = None, *, supervised: bool = False
+        cls,
+        groups: Sequence[Sequence[Sample]],
+        reward_key: str | None = None,
+        *,
+        supervised: bool = False,
+        trained: int | None = None,
     ) -> Self:
         """Check the samples and lay them out, in the order given.
 
@@ -116,6 +122,8 @@ class TrainBatch:
             groups: groups of samples; those of one group are compared with each other.
             reward_key: picks from dict rewards.
             supervised: the batch is for sft_loss, so rewards (then 0) and log-probs may be missing.
+            trained: rollouts that the weights have been trained on before this batch; None if not known, and then the
+                staleness is not either.
 
         Raises:
             SampleError: a sample is inconsistent, has no tokens, or lacks its reward or log-probs.
@@ -137,7 +145,7 @@ class TrainBatch:
             loss_mask=_flat([_mask(sample) for sample in samples], np.uint8),
             rollout_log_probs=log_probs,
             turns=_flat([_turns(sample) for sample in samples], np.int32),
-            token_versions=_flat([_versions(sample) for sample in samples], np.int64),
+            staleness=_flat([_staleness(sample, trained) for sample in samples], np.int64),
             step_rewards=step_rewards,
             response_offsets=_offsets([sample.response_length for sample in samples]),
             rewards=np.array([_reward(sample, reward_key, supervised) for sample in samples], np.float64),
@@ -283,13 +291,16 @@ def _turns(sample: Sample) -> list[int]:
     return [segment.turn for segment in sample.segments for _ in range(segment.start, segment.end)]
 
 
-def _versions(sample: Sample) -> list[int]:
-    """The weight version of each response token; without segments, the sample's where it has only one."""
-    versions = [segment.version for segment in sample.segments for _ in range(segment.start, segment.end)]
-    if not sample.segments:
-        only = sample.weight_versions[0] if len(sample.weight_versions) == 1 else None
-        versions = [only] * sample.response_length
-    return [int(v) if m and v and v.isdecimal() else -1 for v, m in zip(versions, _mask(sample), strict=True)]
+def _staleness(sample: Sample, trained: int | None) -> NDArray[np.int64]:
+    """The staleness of each response token; without segments, by the sample's weight version where it has only one."""
+    ages = np.full(sample.response_length, -1, np.int64)
+    spans = [(segment.version, segment.start, segment.end) for segment in sample.segments]
+    if not sample.segments and len(sample.weight_versions) == 1:
+        spans = [(sample.weight_versions[0], 0, sample.response_length)]
+    for version, start, end in spans:
+        if trained is not None and version and version.isdecimal():
+            ages[start:end] = max(trained - int(version), 0)
+    return np.where(np.asarray(_mask(sample), bool), ages, -1)
 
 
 def _step_rewards(sample: Sample) -> list[float]:
@@ -324,7 +335,7 @@ def _number_rollouts(groups: Sequence[Sequence[Sample]]) -> NDArray[np.int64]:
     return np.array(out, np.int64)
 
 
-def _flat(parts: Sequence[Sequence[float]], dtype: type[np.generic]) -> NDArray[Any]:
+def _flat(parts: Sequence[ArrayLike], dtype: type[np.generic]) -> NDArray[Any]:
     return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
 
 

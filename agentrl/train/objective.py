@@ -90,7 +90,7 @@ def step_inputs(
         "sample_ids": torch.arange(len(part)).repeat_interleave(lengths),
         "turn_ids": _tensor(part.turns).long(),
         "trajectory_ids": rollouts.repeat_interleave(lengths),
-        "versions": _tensor(part.token_versions),
+        "staleness": _tensor(part.staleness),
     }
     chosen = {name: array[tokens] for name, array in arrays.items()}
     chosen |= {name: array.to(device) for name, array in known.items()}

@@ -36,9 +36,9 @@ def test_sums_of_several_ranks_are_joined() -> None:
 
 def test_a_masked_token_reads_zero() -> None:
     x = torch.tensor([-1.0, -math.inf], requires_grad=True)
-    seen = view(x, loss_mask=torch.tensor([1, 0]), rollout_log_probs=x.detach(), versions=torch.tensor([3, -1]))
+    seen = view(x, loss_mask=torch.tensor([1, 0]), rollout_log_probs=x.detach(), staleness=torch.tensor([3, -1]))
     assert seen.log_probs.tolist() == [-1.0, 0.0]
     assert seen.rollout_log_probs is not None
     assert seen.rollout_log_probs.tolist() == [-1.0, 0.0]
-    assert seen.versions.tolist() == [3, -1]
+    assert seen.staleness.tolist() == [3, -1]
     assert seen.mean_over_sample(x).tolist() == [-1.0, -1.0]

@@ -15,7 +15,7 @@ def view(log_probs: torch.Tensor, **changes: Any) -> TokenView:
         "sample_ids": ids,
         "turn_ids": ids,
         "trajectory_ids": ids,
-        "versions": ids - 1,
+        "staleness": ids,
         "num_samples": 1,
         "join": lambda sums: sums,
     }

@@ -59,9 +59,9 @@ def assert_same_samples(batch: TrainBatch, samples: list[Sample]) -> None:
         response = batch.response_slice(i)
         assert batch.response_tokens[response].tolist() == sample.tokens[sample.prompt_length :]
         assert batch.turns[response].tolist() == [1] * (sample.response_length - 1) + [2]
-        versions = [7 if token < 20 else 12 for token in sample.tokens[sample.prompt_length :]]
-        assert batch.token_versions[response].tolist() == [
-            v if m else -1 for v, m in zip(versions, sample.loss_mask or [], strict=True)
+        ages = [6 if token < 20 else 1 for token in sample.tokens[sample.prompt_length :]]
+        assert batch.staleness[response].tolist() == [
+            age if m else -1 for age, m in zip(ages, sample.loss_mask or [], strict=True)
         ]
         assert batch.sample_indices[i] == sample.index
         assert (batch.lengths[i], batch.response_lengths[i]) == (len(sample.tokens), sample.response_length)
@@ -69,7 +69,7 @@ def assert_same_samples(batch: TrainBatch, samples: list[Sample]) -> None:
 
 @given(group_lists())
 def test_samples_are_laid_out_in_order(groups: list[list[Sample]]) -> None:
-    batch = TrainBatch.from_samples(groups)
+    batch = TrainBatch.from_samples(groups, trained=13)
     assert_same_samples(batch, [s for group in groups for s in group])
     assert batch.group_ids.tolist() == [g for g, group in enumerate(groups) for _ in group]
     assert batch.num_groups == len(groups)
@@ -78,7 +78,7 @@ def test_samples_are_laid_out_in_order(groups: list[list[Sample]]) -> None:
 @given(group_lists(), st.data())
 def test_select_takes_whole_samples_in_the_order_asked(groups: list[list[Sample]], data: st.DataObject) -> None:
     samples = [s for group in groups for s in group]
-    batch = TrainBatch.from_samples(groups)
+    batch = TrainBatch.from_samples(groups, trained=13)
     chosen = data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=6))
     part = batch.select(chosen)
     assert_same_samples(part, [samples[i] for i in chosen])
@@ -178,11 +178,11 @@ def test_a_steps_reward_lies_on_its_turns_last_model_token() -> None:
     sample.append_model([21, 22], [-0.1, -0.1], [("12", 0, 1), ("13", 1, 2)], turn=3)
     sample.metadata["step_rewards"] = [0.5, None, -1.0]
     plain = Sample(tokens=[1, 2, 3], response_length=2, reward=0.0, rollout_log_probs=[-1.0, -2.0])
-    batch = TrainBatch.from_samples([[sample, plain]])
+    batch = TrainBatch.from_samples([[sample, plain]], trained=13)
     assert batch.step_rewards is not None
     assert batch.step_rewards.tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0, -1.0, 0, 0]
     assert batch.turns.tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3, 0, 0]
-    assert batch.token_versions.tolist() == [7, 7, 7, -1, -1, 12, -1, 12, 13, -1, -1]
+    assert batch.staleness.tolist() == [6, 6, 6, -1, -1, 1, -1, 1, 0, -1, -1]
     again = batch.select([1, 0])
     assert again.step_rewards is not None
     assert again.step_rewards.tolist() == [0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, -1.0]
@@ -197,7 +197,7 @@ def test_without_step_rewards_there_is_no_array() -> None:
         TrainBatch.from_samples([[broken]])
 
 
-def test_versions_that_are_not_known_or_no_numbers() -> None:
+def test_staleness_of_versions_that_are_not_known_or_no_numbers() -> None:
     named = (
         make_sample(remove_sample=True),
         Sample(
@@ -210,8 +210,10 @@ def test_versions_that_are_not_known_or_no_numbers() -> None:
         ),
     )
     other = Sample(tokens=[1, 2], response_length=1, reward=0.0, rollout_log_probs=[0.0], weight_versions=["default"])
-    batch = TrainBatch.from_samples([[*named, other]])
-    assert batch.token_versions.tolist() == [-1, -1, -1, -1, -1, 4, -1]
+    assert TrainBatch.from_samples([[*named, other]]).staleness.tolist() == [-1] * 7
+    for trained, age in ((6, 2), (3, 0)):
+        batch = TrainBatch.from_samples([[*named, other]], trained=trained)
+        assert batch.staleness.tolist() == [-1, -1, -1, -1, -1, age, -1]
 
 
 def test_arrays_are_read_only() -> None:
@@ -244,9 +246,9 @@ def test_file_round_trip(tmp_path: Path, supervised: bool) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", tokens=np.zeros(3))
-    with pytest.raises(DataError, match="format 2, got None"):
+    with pytest.raises(DataError, match="format 3, got None"):
         TrainBatch.load(tmp_path / "a.npz")
-    np.savez(tmp_path / "b.npz", format=np.array(2), tokens=np.zeros(3))
+    np.savez(tmp_path / "b.npz", format=np.array(3), tokens=np.zeros(3))
     with pytest.raises(DataError, match="expected the arrays"):
         TrainBatch.load(tmp_path / "b.npz")
 

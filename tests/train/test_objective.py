@@ -18,7 +18,7 @@ def credit(inputs: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor
 
 def batch() -> TrainBatch:
     fanned_out = [make_sample(0, rollout_id=3), make_sample(1, model=1, observed=2, rollout_id=3)]
-    return TrainBatch.from_samples([[*fanned_out, make_sample(2)]])
+    return TrainBatch.from_samples([[*fanned_out, make_sample(2)]], trained=12)
 
 
 def test_estimators_see_tokens_turns_step_rewards_and_kl() -> None:
@@ -29,7 +29,7 @@ def test_estimators_see_tokens_turns_step_rewards_and_kl() -> None:
     assert (got - 2000).tolist() == [*one, 110.5, 107.0, 107.0, 220.0, *one]
 
 
-def test_a_view_tells_samples_turns_trajectories_and_versions_apart() -> None:
+def test_a_view_tells_samples_turns_trajectories_and_staleness_apart() -> None:
     whole = batch()
     arrays = {"advantages": torch.arange(12.0), "rollout_log_probs": -torch.arange(12.0)}
     part, inputs = step_inputs(whole, np.array([2, 1]), arrays, algorithm_of(AlgorithmSettings()))
@@ -39,7 +39,7 @@ def test_a_view_tells_samples_turns_trajectories_and_versions_apart() -> None:
     assert (seen.num_samples, seen.sample_ids.tolist()) == (2, [0, 0, 1, 1, 0])
     assert seen.trajectory_ids.tolist() == [1, 1, 0, 0, 1]
     assert seen.turn_ids.tolist() == [2, 1, 1, 2, 1]
-    assert seen.versions.tolist() == [12, 7, 7, 12, 7]
+    assert seen.staleness.tolist() == [0, 5, 5, 0, 5]
     assert seen.advantages is not None
     assert seen.advantages.tolist() == [11, 8, 4, 7, 9]
     assert seen.rollout_log_probs is not None
