@@ -2,10 +2,11 @@
 
 `--advantage-estimator` takes a built-in name or the path `pkg.mod:Name` of one's own: a function
 `(AdvantageInputs, AlgorithmSettings) -> Tensor[N]` that gives the advantages of the clipped policy gradient, or a
-subclass of `Algorithm` or `PolicyGradient` (`base.py` has the contract) that gives its loss as well.
+subclass of `Algorithm` (`algorithm.py` has the contract) or `PolicyGradient` that gives its loss as well.
 """
 
-from agentrl.algorithms.base import AdvantageInputs, Algorithm, TokenLoss, TokenView
+from agentrl.algorithms.algorithm import Algorithm
+from agentrl.algorithms.base import AdvantageInputs, Estimate, TokenLoss, TokenView, WeightInputs
 from agentrl.algorithms.policy import Estimator, PolicyGradient
 from agentrl.algorithms.registry import algorithm_of, compute_advantages
 from agentrl.algorithms.settings import AlgorithmSettings
@@ -14,10 +15,12 @@ __all__ = [
     "AdvantageInputs",
     "Algorithm",
     "AlgorithmSettings",
+    "Estimate",
     "Estimator",
     "PolicyGradient",
     "TokenLoss",
     "TokenView",
+    "WeightInputs",
     "algorithm_of",
     "compute_advantages",
 ]

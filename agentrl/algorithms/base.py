@@ -1,30 +1,21 @@
-"""`Algorithm`: what a learning algorithm reads, the advantages that it gives, and its loss a token.
+"""What algorithms are given and what they give: of a rollout, of one optimizer step, of a microbatch.
 
-1. One class and one file an algorithm; an object of it is bound to a run's settings. `registry.algorithm_of` alone
-   knows names: everyone else asks the object, so that no trainer has an `if` for an algorithm.
-2. `advantages` sees the whole rollout at once: groups of any size, fan-out and global statistics need no
-   communication. It gives masked tokens a value too, and they weigh 0 later.
-3. The steps of the policy are the tokens whose mask is 1. Arrays that models computed hold 0 at the others, so returns
+1. The steps of the policy are the tokens whose mask is 1. Arrays that models computed hold 0 at the others, so returns
    that run along tokens must pass over what the model was shown.
-4. `token_loss` maps the tokens of a microbatch to one loss each, and statistics, detached. Nothing is reduced:
-   `ops.weights` says what a token counts, so that a step's loss is `(loss * weights).sum()` in every layout.
-5. A token's loss sees the rest of its sample through `TokenView.sum_over_sample` and `mean_over_sample` only: context
+2. A token's loss sees the rest of its sample through `TokenView.sum_over_sample` and `mean_over_sample` only: context
    parallelism cuts samples apart, so a rank may hold some of a sample's tokens, or none.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from agentrl.errors import TrainError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from agentrl.algorithms.fields import AlgorithmFields
 
 Computed = Literal["old_log_probs", "ref_log_probs", "teacher_log_probs", "values"]
 """What the trainer's models compute before the first step, [N] over a rollout's response tokens."""
@@ -40,7 +31,7 @@ class AdvantageInputs:
         rollout_ids: [S] int, unique over groups; samples that one trajectory fanned out into share it.
         lengths: [S] int, response tokens of each sample; sums to N.
         loss_mask: [N], 1 where the token trains.
-        kl: [N] per-token KL to the reference model, with `kl_coef`; for algorithms with token rewards.
+        kl: [N] per-token KL to the reference model, with `kl_coef`; see `ops.returns`.
         values, old_log_probs, ref_log_probs, teacher_log_probs: [N], where `Algorithm.reads` names them.
         tokens: [N] int, ids of the response; what the model was shown tells an environment's states apart.
         turns: [N] int, the turn of each token, from 1; 0 where unknown.
@@ -60,6 +51,38 @@ class AdvantageInputs:
     tokens: Tensor | None = None
     turns: Tensor | None = None
     step_rewards: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Advantages of a rollout's N response tokens.
+
+    Attributes:
+        advantages: [N] float32, as the loss reads them.
+        returns: [N] float32, what a critic is to predict: the advantages before whitening plus the old values; None
+            where `Algorithm.reads` does not name "values".
+        metrics: `advantages/mean`, `std` (biased), `max` and `min` over trained tokens; empty if there are none.
+    """
+
+    advantages: Tensor
+    returns: Tensor | None
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInputs:
+    """What weights may be made of: S samples of one optimizer step, N response tokens in all, flat and in sample order.
+
+    Attributes:
+        loss_mask: [N], 1 where the token trains.
+        lengths: [S] int, response tokens of each sample; sums to N.
+        rollout_ids, group_ids: [S] int; samples of one trajectory share the first, those of one prompt the second.
+    """
+
+    loss_mask: Tensor
+    lengths: Tensor
+    rollout_ids: Tensor
+    group_ids: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,49 +153,6 @@ class TokenView:
 
     def _trained(self, values: Tensor) -> Tensor:
         return values.masked_fill(self.loss_mask == 0, 0)
-
-
-@dataclass(frozen=True)
-class Algorithm(ABC):
-    """An algorithm with the settings of a run."""
-
-    name: ClassVar[str]
-    """As the command line and messages spell it."""
-    takes: ClassVar[frozenset[str]]
-    """The fields of `AlgorithmSettings` that have an effect; the others are refused if they are given."""
-    hints: ClassVar[Mapping[str, str]] = {}
-    """For settings that are refused: why, and what to do instead."""
-    supervised: ClassVar[bool] = False
-    """Whether it needs neither rewards nor log-probs of samples."""
-
-    settings: AlgorithmFields
-
-    @property
-    def reads(self) -> frozenset[Computed]:
-        """What must be computed for it. Losses have `old_log_probs` always; only advantages that read them say so."""
-        return frozenset()
-
-    @property
-    def compares_within_group(self) -> bool:
-        """Whether a trajectory that is alone in its group has advantage 0."""
-        return False
-
-    @abstractmethod
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
-        """One advantage [N] a response token of the whole rollout, before any whitening."""
-
-    @abstractmethod
-    def token_loss(self, view: TokenView) -> TokenLoss:
-        """The loss [N] of each token."""
-
-    def unused_settings(self) -> list[str]:
-        """A sentence for each setting that was given and has no effect."""
-        chosen = {"loss_type", "advantage_estimator"} | self.takes
-        return [
-            f"{name} {value} has no effect with {self.name}{self.hints.get(name, '; leave it out')}"
-            for name, field in type(self.settings).model_fields.items()
-            if name not in chosen and (value := getattr(self.settings, name)) != field.default
-        ]
 
 
 def need(tensor: Tensor | None, name: str, why: str) -> Tensor:

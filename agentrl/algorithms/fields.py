@@ -44,6 +44,9 @@ class AlgorithmFields(Settings):
         description="Weigh every trained token of a step alike; off weighs every trajectory alike, and those without a "
         "trained token do not count in the mean.",
     )
+    value_clip: float = Field(
+        0.2, gt=0, description="The critic's loss is clipped where a value moved further than this from its old one."
+    )
 
     kl_coef: float = Field(
         0.0, ge=0, description="Weight of the KL penalty in token rewards, for estimators that have token rewards."

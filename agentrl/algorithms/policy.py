@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl.algorithms.base import AdvantageInputs, Algorithm, Computed, TokenLoss, TokenView, need
+from agentrl.algorithms.algorithm import Algorithm
+from agentrl.algorithms.base import AdvantageInputs, Computed, TokenLoss, TokenView, need
 
 if TYPE_CHECKING:
     from torch import Tensor

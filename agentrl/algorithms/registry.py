@@ -10,7 +10,8 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from agentrl.algorithms.base import AdvantageInputs, Algorithm
+from agentrl.algorithms.algorithm import Algorithm
+from agentrl.algorithms.base import AdvantageInputs, Estimate, need
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.policy import Estimated
 from agentrl.algorithms.sft import SFT
@@ -18,8 +19,6 @@ from agentrl.errors import SettingsError
 from agentrl.plugins import load_object
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl.algorithms.fields import AlgorithmFields
 
 ESTIMATORS: Mapping[str, type[Algorithm]] = {GRPO.name: GRPO}
@@ -67,21 +66,22 @@ def algorithm_of(settings: AlgorithmFields) -> Algorithm:
     return algorithm
 
 
-def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Tensor:
-    """Advantages [N] float32 by the algorithm of the settings, whitened if `normalize_advantages`.
+def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Estimate:
+    """Advantages by the algorithm of the settings, whitened if `normalize_advantages`, with a critic's targets.
 
     Raises:
         SettingsError: the algorithm is unknown or returned something of another shape.
     """
+    from agentrl.algorithms.ops.normalization import spread, whiten
+
     algorithm = algorithm_of(settings)
-    advantages = algorithm.advantages(inputs)
-    if advantages.shape != inputs.loss_mask.shape:
+    found = algorithm.advantages(inputs)
+    if found.shape != inputs.loss_mask.shape:
         raise SettingsError(
             f"advantage_estimator {settings.advantage_estimator!r} must return one value for each of the "
-            f"{inputs.loss_mask.numel()} response tokens, got shape {tuple(advantages.shape)}"
+            f"{inputs.loss_mask.numel()} response tokens, got shape {tuple(found.shape)}"
         )
-    if settings.normalize_advantages:
-        from agentrl.algorithms.ops.normalization import whiten
-
-        advantages = whiten(advantages, inputs.loss_mask)
-    return advantages.float()
+    returns = (found + need(inputs.values, "values", algorithm.name)).float() if "values" in algorithm.reads else None
+    advantages = whiten(found, inputs.loss_mask) if settings.normalize_advantages else found
+    metrics = {f"advantages/{name}": value for name, value in spread(advantages, inputs.loss_mask).items()}
+    return Estimate(advantages.float(), returns, metrics)

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.base import AdvantageInputs, Algorithm, TokenView
+from agentrl.algorithms.algorithm import Algorithm
+from agentrl.algorithms.base import AdvantageInputs, Estimate, TokenView, WeightInputs
 from agentrl.algorithms.ops.kl import approximate_kl
-from agentrl.algorithms.ops.weights import token_weights
 from agentrl.algorithms.registry import compute_advantages
 from agentrl.train.batch import TrainBatch
 
@@ -46,8 +46,8 @@ class StepInputs:
         return TokenView(log_probs=log_probs, entropy=entropy, num_samples=self.num_samples, join=join, **found)
 
 
-def advantages(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorithm) -> Tensor:
-    """Advantages, float32 [R], of a whole rollout's response tokens.
+def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorithm) -> Estimate:
+    """Advantages [R] of a whole rollout's response tokens, returns where a critic learns them, and their metrics.
 
     `arrays` holds what models computed, flat [R]; the algorithm gets those that it reads.
     """
@@ -82,8 +82,7 @@ def step_inputs(
     part, device = batch.select(indices), arrays["advantages"].device
     mask, lengths = _tensor(part.loss_mask), _tensor(part.response_lengths)
     rollouts = _tensor(part.rollout_ids)
-    per_token_loss = algorithm.settings.calculate_per_token_loss
-    weights = token_weights(mask, lengths, rollouts, per_token=per_token_loss).float()
+    weights = algorithm.token_weights(WeightInputs(mask, lengths, rollouts, _tensor(part.group_ids))).float()
     tokens = torch.from_numpy(batch.response_positions(indices)).to(device)
     known = {
         "loss_mask": mask,

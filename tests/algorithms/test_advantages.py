@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of, compute_advantages
+from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of
+from agentrl.algorithms import compute_advantages as estimate
+from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.ops.normalization import group_normalize, whiten
-from agentrl.errors import PluginError, SettingsError
+from agentrl.errors import PluginError, SettingsError, TrainError
 
 rewards_st = st.lists(st.lists(st.sampled_from([0.0, 1.0, -0.5, 0.25]), min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -27,6 +30,10 @@ def inputs(groups: list[list[float]], rollouts: list[int] | None = None, length:
         lengths=torch.full((len(rewards),), length),
         loss_mask=torch.ones(len(rewards) * length),
     )
+
+
+def compute_advantages(batch: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+    return estimate(batch, settings).advantages
 
 
 def naive_grpo(groups: list[list[float]], std: bool) -> list[float]:
@@ -139,3 +146,44 @@ def test_mistakes_are_named() -> None:
         algorithm_of(AlgorithmSettings(advantage_estimator=f"{__file__}:__file__"))
     with pytest.raises(SettingsError, match="one value for each of the 2 response tokens"):
         compute_advantages(inputs([[1.0]]), AlgorithmSettings(advantage_estimator=f"{__file__}:no_broadcast"))
+
+
+class Critic(GRPO):
+    """Reads values, and gives each token the reward of its sample less its value."""
+
+    name = "critic"
+
+    @property
+    def reads(self) -> frozenset[Any]:
+        return super().reads | {"values"}
+
+    def advantages(self, inputs: AdvantageInputs) -> torch.Tensor:
+        assert inputs.values is not None
+        return inputs.rewards.repeat_interleave(inputs.lengths) - inputs.values
+
+
+def test_returns_are_of_advantages_before_whitening_and_metrics_of_those_after() -> None:
+    settings = AlgorithmSettings(advantage_estimator=f"{__file__}:Critic", normalize_advantages=True)
+    batch = dataclasses.replace(inputs([[1.0, 3.0]]), values=torch.tensor([0.5, 0.25, 2.0, 9.0]))
+    batch = dataclasses.replace(batch, loss_mask=torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    got = estimate(batch, settings)
+    assert got.returns is not None
+    assert got.returns.tolist() == [1, 1, 3, 3]
+    assert got.returns.dtype == got.advantages.dtype == torch.float32
+    assert got.metrics["advantages/mean"] == pytest.approx(0, abs=1e-6)
+    assert got.metrics["advantages/std"] == pytest.approx(1, abs=1e-6)
+    assert got.metrics["advantages/max"] == pytest.approx(got.advantages[:3].max().item())
+    assert got.metrics["advantages/min"] == pytest.approx(got.advantages[:3].min().item())
+    with pytest.raises(TrainError, match="critic needs values"):
+        estimate(inputs([[1.0]]), AlgorithmSettings(advantage_estimator=f"{__file__}:ForgetsValues"))
+
+
+class ForgetsValues(Critic):
+    def advantages(self, inputs: AdvantageInputs) -> torch.Tensor:
+        return inputs.loss_mask
+
+
+def test_without_a_critic_there_are_no_returns_and_without_a_trained_token_no_metrics() -> None:
+    assert estimate(inputs([[1.0, 0.0]]), AlgorithmSettings()).returns is None
+    nothing = dataclasses.replace(inputs([[1.0, 0.0]]), loss_mask=torch.zeros(4))
+    assert estimate(nothing, AlgorithmSettings()).metrics == {}

@@ -6,7 +6,7 @@ import torch
 from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of
 from agentrl.algorithms.base import need
 from agentrl.train.batch import TrainBatch
-from agentrl.train.objective import advantages, step_inputs
+from agentrl.train.objective import estimate, step_inputs
 from tests.train.test_batch import make_sample
 
 
@@ -24,7 +24,7 @@ def batch() -> TrainBatch:
 def test_estimators_see_tokens_turns_step_rewards_and_kl() -> None:
     settings = AlgorithmSettings(advantage_estimator=f"{__file__}:credit", kl_coef=0.5, kl_loss_type="k2")
     old, ref = torch.zeros(12), torch.full((12,), 2.0)
-    got = advantages(batch(), {"old_log_probs": old, "ref_log_probs": ref}, algorithm_of(settings))
+    got = estimate(batch(), {"old_log_probs": old, "ref_log_probs": ref}, algorithm_of(settings)).advantages
     one = [110.0, 111.5, 107.0, 220.0]
     assert (got - 2000).tolist() == [*one, 110.5, 107.0, 107.0, 220.0, *one]
 

@@ -51,5 +51,14 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
     return (values - mean) * (variance + 1e-8).rsqrt()
 
 
+def spread(values: Tensor, mask: Tensor) -> dict[str, float]:
+    """Mean, biased std, max and min of `values` [N] where `mask` [N] is 1; empty if it is nowhere."""
+    chosen = values[mask > 0].double()
+    if not chosen.numel():
+        return {}
+    found = {"mean": chosen.mean(), "std": chosen.std(correction=0), "max": chosen.max(), "min": chosen.min()}
+    return {name: value.item() for name, value in found.items()}
+
+
 def _sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:
     return torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, index, values)

@@ -91,14 +91,14 @@ class MegatronBackend(TrainBackend):
 
         Returns:
             Means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`, `entropy`, `kl_loss`
-            and the other statistics of the loss; `train_rollout_logprob_abs_diff`, the mean absolute difference
+            and the other statistics of the loss; `advantages/mean`, `std`, `max` and `min`; `train_rollout_logprob_abs_diff`, the mean absolute difference
             between the trainer's and the engine's log-probs of trained tokens, in the first step (before any update);
             `tokens` trained in all; `steps`.
         """
         started = time.perf_counter()
         self._check_ids(batch)
         parts = list(batch.split(self.settings.num_steps_per_rollout))
-        arrays = self._per_token(batch, len(parts))
+        arrays, advantages = self._per_token(batch, len(parts))
         history = []
         for number, indices in enumerate(parts):
             history.append(self._one_step(batch, indices, arrays, step + number))
@@ -109,7 +109,7 @@ class MegatronBackend(TrainBackend):
         keys = sorted({key for entry in history for key in entry})
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
         seconds = time.perf_counter() - started
-        return metrics | {"tokens": tokens, "steps": float(len(parts)), "train_seconds": seconds}
+        return {**metrics, **advantages, "tokens": tokens, "steps": float(len(parts)), "train_seconds": seconds}
 
     def _check_ids(self, batch: TrainBatch) -> None:
         """An embedding would read past its end, or under tensor parallelism silently give zeros."""
@@ -120,9 +120,9 @@ class MegatronBackend(TrainBackend):
                 "were they made with another model's tokenizer?"
             )
 
-    def _per_token(self, batch: TrainBatch, num_steps: int) -> dict[str, Tensor]:
-        """Flat float32 [R] arrays over the whole batch, fixed before the first step."""
-        from agentrl.train.objective import advantages
+    def _per_token(self, batch: TrainBatch, num_steps: int) -> tuple[dict[str, Tensor], Mapping[str, float]]:
+        """Flat float32 [R] arrays over the whole batch, fixed before the first step, and metrics of the advantages."""
+        from agentrl.train.objective import estimate
 
         algorithm = algorithm_of(self.algorithm)
         reads = algorithm.reads
@@ -140,8 +140,9 @@ class MegatronBackend(TrainBackend):
         if missing := sorted(reads - found.keys()):
             raise TrainError(f"{algorithm.name} reads {', '.join(missing)}, for which this backend has no model")
         arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
-        arrays["advantages"] = advantages(batch, arrays, algorithm)
-        return {name: array.to(self.device) for name, array in arrays.items()}
+        found_advantages = estimate(batch, arrays, algorithm)
+        arrays["advantages"] = found_advantages.advantages
+        return {name: array.to(self.device) for name, array in arrays.items()}, found_advantages.metrics
 
     def _one_step(
         self, batch: TrainBatch, indices: NDArray[np.int64], arrays: Mapping[str, Tensor], number: int

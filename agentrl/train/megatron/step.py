@@ -23,7 +23,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.base import Algorithm
+from agentrl.algorithms.algorithm import Algorithm
 from agentrl.train.batch import TrainBatch
 from agentrl.train.megatron.data import MicrobatchTensors, Rows, microbatches
 from agentrl.train.megatron.layout import Layout

@@ -107,7 +107,7 @@ class Reference:
         )
         rewards, groups = torch.from_numpy(batch.rewards.copy()), torch.from_numpy(batch.group_ids.copy())
         inputs = AdvantageInputs(rewards, groups, rollouts, lengths, mask.float())
-        advantages = compute_advantages(inputs, self.algorithm)
+        advantages = compute_advantages(inputs, self.algorithm).advantages
         log_probs = self.log_probs(batch)
         ratio = (log_probs - (log_probs.detach() if old is None else old)).exp()
         weights, bounds = (

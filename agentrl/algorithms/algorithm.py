@@ -1,0 +1,83 @@
+"""`Algorithm`: what a learning algorithm reads, the advantages that it gives, and its loss a token.
+
+1. One class and one file an algorithm; an object of it is bound to a run's settings. `registry.algorithm_of` alone
+   knows names: everyone else asks the object, so that no trainer has an `if` for an algorithm.
+2. `advantages` sees the whole rollout at once: groups of any size, fan-out and global statistics need no
+   communication. It gives masked tokens a value too, and they weigh 0 later.
+3. `token_loss` maps the tokens of a microbatch to one loss each, and statistics, detached; `value_loss` those of a
+   critic. Nothing is reduced: `token_weights` says what a token counts in its step, so that a step's loss is
+   `(loss * weights).sum()` in every layout.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from agentrl.algorithms.base import AdvantageInputs, Computed, TokenLoss, TokenView, WeightInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.algorithms.fields import AlgorithmFields
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """An algorithm with the settings of a run."""
+
+    name: ClassVar[str]
+    """As the command line and messages spell it."""
+    takes: ClassVar[frozenset[str]]
+    """The fields of `AlgorithmSettings` that have an effect; the others are refused if they are given."""
+    hints: ClassVar[Mapping[str, str]] = {}
+    """For settings that are refused: why, and what to do instead."""
+    supervised: ClassVar[bool] = False
+    """Whether it needs neither rewards nor log-probs of samples."""
+
+    settings: AlgorithmFields
+
+    @property
+    def reads(self) -> frozenset[Computed]:
+        """What must be computed for it. Losses have `old_log_probs` always; only advantages that read them say so."""
+        return frozenset()
+
+    @property
+    def compares_within_group(self) -> bool:
+        """Whether a trajectory that is alone in its group has advantage 0."""
+        return False
+
+    @abstractmethod
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        """One advantage [N] a response token of the whole rollout, before any whitening."""
+
+    @abstractmethod
+    def token_loss(self, view: TokenView) -> TokenLoss:
+        """The loss [N] of each token."""
+
+    def token_weights(self, inputs: WeightInputs) -> Tensor:
+        """What each token [N] counts in its step's loss; by default `ops.weights.token_weights`."""
+        from agentrl.algorithms.ops.weights import token_weights
+
+        per_token = self.settings.calculate_per_token_loss
+        return token_weights(inputs.loss_mask, inputs.lengths, inputs.rollout_ids, per_token=per_token)
+
+    def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> TokenLoss:
+        """The critic's loss [N] of each token, where `reads` names "values"; by default `ops.values.value_loss`.
+
+        `values` [N] have a gradient; `old_values` are those before the rollout's first step, `returns` of `Estimate`.
+        """
+        from agentrl.algorithms.ops.values import value_loss
+
+        return value_loss(values, old_values, returns, clip=self.settings.value_clip)
+
+    def unused_settings(self) -> list[str]:
+        """A sentence for each setting that was given and has no effect."""
+        chosen = {"loss_type", "advantage_estimator"} | self.takes
+        return [
+            f"{name} {value} has no effect with {self.name}{self.hints.get(name, '; leave it out')}"
+            for name, field in type(self.settings).model_fields.items()
+            if name not in chosen and (value := getattr(self.settings, name)) != field.default
+        ]

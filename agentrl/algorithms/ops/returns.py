@@ -1,0 +1,107 @@
+"""Rewards of steps, and what is summed up of them along a sample.
+
+1. The steps of the policy are the tokens with mask 1. What runs along a sample (returns, GAE) passes over the others: a
+   tool's tokens are neither a step nor discounted, and get 0.
+2. A reward that stands at another token belongs to the step before it, of which it is a consequence; one before the
+   sample's first step belongs to none and is left out.
+3. Each sample is a sequence of its own, and ends with value 0.
+"""
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.base import AdvantageInputs, need
+
+
+def sample_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
+    """Each sample's reward, less kl_coef times its KL summed over its steps; [S] float64, NaN where unknown."""
+    rewards = inputs.rewards.double()
+    return rewards - kl_coef * _per_sample(_kl(inputs), inputs) if kl_coef else rewards
+
+
+def token_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
+    """What each step earned, [N] float64: the sample's reward on its last step, less kl_coef times KL at every step.
+
+    Where there are `step_rewards` they are the whole credit of a sample, and its reward is not added. A reward that is
+    unknown (NaN) is 0.
+    """
+    steps, sample = _steps(inputs)
+    rewards = torch.zeros(len(inputs.loss_mask), dtype=torch.float64, device=inputs.loss_mask.device)
+    if inputs.step_rewards is None:
+        last = torch.ones(len(steps), dtype=torch.bool, device=steps.device)
+        last[:-1] = sample[1:] != sample[:-1]
+        rewards[steps[last]] = inputs.rewards.double().nan_to_num(nan=0.0)[sample[last]]
+    else:
+        rewards = _onto_steps(inputs.step_rewards.double(), inputs, steps, sample)
+    return rewards - kl_coef * _kl(inputs) if kl_coef else rewards
+
+
+def discounted_returns(rewards: Tensor, inputs: AdvantageInputs, gamma: float) -> Tensor:
+    """Of each step the sum over it and its sample's later steps of gamma^(steps between) * reward; [N] float64.
+
+    `rewards` [N] are read at steps only.
+    """
+    steps, sample = _steps(inputs)
+    return _onto_tokens(_discounted(rewards.double()[steps], sample, gamma), steps, inputs)
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, inputs: AdvantageInputs, gamma: float, lambd: float
+) -> Tensor:
+    """GAE (arXiv:1506.02438, eq. 16) over steps; `rewards` and `values` [N] are read at steps only; [N] float64.
+
+    With delta = reward + gamma * V(next step) - V(step), it is the sum of (gamma * lambd)^(steps between) * delta over
+    a step and its sample's later ones.
+    """
+    steps, sample = _steps(inputs)
+    here = values.double()[steps]
+    following = torch.zeros_like(here)
+    following[:-1] = torch.where(sample[1:] == sample[:-1], here[1:], 0.0)
+    delta = rewards.double()[steps] + gamma * following - here
+    return _onto_tokens(_discounted(delta, sample, gamma * lambd), steps, inputs)
+
+
+def _steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """Where the steps are among the tokens, [K], and the sample of each."""
+    steps = inputs.loss_mask.nonzero().flatten()
+    return steps, _sample_of_token(inputs)[steps]
+
+
+def _sample_of_token(inputs: AdvantageInputs) -> Tensor:
+    samples = torch.arange(len(inputs.lengths), device=inputs.lengths.device)
+    return samples.repeat_interleave(inputs.lengths)
+
+
+def _kl(inputs: AdvantageInputs) -> Tensor:
+    """[N] float64, 0 where there is no step, whatever was given."""
+    return need(inputs.kl, "kl", "kl_coef").double().masked_fill(inputs.loss_mask == 0, 0)
+
+
+def _per_sample(values: Tensor, inputs: AdvantageInputs) -> Tensor:
+    return values.new_zeros(len(inputs.lengths)).index_add(0, _sample_of_token(inputs), values)
+
+
+def _onto_steps(rewards: Tensor, inputs: AdvantageInputs, steps: Tensor, sample: Tensor) -> Tensor:
+    """Each token's reward at the last step of its sample that is not after it."""
+    out, tokens = torch.zeros_like(rewards), torch.arange(len(rewards), device=rewards.device)
+    if not len(steps):
+        return out
+    before = torch.searchsorted(steps, tokens, right=True) - 1
+    own = (before >= 0) & (sample[before.clamp(min=0)] == _sample_of_token(inputs))
+    return out.index_add(0, steps[before[own]], rewards[own])
+
+
+def _onto_tokens(values: Tensor, steps: Tensor, inputs: AdvantageInputs) -> Tensor:
+    return values.new_zeros(len(inputs.loss_mask)).index_copy(0, steps, values)
+
+
+def _discounted(values: Tensor, sample: Tensor, factor: float) -> Tensor:
+    """sum over j of factor^j * values[k + j] within a sample [K]; spans double, so the passes are log2 of the longest."""
+    ends = torch.searchsorted(sample, sample, right=True)
+    left = ends - torch.arange(len(values), device=values.device)
+    total, span, longest = values.clone(), 1, int(left.max()) if len(values) else 0
+    while span < longest:
+        later = torch.where(left[:-span] > span, factor**span * total[span:], 0.0)
+        total[:-span] += later
+        span *= 2
+    return total
