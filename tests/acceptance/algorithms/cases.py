@@ -1,0 +1,139 @@
+"""Ragged rollouts from a seed, in plain numpy float64: what the references and our functions are given alike.
+
+`case(seed)` mixes empty, fully masked and one-token samples, tools' tokens (mask 0) between a model's, groups of one to
+five trajectories, trajectories of several samples, samples without a reward (NaN, fully masked), equal rewards, and
+log-ratios from 0 to +-100. Arrays that models computed hold 0 at masked tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FLOATS = ("log_probs", "old", "rollout", "ref", "teacher", "values", "old_values", "returns", "advantages", "kl")
+
+
+@dataclass(frozen=True)
+class Case:
+    """S samples with N response tokens in all, flat and in sample order.
+
+    Attributes:
+        rewards: [S], NaN where there is none. groups, rollouts, lengths: [S].
+        mask, turns, tokens, staleness: [N]; a turn is its model tokens and what the model was shown after them.
+        log_probs, old, rollout, ref, teacher: [N] under the trained, proximal, engine's, reference and teacher model.
+        values, old_values, returns, advantages: [N]. kl: [N], token KL for the reward.
+        step_rewards: [N], a turn's reward on the turn's last model token; a sample's sum to its reward.
+    """
+
+    rewards: Floats
+    groups: Ints
+    rollouts: Ints
+    lengths: Ints
+    mask: Ints
+    turns: Ints
+    tokens: Ints
+    staleness: Ints
+    log_probs: Floats
+    old: Floats
+    rollout: Floats
+    ref: Floats
+    teacher: Floats
+    values: Floats
+    old_values: Floats
+    returns: Floats
+    advantages: Floats
+    kl: Floats
+    step_rewards: Floats
+
+    @classmethod
+    def of(cls, masks: Sequence[Sequence[int]], rewards: Sequence[float], **given: Any) -> Case:
+        """A case written by hand: what is not given is 0, one group, and a rollout for each sample."""
+        samples, tokens = len(masks), sum(map(len, masks))
+        arrays: dict[str, Any] = {f.name: [0] * (samples if f.name == "groups" else tokens) for f in fields(cls)}
+        arrays |= {"rewards": rewards, "rollouts": range(samples), "lengths": list(map(len, masks))}
+        arrays |= {"mask": [bit for row in masks for bit in row]} | given
+        real = {*FLOATS, "rewards", "step_rewards"}
+        return cls(**{name: np.array(list(a), float if name in real else np.int64) for name, a in arrays.items()})
+
+    def samples(self) -> Iterator[tuple[int, range]]:
+        """Each sample with the positions of its tokens."""
+        start = 0
+        for sample, length in enumerate(self.lengths.tolist()):
+            yield sample, range(start, start + length)
+            start += length
+
+    def steps(self) -> Iterator[tuple[int, list[int]]]:
+        """Each sample with the positions of its trained tokens."""
+        for sample, positions in self.samples():
+            yield sample, [t for t in positions if self.mask[t]]
+
+
+def case(seed: int) -> Case:
+    """The rollout of a seed: up to 4 groups, and about 80 tokens."""
+    rng = np.random.default_rng(seed)
+    rewards: list[float] = []
+    groups: list[int] = []
+    rollouts: list[int] = []
+    masks: list[list[int]] = []
+    turns: list[int] = []
+    for group in range(rng.integers(1, 5)):
+        equal = rng.random() < 0.25
+        level = float(rng.normal())
+        for _ in range(rng.integers(1, 6)):
+            rollout = len(set(rollouts)) + 7
+            for _ in range(rng.choice([1, 1, 1, 2, 3])):
+                mask, turn = _sample(rng)
+                failed = rng.random() < 0.1
+                masks.append([0] * len(mask) if failed or rng.random() < 0.08 else mask)
+                turns += turn
+                groups.append(group)
+                rollouts.append(rollout)
+                rewards.append(float("nan") if failed else level if equal else float(rng.normal(level)))
+    n = sum(map(len, masks))
+    old = -rng.exponential(1.0, n)
+    kinds: dict[str, Any] = {name: rng.normal(size=n) for name in FLOATS}
+    kinds["old"] = old
+    for name in ("log_probs", "rollout", "ref", "teacher"):
+        kinds[name] = old + rng.choice([0.0, 0.02, 0.3, 3.0]) * rng.normal(size=n)
+        if rng.random() < 0.25:
+            far = rng.random(n) < 0.3
+            kinds[name] = np.where(far, old + rng.uniform(-100, 100, n), kinds[name])
+    kinds["old_values"] = kinds["values"] + rng.choice([0.05, 1.0]) * rng.normal(size=n)
+    kinds["kl"] = np.abs(kinds["kl"])
+    flat = np.array([bit for row in masks for bit in row], np.int64)
+    kinds = {name: np.where(flat == 1, array, 0.0) for name, array in kinds.items()}
+    made = Case.of(masks, rewards, groups=groups, rollouts=rollouts, turns=turns, tokens=rng.integers(3, 5, n), **kinds)
+    for sample, steps in made.steps():
+        _credit(made, rng, sample, steps)
+    made.staleness[:] = np.where(flat == 1, rng.integers(-1, 5, n), -1)
+    return made
+
+
+def _sample(rng: np.random.Generator) -> tuple[list[int], list[int]]:
+    """A mask and turns: none, one, or a few turns of one to five model tokens, with a tool's tokens between them."""
+    kind = rng.random()
+    if kind < 0.2:
+        return ([], []) if kind < 0.1 else ([1], [1])
+    mask: list[int] = []
+    turns: list[int] = []
+    for turn in range(1, rng.integers(2, 5)):
+        spoken, shown = rng.integers(1, 6), rng.integers(0 if turn == 3 else 1, 3)
+        mask += [1] * spoken + [0] * shown
+        turns += [turn] * (spoken + shown)
+    return mask, turns
+
+
+def _credit(made: Case, rng: np.random.Generator, sample: int, steps: list[int]) -> None:
+    """Puts rewards on the turns' last model tokens; the last turn gets what is left of the sample's reward."""
+    last = [t for i, t in enumerate(steps) if made.turns[t] not in made.turns[steps[i + 1 :]]]
+    for t in last[:-1]:
+        made.step_rewards[t] = rng.choice([0.0, 1.0, -0.5])
+    if last:
+        made.step_rewards[last[-1]] = made.rewards[sample] - made.step_rewards[last[:-1]].sum()

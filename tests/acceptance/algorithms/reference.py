@@ -1,0 +1,408 @@
+"""What the papers define, in plain float64: one sample, one token at a time, slopes written out by hand.
+
+Written from the papers before our own functions were read, with the number of the equation, or the section. Values at
+masked tokens are 0 and mean nothing.
+
+1. A loss takes the weights of the tokens and returns its value a token and the gradient of `(weights * loss).sum()` by
+   the log-probs (or values): the slope is the formula's derivative, not autograd's.
+2. **The one deviation.** A log-ratio is clamped to [-20, 20] before `exp`; outside the ratio's slope is 0.
+3. Where a paper is open, slime's choice is taken and said: `[slime]`. Where slime is open or does not know a tool's
+   tokens: `[ours]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+from typing import Literal
+
+import numpy as np
+
+from tests.acceptance.algorithms.cases import Case, Floats
+
+Graded = tuple[Floats, Floats]
+"""A loss a token [N], and the gradient [N] of its weighted sum."""
+Level = Literal["token", "sequence", "geometric"]
+BOUND = 20.0
+EPSILON = 1e-6
+"""[slime] added to a group's standard deviation, which divides by n - 1."""
+
+
+# Advantages. Members of a group are trajectories: samples that share a rollout id count once, by their mean [ours].
+
+
+def scores(case: Case, kl_coef: float = 0.0) -> list[float]:
+    """A sample's reward minus kl_coef times the sum of its tokens' KL (2402.14740 sec. 2; InstructGPT's)."""
+    return [float(case.rewards[s]) - kl_coef * sum(float(case.kl[t]) for t in steps) for s, steps in case.steps()]
+
+
+def members(case: Case, of: list[float]) -> dict[int, dict[int, float]]:
+    """For each group its trajectories' means over the samples that have a number."""
+    found: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for group, rollout, score in zip(case.groups.tolist(), case.rollouts.tolist(), of, strict=True):
+        if not math.isnan(score):
+            found[group][rollout].append(score)
+    return {g: {r: sum(all_) / len(all_) for r, all_ in inside.items()} for g, inside in found.items()}
+
+
+def centre_and_scale(numbers: list[float], scale: bool) -> tuple[float, float]:
+    """Mean and divisor of a group. One number has no spread: it is centred to 0 whatever divides it."""
+    mean = sum(numbers) / len(numbers)
+    if not scale or len(numbers) == 1:
+        return mean, 1.0
+    return mean, math.sqrt(sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1)) + EPSILON
+
+
+def spread(case: Case, per_sample: list[float]) -> Floats:
+    """A sample's number on each of its trained tokens; NaN (no reward) gives 0."""
+    out = np.zeros(len(case.mask))
+    for sample, steps in case.steps():
+        for t in steps:
+            out[t] = 0.0 if math.isnan(per_sample[sample]) else per_sample[sample]
+    return out
+
+
+def grpo(case: Case, *, std: bool = True, kl_coef: float = 0.0) -> Floats:
+    """2402.03300 sec. 4.1.2: (r - mean) / std; without std Dr. GRPO, 2503.20783 sec. 3.2: r - mean.
+
+    [slime] std with n - 1, plus 1e-6. [ours] a sample of a trajectory of several keeps its own reward; the group's mean
+    and spread are those of the trajectories' means.
+    """
+    own = scores(case, kl_coef)
+    stats = {g: centre_and_scale(list(inside.values()), std) for g, inside in members(case, own).items()}
+    out = []
+    for group, score in zip(case.groups.tolist(), own, strict=True):
+        mean, scale = stats.get(group, (0.0, 1.0))
+        out.append((score - mean) / scale)
+    return spread(case, out)
+
+
+def rloo(case: Case, *, kl_coef: float = 0.0) -> Floats:
+    """2402.14740 sec. 2.2: r_i minus the mean of the other k - 1. [ours] alone in its group: 0, as GRPO."""
+    own = scores(case, kl_coef)
+    groups = members(case, own)
+    out = []
+    for group, rollout, score in zip(case.groups.tolist(), case.rollouts.tolist(), own, strict=True):
+        others = [x for r, x in groups.get(group, {}).items() if r != rollout]
+        alone = score if math.isnan(score) else groups[group][rollout]
+        out.append(score - (sum(others) / len(others) if others else alone))
+    return spread(case, out)
+
+
+def token_rewards(case: Case, kl_coef: float, by_turn: bool = False) -> Floats:
+    """r_t = 1[t is the last step] r - kl_coef kl_t (2501.03262 sec. 3; 1909.08593 eq. 2).
+
+    With `by_turn` the turns' rewards stand where the sample's would [ours].
+    """
+    out = np.zeros(len(case.mask))
+    for sample, steps in case.steps():
+        for t in steps:
+            out[t] = -kl_coef * case.kl[t] + (case.step_rewards[t] if by_turn else 0.0)
+        if steps and not by_turn:
+            out[steps[-1]] += case.rewards[sample]
+    return out
+
+
+def discounted(case: Case, rewards: Floats, gamma: float) -> Floats:
+    """G_t = r_t + gamma G_{t+1} over the steps, which are the tokens with mask 1 [ours: slime counts a tool's too]."""
+    out = np.zeros(len(case.mask))
+    for _, steps in case.steps():
+        following = 0.0
+        for t in reversed(steps):
+            following = float(rewards[t]) + gamma * following
+            out[t] = following
+    return out
+
+
+def whitened(case: Case, values: Floats) -> Floats:
+    """(A - mean) / sqrt(var + 1e-8) over all trained tokens (2501.03262 sec. 3); var divides by n, as the authors'
+    OpenRLHF; [slime] divides by n - 1."""
+    trained = [float(values[t]) for _, steps in case.steps() for t in steps]
+    if not trained:
+        return np.zeros(len(values))
+    mean = math.fsum(trained) / len(trained)
+    variance = math.fsum((x - mean) ** 2 for x in trained) / len(trained)
+    return np.where(case.mask == 1, (values - mean) / math.sqrt(variance + 1e-8), 0.0)
+
+
+def reinforce_plus_plus(case: Case, *, kl_coef: float = 0.0, gamma: float = 1.0) -> Floats:
+    """2501.03262 sec. 3, before whitening: discounted returns of the token rewards."""
+    return discounted(case, token_rewards(case, kl_coef), gamma)
+
+
+def reinforce_plus_plus_baseline(case: Case, *, kl_coef: float = 0.0) -> Floats:
+    """2501.03262 sec. 3 (baseline), before whitening: reward minus the group's mean, minus kl_coef kl_t [slime]."""
+    return np.where(case.mask == 1, grpo(case, std=False) - kl_coef * case.kl, 0.0)
+
+
+def gae(case: Case, rewards: Floats, *, gamma: float, lambd: float) -> tuple[Floats, Floats]:
+    """1506.02438 eq. 16: A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t; A and A + V.
+
+    Over steps: V_{t+1} is the value at the next trained token, and 0 after the last.
+    """
+    advantages = np.zeros(len(case.mask))
+    for _, steps in case.steps():
+        deltas = []
+        for i, t in enumerate(steps):
+            following = float(case.values[steps[i + 1]]) if i + 1 < len(steps) else 0.0
+            deltas.append(float(rewards[t]) + gamma * following - float(case.values[t]))
+        for k, t in enumerate(steps):
+            advantages[t] = sum((gamma * lambd) ** i * delta for i, delta in enumerate(deltas[k:]))
+    return advantages, np.where(case.mask == 1, advantages + case.values, 0.0)
+
+
+def turn_returns(case: Case, gamma: float) -> list[tuple[int, int, list[int], float]]:
+    """2505.10978 eq. 5: R_k = sum_j gamma^(j-k) r_j over a sample's turns: (sample, turn, its trained tokens, R)."""
+    out = []
+    for sample, steps in case.steps():
+        turns = sorted({int(case.turns[t]) for t in steps})
+        rewards = [sum(float(case.step_rewards[t]) for t in steps if case.turns[t] == k) for k in turns]
+        for i, turn in enumerate(turns):
+            total = sum(gamma**j * r for j, r in enumerate(rewards[i:]))
+            out.append((sample, turn, [t for t in steps if case.turns[t] == turn], total))
+    return out
+
+
+def compared(case: Case, gamma: float, keys: Mapping[tuple[int, int], Hashable], std: bool) -> Floats:
+    """(R - mean) / std of turn returns among the (sample, turn) that share a key (2505.10978 eq. 7); alone: 0."""
+    turns = turn_returns(case, gamma)
+    together: dict[Hashable, list[float]] = defaultdict(list)
+    for sample, turn, _, total in turns:
+        together[keys[sample, turn]].append(total)
+    out = np.zeros(len(case.mask))
+    for sample, turn, steps, total in turns:
+        mean, scale = centre_and_scale(together[keys[sample, turn]], std)
+        out[steps] = (total - mean) / scale
+    return out
+
+
+def states(case: Case) -> dict[tuple[int, int], Hashable]:
+    """2505.10978 eq. 6: a turn's anchor state is its group and what the model was shown directly before it."""
+    out: dict[tuple[int, int], Hashable] = {}
+    for sample, positions in case.samples():
+        shown: list[int] = []
+        for t in positions:
+            if case.mask[t]:
+                out.setdefault((sample, int(case.turns[t])), (int(case.groups[sample]), tuple(shown)))
+                shown = []
+            else:
+                shown.append(int(case.tokens[t]))
+    return out
+
+
+def gigpo(case: Case, *, gamma: float, weight: float, std: bool = True) -> Floats:
+    """2505.10978 eq. 8: A = A_episode + w A_step; the episode's (eq. 3) is GRPO's."""
+    return grpo(case, std=std) + weight * compared(case, gamma, states(case), std)
+
+
+def distilled(case: Case, *, base: Floats | None = None, coef: float = 1.0) -> Floats:
+    """Reverse KL a token as the advantage: -(log student - log teacher) (2306.13649 sec. 3, sampled by the student;
+    Thinking Machines, On-Policy Distillation); mixed [slime]: A - coef (log student - log teacher)."""
+    base = np.zeros(len(case.mask)) if base is None else base
+    return np.where(case.mask == 1, base - coef * (case.old - case.teacher), 0.0)
+
+
+def overlong(length: int, limit: int, buffer: int) -> float:
+    """2503.14476 eq. 13: 0 up to limit - buffer, then linear to -1 at the limit, -1 beyond."""
+    if length <= limit - buffer:
+        return 0.0
+    return ((limit - buffer) - length) / buffer if length <= limit else -1.0
+
+
+# Losses.
+
+
+def ratio(log_ratio: float) -> tuple[float, float]:
+    """exp(clamp(x, -20, 20)) and its derivative by x."""
+    value = math.exp(max(-BOUND, min(BOUND, log_ratio)))
+    return value, value if abs(log_ratio) < BOUND else 0.0
+
+
+def clipped(log_ratio: float, advantage: float, low: float, high: float, dual: float | None) -> tuple[float, float]:
+    """1707.06347 eq. 7: -min(r A, clip(r, 1 - low, 1 + high) A); low and high apart as 2503.14476 eq. 8.
+
+    Dual clip, 1912.09729 eq. 5: for A < 0 the objective is at least c A. Also the derivative by the log-ratio.
+    """
+    r, dr = ratio(log_ratio)
+    value, slope = -r * advantage, -dr * advantage
+    bounded = -max(1 - low, min(1 + high, r)) * advantage
+    if bounded > value:
+        value, slope = bounded, 0.0
+    if dual is not None and advantage < 0 and -dual * advantage < value:
+        value, slope = -dual * advantage, 0.0
+    return value, slope
+
+
+def ppo(case: Case, weights: Floats, *, low: float, high: float, dual: float | None = None) -> Graded:
+    """Clipped surrogate a token."""
+    value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
+    for _, steps in case.steps():
+        for t in steps:
+            value[t], slope = clipped(case.log_probs[t] - case.old[t], case.advantages[t], low, high, dual)
+            gradient[t] = weights[t] * slope
+    return value, gradient
+
+
+def gspo(case: Case, weights: Floats, *, low: float, high: float, dual: float | None = None) -> Graded:
+    """2507.18071 eq. 5 and 7: s = exp(mean over the sample's trained tokens of the log-ratio), clipped as PPO's ratio.
+
+    Each token carries the sequence's loss; by eq. 10 each token's log-prob gets 1/n of the sequence's slope.
+    """
+    value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
+    for _, steps in case.steps():
+        mean = sum(float(case.log_probs[t] - case.old[t]) for t in steps) / max(len(steps), 1)
+        total = 0.0
+        for t in steps:
+            value[t], slope = clipped(mean, case.advantages[t], low, high, dual)
+            total += weights[t] * slope
+        for t in steps:
+            gradient[t] = total / len(steps)
+    return value, gradient
+
+
+def cispo(case: Case, weights: Floats, *, low: float, high: float) -> Graded:
+    """2506.13585 eq. 4 and 5: -sg(clip(r, 1 - low, 1 + high)) A log pi."""
+    value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
+    for _, steps in case.steps():
+        for t in steps:
+            factor = max(1 - low, min(1 + high, ratio(case.log_probs[t] - case.old[t])[0]))
+            value[t] = -factor * case.advantages[t] * case.log_probs[t]
+            gradient[t] = weights[t] * -factor * case.advantages[t]
+    return value, gradient
+
+
+def kl(kind: str, log_prob: float, ref: float) -> tuple[float, float]:
+    """Estimates of KL(pi || ref) (joschu.net/blog/kl-approx.html; k3 is 2402.03300 eq. 4) and d/d log pi.
+
+    [slime] low_var_kl is k3 clamped to [-10, 10].
+    """
+    x = log_prob - ref
+    if kind == "k1":
+        return x, 1.0
+    if kind == "k2":
+        return x * x / 2, x
+    inverse, slope = ratio(-x)
+    value, slope = inverse - 1 + x, 1 - slope
+    if kind == "low_var_kl" and abs(value) > 10:
+        return 10.0, 0.0
+    return value, slope
+
+
+def kl_loss(case: Case, weights: Floats, kind: str, *, unbiased: bool = False) -> Graded:
+    """KL to the reference in the loss. Unbiased (2512.02556 sec. 3.1): times the ratio to the old policy, whose slope
+    counts too; [slime] low_var_kl is clamped after that."""
+    value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
+    for _, steps in case.steps():
+        for t in steps:
+            plain = "k3" if unbiased and kind == "low_var_kl" else kind
+            k, dk = kl(plain, case.log_probs[t], case.ref[t])
+            if unbiased:
+                r, dr = ratio(case.log_probs[t] - case.old[t])
+                k, dk = r * k, dr * k + r * dk
+                if kind == "low_var_kl" and abs(k) > 10:
+                    k, dk = math.copysign(10.0, k), 0.0
+            value[t], gradient[t] = k, weights[t] * dk
+    return value, gradient
+
+
+def value_loss(case: Case, weights: Floats, clip: float) -> Graded:
+    """max((V - R)^2, (clip(V, V_old +- clip) - R)^2) (PPO's code; 1811.02553 sec. 4.1). [slime] no factor 1/2."""
+    value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
+    for _, steps in case.steps():
+        for t in steps:
+            v, old, target = float(case.values[t]), float(case.old_values[t]), float(case.returns[t])
+            near = max(old - clip, min(old + clip, v))
+            free, bound = (v - target) ** 2, (near - target) ** 2
+            value[t] = max(free, bound)
+            gradient[t] = weights[t] * (2 * (v - target) if free >= bound else 0.0)
+    return value, gradient
+
+
+# What a token counts.
+
+
+def per_token(case: Case) -> Floats:
+    """2503.14476 eq. 12: 1 over the step's trained tokens."""
+    return np.where(case.mask == 1, 1 / max(int(case.mask.sum()), 1), 0.0)
+
+
+def per_trajectory(case: Case, *, live: bool) -> Floats:
+    """2402.03300 eq. 3: the mean over trajectories of the mean over a trajectory's trained tokens (its samples' in one
+    [slime]). Trajectories: all of the step [slime, and the paper's 1/G], or those with a trained token."""
+    tokens: dict[int, int] = defaultdict(int)
+    for sample, steps in case.steps():
+        tokens[int(case.rollouts[sample])] += len(steps)
+    count = max(sum(1 for n in tokens.values() if n or not live), 1)
+    out = np.zeros(len(case.mask))
+    for sample, steps in case.steps():
+        out[steps] = 1 / (max(tokens[int(case.rollouts[sample])], 1) * count)
+    return out
+
+
+def constant(case: Case, length: int, *, live: bool) -> Floats:
+    """2503.20783 sec. 3.2 (Dr. GRPO): the sum over tokens divided by a constant length, mean over trajectories."""
+    seen = {int(case.rollouts[s]) for s, steps in case.steps() if steps or not live}
+    return np.where(case.mask == 1, 1 / (length * max(len(seen), 1)), 0.0)
+
+
+# Off-policy corrections: factors and masks on the surrogate, without gradient. rho = old policy / engine's policy.
+
+
+def log_rho(case: Case, level: Level) -> Floats:
+    """log rho a token; a sequence's is the sum over its trained tokens (the product of ratios), geometric their mean."""
+    out = np.zeros(len(case.mask))
+    for _, steps in case.steps():
+        each = [float(case.old[t] - case.rollout[t]) for t in steps]
+        for t, x in zip(steps, each, strict=True):
+            out[t] = x if level == "token" else sum(each) if level == "sequence" else sum(each) / len(each)
+    return out
+
+
+def rho(case: Case, level: Level) -> Floats:
+    return np.array([ratio(x)[0] for x in log_rho(case, level).tolist()])
+
+
+def tis(case: Case, level: Level, low: float, high: float) -> Floats:
+    """Truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl): clamp(rho, low, high)."""
+    return np.array([max(low, min(high, x)) for x in rho(case, level).tolist()])
+
+
+def mis(case: Case, level: Level, low: float, high: float) -> Floats:
+    """Masked importance sampling, IcePop (2510.18855 sec. 2.3.2): rho inside [low, high], else 0."""
+    return np.array([x if low <= x <= high else 0.0 for x in rho(case, level).tolist()])
+
+
+def rejected(case: Case, level: Level, low: float, high: float) -> Floats:
+    """1 where the ratio lies in [low, high], else 0: with a sequence's ratio whole sequences go [slime's mis.py]."""
+    return np.array([1.0 if low <= x <= high else 0.0 for x in rho(case, level).tolist()])
+
+
+def veto(case: Case, threshold: float) -> Floats:
+    """0 for all of a sample in which one trained token's rho is below the threshold [slime's mis.py]."""
+    out = np.ones(len(case.mask))
+    for _, steps in case.steps():
+        if any(float(case.old[t] - case.rollout[t]) < math.log(threshold) for t in steps):
+            out[steps] = 0.0
+    return out
+
+
+def opsm(case: Case, delta: float) -> Floats:
+    """[slime --use-opsm] 0 where A < 0 and the sample's mean of log old - log pi is above delta (2512.02556 sec. 3.1)."""
+    out = np.ones(len(case.mask))
+    for _, steps in case.steps():
+        mean = sum(float(case.old[t] - case.log_probs[t]) for t in steps) / max(len(steps), 1)
+        for t in steps:
+            out[t] = 0.0 if case.advantages[t] < 0 and mean > delta else 1.0
+    return out
+
+
+def decoupled(case: Case) -> Floats:
+    """2505.24298 eq. 5 (2110.00641): pi_proximal / pi_behaviour, in front of PPO's surrogate around the proximal
+    policy: with `old` the proximal log-probs, the surrogate is `ppo` times this factor."""
+    return rho(case, "token")
+
+
+def fresh(case: Case, most: int) -> Floats:
+    """[ours] 1 where a token is at most `most` rollouts stale; unknown staleness (-1) counts as fresh."""
+    return np.array([1.0 if s <= most else 0.0 for s in case.staleness.tolist()])
