@@ -89,6 +89,20 @@ class Member:
         """`/server_info`: all server options and the version."""
         return await self._object("/server_info")
 
+    async def encode(self, text: str) -> list[int]:
+        """`text` as ids, by the engine's own tokenizer."""
+        body = {"text": text, "return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}}
+        answer = await self._call("POST", "/generate", body)
+        try:
+            return [triple[1] for triple in answer["meta_info"]["input_token_logprobs"]]
+        except (KeyError, TypeError, IndexError) as error:
+            raise EngineRejected(
+                f"{self.url} is no SGLang server: /generate should answer a text with input_token_logprobs, "
+                f"got {answer!r:.120}",
+                status=200,
+                kind="not_sglang",
+            ) from error
+
     # ---- generation control -------------------------------------------------------------------------------
 
     async def abort(self, rid: str) -> None:

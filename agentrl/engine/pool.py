@@ -170,12 +170,38 @@ class EnginePool:
             EngineRejected: the engine refused the request (`status`), or its answer is malformed or does not fit the
                 request; kind `context_overflow` where the prompt or the answer does not fit the context.
         """
+        return await self._asked(rid or uuid.uuid4().hex, input_ids, params, session_id, deadline)
+
+    async def log_probs(self, ids: Sequence[int], count: int, *, session_id: str | None = None) -> list[float]:
+        """Natural-log probabilities of the last `count` of `ids`, each behind all ids before it. Nothing is sampled.
+
+        They are of the model's own distribution, at temperature 1: SGLang scales none that it has not sampled.
+
+        Raises:
+            EngineTimeout, EngineUnreachable, EngineRejected: as `generate`.
+        """
+        if not 0 < count < len(ids):
+            raise ValueError(
+                f"log-probs of {count} tokens were asked for, behind {len(ids) - count}; expected some of each"
+            )
+        params = SamplingParams(temperature=1.0, max_new_tokens=0)
+        return (await self._asked(uuid.uuid4().hex, ids, params, session_id, None, count)).prompt_log_probs
+
+    async def _asked(
+        self,
+        rid: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        session_id: str | None,
+        deadline: float | None,
+        scored: int = 0,
+    ) -> Generation:
         seconds = self.settings.engine_request_timeout if deadline is None else deadline
         try:
             with self.held.patience(seconds):
-                return await self._requests.generate(rid or uuid.uuid4().hex, input_ids, params, session_id)
+                return await self._requests.generate(rid, ids, params, session_id, scored)
         except TimeoutError:
-            raise EngineTimeout(f"no answer to a prompt of {len(input_ids)} tokens within {seconds:g} s") from None
+            raise EngineTimeout(f"no answer to a prompt of {len(ids)} tokens within {seconds:g} s") from None
 
     async def abort(self, rid: str) -> None:
         """End the request that was started as `rid`; its `generate` returns what there is, finish type `abort`.
@@ -209,6 +235,10 @@ class EnginePool:
     async def server_info(self) -> list[dict[str, Any]]:
         """`/server_info` of every engine: all server options and the version."""
         return await self._roster.all(Member.server_info, self.members)
+
+    async def encode(self, text: str) -> list[list[int]]:
+        """`text` as the ids of every engine's own tokenizer, special tokens around it included."""
+        return await self._roster.all(lambda member: member.encode(text), self.members)
 
     # ---- weights ------------------------------------------------------------------------------------------
 

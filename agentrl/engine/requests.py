@@ -57,8 +57,10 @@ class Requests:
         self._prompts, self._vocab_size = PromptEncoder(vocab_size), vocab_size
         self._sent, self._idle = 0, anyio.Event()
 
-    async def generate(self, name: str, ids: Sequence[int], params: SamplingParams, session: str | None) -> Generation:
-        """The whole answer, however often it was interrupted; no deadline here."""
+    async def generate(
+        self, name: str, ids: Sequence[int], params: SamplingParams, session: str | None, scored: int = 0
+    ) -> Generation:
+        """The whole answer, however often it was interrupted, with log-probs of the last `scored` ids; no deadline here."""
         call = self.live[name] = Call(name, session)
         parts: list[Generation] = []
         all_ids = ids
@@ -66,7 +68,7 @@ class Requests:
             with call.waiting:
                 while not parts or parts[-1].finish_reason.type == "abort":
                     rest = params.after(len(all_ids) - len(ids))
-                    got = await self._part(call, all_ids, rest)
+                    got = await self._part(call, all_ids, rest, scored)
                     parts.append(replace(got, finish_reason=_finish(got, rest)))
                     all_ids = [*all_ids, *got.ids]
             return join(parts, len(ids))
@@ -104,13 +106,16 @@ class Requests:
 
     # ---- one part of an answer ----------------------------------------------------------------------------
 
-    async def _part(self, call: Call, ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def _part(self, call: Call, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
+        start = len(ids) - scored
         payload = {
             "return_logprob": True,
             "sampling_params": params.to_wire(),
             "input_ids": orjson.Fragment(self._prompts.encode(ids, call.session_id)),
         }
-        asked = Asked(len(ids), params.max_new_tokens, self._vocab_size)
+        if scored:
+            payload["logprob_start_len"] = start - 1
+        asked = Asked(len(ids), params.max_new_tokens, self._vocab_size, ids[start:])
         failed, began = 0, anyio.current_time()
         while True:
             if call.aborted:

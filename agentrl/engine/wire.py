@@ -99,11 +99,15 @@ class FinishReason:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known."""
+    """What an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known.
+
+    `scored` is the end of the prompt whose log-probs the answer must have.
+    """
 
     prompt_tokens: int
     max_new_tokens: int | None = None
     vocab_size: int | None = None
+    scored: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class Generation:
         weight_versions: (version, start, end) spans over `ids`; one span where the engine does not report spans.
         prompt_tokens, cached_tokens: prompt length, and how much of it the engine had in its cache.
         meta_info: everything else that the engine said about the request.
+        prompt_log_probs: of the prompt's last tokens, where they were asked for; at temperature 1.
     """
 
     ids: list[int]
@@ -129,6 +134,7 @@ class Generation:
     prompt_tokens: int
     cached_tokens: int
     meta_info: Mapping[str, Any] = field(repr=False, compare=False)
+    prompt_log_probs: list[float] = field(default_factory=list)
 
     @classmethod
     def from_wire(cls, answer: Any, asked: Asked) -> Self:
@@ -142,8 +148,9 @@ class Generation:
         meta = _get(answer, "meta_info", dict, "")
         finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
         ids, log_probs = _sampled(meta, answer.get("output_ids"), finish)
-        _check_tokens(ids, log_probs, asked)
+        _check_tokens(ids, asked)
         _check_counts(meta, len(ids), asked)
+        prompt_log_probs = _scored(meta, asked.scored)
         if not ids and finish.type == "length" and asked.max_new_tokens != 0:
             raise EngineRejected(
                 f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length: its "
@@ -151,7 +158,8 @@ class Generation:
                 status=200,
                 kind="context_overflow",
             )
-        meta.pop("output_token_logprobs", None)  # a list of lists a token: costly to keep, and all of it is kept
+        for name in ("output_token_logprobs", "input_token_logprobs"):
+            meta.pop(name, None)  # a list of lists a token: costly to keep, and all of it is kept
         version = str(meta.get("weight_version", ""))
         return cls(
             ids=ids,
@@ -163,6 +171,7 @@ class Generation:
             prompt_tokens=asked.prompt_tokens,
             cached_tokens=meta.get("cached_tokens") or 0,
             meta_info=meta,
+            prompt_log_probs=prompt_log_probs,
         )
 
 
@@ -206,6 +215,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         prompt_tokens=prompt_tokens,
         cached_tokens=parts[0].cached_tokens if parts else 0,
         meta_info=meta,
+        prompt_log_probs=parts[0].prompt_log_probs if parts else [],
     )
 
 
@@ -256,17 +266,37 @@ def _sampled(meta: dict[str, Any], output_ids: Any, finish: FinishReason) -> tup
     triples = meta.get("output_token_logprobs")
     if triples is None and finish.type == "abort" and not output_ids:
         triples = []  # aborted before the first token: the engine has no log-probs to report
+    ids, log_probs = _triples(triples, "output_token_logprobs")
+    if output_ids is not None and output_ids != ids:
+        _malformed("output_ids", f"the {len(ids)} ids of meta_info.output_token_logprobs", output_ids)
+    return ids, log_probs
+
+
+def _scored(meta: dict[str, Any], wanted: Sequence[int]) -> list[float]:
+    """The log-probs of the ids `wanted`, behind one token of which the engine says none."""
+    if not wanted:
+        return []
+    name, found = "input_token_logprobs", meta.get("input_token_logprobs")
+    ids, log_probs = _triples(found[1:] if isinstance(found, list) else found, name)
+    if ids != list(wanted):
+        _malformed(f"meta_info.{name}", f"the ids of the prompt's last {len(wanted)} tokens and one before", found)
+    return log_probs
+
+
+def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
+    """Ids and log-probs of `[log-prob, id, text]`, of the right types; log-probs in range."""
+    name = f"meta_info.{name}"
     if not isinstance(triples, list):
-        _malformed("meta_info.output_token_logprobs", "a list with one [log-prob, id, text] a token", triples)
+        _malformed(name, "a list with one [log-prob, id, text] a token", triples)
     try:
         ids: list[int] = [triple[1] for triple in triples]
         log_probs: list[float] = [triple[0] for triple in triples]
     except (TypeError, IndexError, KeyError):
-        _malformed("meta_info.output_token_logprobs", "a list with one [log-prob, id, text] a token", triples)
+        _malformed(name, "a list with one [log-prob, id, text] a token", triples)
     if set(map(type, log_probs)) - _NUMBERS or set(map(type, ids)) - {int}:
-        _malformed("meta_info.output_token_logprobs", "numbers as log-probs and whole numbers as ids", triples)
-    if output_ids is not None and output_ids != ids:
-        _malformed("output_ids", f"the {len(ids)} ids of meta_info.output_token_logprobs", output_ids)
+        _malformed(name, "numbers as log-probs and whole numbers as ids", triples)
+    if ids and (max(log_probs) > _ROUNDING or min(log_probs) < _LEAST):
+        _malformed(name, "log-probs of at most 0 in float32", max(log_probs, key=abs))
     return ids, log_probs
 
 
@@ -275,15 +305,13 @@ _SPECULATION: Final = ("spec_accept_token_num", "spec_draft_token_num", "spec_ve
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECULATION)
 
 
-def _check_tokens(ids: list[int], log_probs: list[float], asked: Asked) -> None:
+def _check_tokens(ids: list[int], asked: Asked) -> None:
     if not ids:
         return
     if min(ids) < 0 or (asked.vocab_size is not None and max(ids) >= asked.vocab_size):
         known = "" if asked.vocab_size is None else f" to {asked.vocab_size - 1}; does it serve the model of this run?"
         bad = min(ids) if min(ids) < 0 else max(ids)
         _malformed("meta_info.output_token_logprobs", f"ids from 0{known}", bad)
-    if max(log_probs) > _ROUNDING or min(log_probs) < _LEAST:
-        _malformed("meta_info.output_token_logprobs", "log-probs of at most 0 in float32", max(log_probs, key=abs))
     if asked.max_new_tokens is not None and len(ids) > asked.max_new_tokens:
         _malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
 

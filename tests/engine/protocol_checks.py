@@ -14,7 +14,7 @@ import orjson
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.engine import (
     BroadcastUpdate,
@@ -65,6 +65,18 @@ async def check_generate(pool: EnginePool, model: Path, tolerance: float) -> Non
     )
     assert stopped.finish_reason.type in ("stop", "length")
     assert stopped.ids == first.ids[: len(stopped.ids)]
+
+
+async def check_scores(pool: EnginePool, model: Path, tolerance: float) -> None:
+    """Log-probs of given tokens, whether or not their beginning is cached, and the engine's tokenizer."""
+    ids = [*PROMPT, 99, 3, 407, 12, 12]
+    for count in (5, 1, len(ids) - 1, 5):
+        got = await pool.log_probs(ids, count, session_id="s")
+        want = reference_log_probs(model, ids[:-count], ids[-count:])
+        assert (torch.tensor(got) - want).abs().max().item() <= tolerance
+    text = "What is 12 plus 30?<|im_end|>\n"
+    want_ids = AutoTokenizer.from_pretrained(model)(text)["input_ids"]
+    assert await pool.encode(text) == [want_ids] * len(pool.urls)
 
 
 async def check_abort(pool: EnginePool) -> None:

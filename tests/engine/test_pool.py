@@ -16,6 +16,8 @@ from tests.engine.faults import (
     FAST,
     PARAMS,
     FaultyServer,
+    Reply,
+    answer,
     late,
     ok,
     reset,
@@ -129,6 +131,33 @@ async def test_an_answer_must_fit_the_request_and_the_model(ids: list[int], said
     async with serving(ok(ids)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
         with pytest.raises(EngineRejected, match=rf"{said}.* \(from {server.url}\)"):
             await pool.generate([1], PARAMS)
+
+
+async def test_log_probs_that_an_engine_gets_wrong_are_asked_of_another() -> None:
+    def scores(*log_probs: float | None) -> Reply:
+        async def reply(_: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
+            ids = body["input_ids"][body["logprob_start_len"] :]
+            found = [[p, i, None] for p, i in zip((None, *log_probs), ids, strict=True)]
+            return web.json_response(answer([], input_token_logprobs=found, prompt_tokens=len(body["input_ids"])))
+
+        return reply
+
+    async with (
+        serving(scores(-1.0, None)) as bad,
+        serving(scores(-1.0, -2.0)) as good,
+        EnginePool([bad.url, good.url], FAST, vocab_size=None) as pool,
+    ):
+        for _ in range(2):
+            assert await pool.log_probs([4, 5, 6], 2) == [-1.0, -2.0]
+    assert bad.generates[0]["logprob_start_len"] == 0
+    assert bad.generates[0]["sampling_params"] == {"temperature": 1.0, "max_new_tokens": 0}
+
+
+@pytest.mark.parametrize("count", [0, 3])
+async def test_log_probs_need_a_token_before_them(count: int) -> None:
+    async with EnginePool(["http://nowhere"], FAST, vocab_size=None) as pool:
+        with pytest.raises(ValueError, match="some of each"):
+            await pool.log_probs([4, 5, 6], count)
 
 
 async def test_a_slow_answer_is_a_timeout_and_is_aborted() -> None:

@@ -38,6 +38,7 @@ async def pool(tiny_model: Path, tmp_path: Path) -> AsyncIterator[EnginePool]:
 async def test_everything_an_engine_must_do(pool: EnginePool, tiny_model: Path, other_model: Path) -> None:
     # One test and one server: a start costs half a minute.
     await checks.check_generate(pool, tiny_model, TOLERANCE)
+    await checks.check_scores(pool, tiny_model, TOLERANCE)
     await checks.check_abort(pool)
     await checks.check_cancel(pool)
     await checks.check_every_mode(pool, tiny_model, other_model, TOLERANCE)

@@ -141,6 +141,36 @@ def test_an_empty_answer_is_a_full_context_unless_nothing_was_asked_for() -> Non
     assert Generation.from_wire(answer([]), Asked(3, max_new_tokens=0)).ids == []
 
 
+SCORED = Asked(prompt_tokens=3, max_new_tokens=0, scored=(7, 8))
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        (None, "a list with one"),
+        ([], "the ids of the prompt's last 2 tokens"),
+        ([[None, 6, None], [-1.0, 7, None]], "the ids of the prompt's last 2 tokens"),
+        ([[None, 6, None], [-1.0, 7, None], [-1.0, 9, None]], "the ids of the prompt's last 2 tokens"),
+        ([[None, 6, None], [-1.0, 7, None], [None, 8, None]], "numbers as log-probs"),  # SGLang writes NaN so
+        ([[None, 6, None], [-1.0, 7, None], ["x", 8, None]], "numbers as log-probs"),
+        ([[None, 6, None], [-1.0, 7, None], [0.3, 8, None]], "at most 0"),
+        ([[None, 6, None], [-1.0, 7, None], [-1e39, 8, None]], "at most 0"),
+        ([[None, 6, None], [-1.0], [-1.0, 8, None]], "a list with one"),
+    ],
+)
+def test_log_probs_of_a_prompt_must_be_those_of_the_tokens_asked_for(scores: Any, said: str) -> None:
+    with pytest.raises(EngineRejected, match=said) as caught:
+        Generation.from_wire(answer([], input_token_logprobs=scores), SCORED)
+    assert "input_token_logprobs" in str(caught.value)
+
+
+def test_log_probs_of_a_prompt_are_read() -> None:
+    scores = [[None, 6, None], [-1.5, 7, None], [-0.25, 8, None]]
+    got = Generation.from_wire(answer([], input_token_logprobs=scores), SCORED)
+    assert got.prompt_log_probs == [-1.5, -0.25]
+    assert "input_token_logprobs" not in got.meta_info
+
+
 def test_rounding_above_zero_is_no_contradiction() -> None:
     assert Generation.from_wire(answer([1], output_token_logprobs=[[4e-6, 1, None]]), ASKED).log_probs == [4e-6]
 
