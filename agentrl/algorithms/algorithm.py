@@ -36,6 +36,8 @@ class Algorithm(ABC):
     """For settings that are refused: why, and what to do instead."""
     supervised: ClassVar[bool] = False
     """Whether it needs neither rewards nor log-probs of samples."""
+    whitened: ClassVar[bool] = False
+    """Whether its advantages are whitened where `normalize_advantages` is not given."""
 
     settings: AlgorithmFields
 
@@ -72,6 +74,16 @@ class Algorithm(ABC):
         from agentrl.algorithms.ops.values import value_loss
 
         return value_loss(values, old_values, returns, clip=self.settings.value_clip)
+
+    @property
+    def whitens(self) -> bool:
+        """Whether the advantages are whitened."""
+        given = self.settings.normalize_advantages
+        return self.whitened if given is None else given
+
+    def problems(self) -> list[str]:
+        """A sentence for each setting that it cannot work with; those without effect among them."""
+        return self.unused_settings()
 
     def unused_settings(self) -> list[str]:
         """A sentence for each setting that was given and has no effect."""

@@ -15,19 +15,25 @@ class AlgorithmFields(Settings):
         description="policy_loss is the clipped policy gradient, sft_loss the negative log-likelihood of the response.",
     )
     advantage_estimator: str = Field(
-        "grpo", description="Name of a built-in advantage estimator (grpo), or pkg.mod:function for your own."
+        "grpo",
+        description="grpo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, or "
+        "pkg.mod:function for your own; docs/algorithms.md says which to choose.",
     )
     rewards_normalization: bool = Field(True, description="Subtract the group's mean reward from each reward.")
     grpo_std_normalization: bool = Field(
         True, description="Also divide by the group's reward standard deviation; off gives Dr. GRPO's advantages."
     )
-    normalize_advantages: bool = Field(
-        False, description="Whiten the advantages over all trained tokens of the batch (mean 0, variance 1)."
+    normalize_advantages: bool | None = Field(
+        None,
+        description="Whiten the advantages over all trained tokens of the rollout (mean 0, variance 1). Default: on with "
+        "reinforce_plus_plus and reinforce_plus_plus_baseline, whose papers do so.",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="Discount factor of estimators that use token-level returns.")
     lambd: float = Field(1.0, ge=0, le=1, description="GAE lambda of estimators that use a value function.")
 
-    eps_clip: float = Field(0.2, ge=0, lt=1, description="The ratio is clipped from below at 1 - eps_clip.")
+    eps_clip: float = Field(
+        0.2, ge=0, description="The ratio is clipped from below at 1 - eps_clip; with cispo 1 or more is no bound."
+    )
     eps_clip_high: float | None = Field(
         None, ge=0, description="The ratio is clipped from above at 1 + eps_clip_high; by default eps_clip."
     )
@@ -49,11 +55,17 @@ class AlgorithmFields(Settings):
     )
 
     kl_coef: float = Field(
-        0.0, ge=0, description="Weight of the KL penalty in token rewards, for estimators that have token rewards."
+        0.0,
+        ge=0,
+        description="Subtract kl_coef times the KL to the reference model from the reward: of each token with ppo and "
+        "reinforce_plus_plus, else of the sample.",
     )
     use_kl_loss: bool = Field(False, description="Compute the KL to the reference model and add it to the loss.")
     kl_loss_coef: float = Field(0.0, ge=0, description="Weight of the KL term in the loss.")
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = Field(
         "k1", description="KL estimator per token: k1, k2, k3, or low_var_kl (k3 clamped to [-10, 10])."
+    )
+    use_unbiased_kl: bool = Field(
+        False, description="Multiply the KL term by the ratio to the old policy, so that its gradient is the KL's."
     )
     entropy_coef: float = Field(0.0, description="Weight of the entropy bonus (subtracted from the loss).")

@@ -6,28 +6,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.algorithms.base import AdvantageInputs
-from agentrl.algorithms.policy import PolicyGradient
+from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_ONE_EACH = ", which has one advantage a trajectory; leave it out"
 
 
 class GRPO(PolicyGradient):
     """Group-relative advantages, the same for all tokens of a sample.
 
     A = (reward - mean) / (std + 1e-6) over the sample's group; without `grpo_std_normalization` only the mean is
-    subtracted (Dr. GRPO, arXiv:2503.20783); without `rewards_normalization` the reward is used as it is.
+    subtracted (Dr. GRPO, arXiv:2503.20783); without `rewards_normalization` the reward is used as it is. The reward is
+    that of the environment less `kl_coef` times the sample's KL.
     """
 
     name = "grpo"
     takes = PolicyGradient.takes | {"rewards_normalization", "grpo_std_normalization"}
-    hints: ClassVar[Mapping[str, str]] = {
-        "kl_coef": ", which has no token rewards; use use_kl_loss with kl_loss_coef",
-        "gamma": _ONE_EACH,
-        "lambd": _ONE_EACH,
-    }
+    hints: ClassVar[Mapping[str, str]] = ONE_EACH
 
     @property
     def compares_within_group(self) -> bool:
@@ -35,8 +30,10 @@ class GRPO(PolicyGradient):
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
         from agentrl.algorithms.ops.normalization import group_normalize
+        from agentrl.algorithms.ops.returns import sample_rewards
 
-        rewards, settings = inputs.rewards.double(), self.settings
+        settings = self.settings
+        rewards = sample_rewards(inputs, settings.kl_coef)
         if settings.rewards_normalization:
             divide = settings.grpo_std_normalization
             rewards = group_normalize(rewards, inputs.group_ids, inputs.rollout_ids, divide_by_std=divide)

@@ -5,9 +5,9 @@ A subclass gives `advantages`, and its own `surrogate` where the policy term is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import AdvantageInputs, Computed, TokenLoss, TokenView, need
@@ -18,12 +18,25 @@ if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
 
 
+ONE_EACH: Final[Mapping[str, str]] = {
+    "gamma": ", which has one advantage a sample; leave it out",
+    "lambd": ", which has one advantage a sample; leave it out",
+    "value_clip": ", which has no critic; leave it out",
+}
+"""Why estimators that compare whole samples take no settings of steps."""
+
+
 class PolicyGradient(Algorithm):
-    """surrogate + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token."""
+    """surrogate + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token.
+
+    With `use_unbiased_kl` the KL is multiplied by the ratio to the old policy, through which its gradient goes too
+    (DeepSeek-V3.2, arXiv:2512.02556).
+    """
 
     takes = frozenset(
         {"normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c", "use_rollout_logprobs"}
         | {"calculate_per_token_loss", "use_kl_loss", "kl_loss_coef", "kl_loss_type", "entropy_coef"}
+        | {"kl_coef", "use_unbiased_kl"}
     )
 
     @property
@@ -31,6 +44,10 @@ class PolicyGradient(Algorithm):
         if self.settings.kl_coef:
             return frozenset({"old_log_probs", "ref_log_probs"})
         return frozenset({"ref_log_probs"} if self.settings.use_kl_loss else ())
+
+    def problems(self) -> list[str]:
+        wide = f"eps_clip {self.settings.eps_clip} would bound the ratio by a negative number; use less than 1"
+        return self.unused_settings() + ([wide] if self.settings.eps_clip >= 1 else [])
 
     def surrogate(self, view: TokenView) -> TokenLoss:
         """The policy term; by default PPO's, see `ops.clipping.policy_loss`."""
@@ -43,6 +60,7 @@ class PolicyGradient(Algorithm):
 
     def token_loss(self, view: TokenView) -> TokenLoss:
         """The statistics are those of `surrogate`, `pg_loss`, and where they apply `kl_loss` and `entropy`."""
+        from agentrl.algorithms.ops.clipping import ratio_of
         from agentrl.algorithms.ops.kl import approximate_kl
 
         settings, policy = self.settings, self.surrogate(view)
@@ -50,6 +68,8 @@ class PolicyGradient(Algorithm):
         if settings.use_kl_loss:
             reference = need(view.ref_log_probs, "ref_log_probs", "use_kl_loss")
             kl = approximate_kl(view.log_probs, reference, settings.kl_loss_type)
+            if settings.use_unbiased_kl:
+                kl = kl * ratio_of(view.log_probs, need(view.old_log_probs, "old_log_probs", "use_unbiased_kl"))
             loss = loss + settings.kl_loss_coef * kl
             stats["kl_loss"] = kl.detach()
         if settings.entropy_coef:

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import AdvantageInputs, Estimate, need
+from agentrl.algorithms.cispo import CISPO
 from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.gspo import GSPO
 from agentrl.algorithms.policy import Estimated
+from agentrl.algorithms.ppo import PPO
+from agentrl.algorithms.reinforce_plus_plus import ReinforcePlusPlus
+from agentrl.algorithms.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
+from agentrl.algorithms.rloo import RLOO
 from agentrl.algorithms.sft import SFT
 from agentrl.errors import SettingsError
 from agentrl.plugins import load_object
@@ -21,7 +27,10 @@ from agentrl.plugins import load_object
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
 
-ESTIMATORS: Mapping[str, type[Algorithm]] = {GRPO.name: GRPO}
+ESTIMATORS: Mapping[str, type[Algorithm]] = {
+    algorithm.name: algorithm
+    for algorithm in (GRPO, GSPO, CISPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, PPO)
+}
 LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
 
 
@@ -61,13 +70,13 @@ def algorithm_of(settings: AlgorithmFields) -> Algorithm:
         raise SettingsError(f"--advantage-estimator {path}: expected a function or an Algorithm class, got {found!r}")
     own = isinstance(found, type) and issubclass(found, Algorithm)
     algorithm = found(settings) if own else Estimated(settings, found)
-    if problems := algorithm.unused_settings():
+    if problems := algorithm.problems():
         raise SettingsError(f"--advantage-estimator {path}: {'; '.join(problems)}")
     return algorithm
 
 
 def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Estimate:
-    """Advantages by the algorithm of the settings, whitened if `normalize_advantages`, with a critic's targets.
+    """Advantages by the algorithm of the settings, whitened if it `whitens`, with a critic's targets.
 
     Raises:
         SettingsError: the algorithm is unknown or returned something of another shape.
@@ -82,6 +91,6 @@ def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Es
             f"{inputs.loss_mask.numel()} response tokens, got shape {tuple(found.shape)}"
         )
     returns = (found + need(inputs.values, "values", algorithm.name)).float() if "values" in algorithm.reads else None
-    advantages = whiten(found, inputs.loss_mask) if settings.normalize_advantages else found
+    advantages = whiten(found, inputs.loss_mask) if algorithm.whitens else found
     metrics = {f"advantages/{name}": value for name, value in spread(advantages, inputs.loss_mask).items()}
     return Estimate(advantages.float(), returns, metrics)

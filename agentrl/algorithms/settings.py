@@ -20,8 +20,10 @@ class AlgorithmSettings(AlgorithmFields):
     def _consistent(self) -> Self:
         if self.kl_loss_coef and not self.use_kl_loss:
             raise ValueError(f"kl_loss_coef is {self.kl_loss_coef} but use_kl_loss is off; set use_kl_loss")
+        if self.use_unbiased_kl and not self.use_kl_loss:
+            raise ValueError("use_unbiased_kl changes the KL term of the loss; set use_kl_loss")
         algorithm = built_in(self)
-        if algorithm and (problems := algorithm.unused_settings()):
+        if algorithm and (problems := algorithm.problems()):
             raise ValueError("; ".join(problems))
         return self
 

@@ -28,7 +28,7 @@ def test_defaults_are_slimes() -> None:
     ("changes", "words"),
     [
         ({"advantage_estimator": "grop"}, "did you mean 'grpo'"),
-        ({"kl_coef": 0.1}, "use_kl_loss"),
+        ({"loss_type": "sft_loss", "kl_coef": 0.1}, "kl_coef 0.1 has no effect with sft_loss"),
         ({"kl_loss_coef": 0.1}, "set use_kl_loss"),
         ({"gamma": 0.99}, "gamma 0.99 has no effect"),
         ({"lambd": 0.95}, "lambd 0.95 has no effect"),

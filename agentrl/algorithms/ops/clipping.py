@@ -1,4 +1,4 @@
-"""The clipped policy-gradient loss."""
+"""The clipped policy gradient, and that with a clipped weight."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,15 @@ from agentrl.algorithms.base import TokenLoss
 
 MAX_LOG_RATIO = 20.0
 """|log ratio| is bounded by this before exp: e^20 is far outside every clip range and still finite in fp32."""
+
+
+def ratio_of(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """exp(log_probs - old_log_probs), with gradient in the first; the difference is bounded by `MAX_LOG_RATIO`."""
+    return _log_ratio(log_probs, old_log_probs).exp()
+
+
+def _log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    return (log_probs - old_log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def policy_loss(
@@ -36,7 +45,7 @@ def policy_loss(
         that bound is in force); each marks tokens without a gradient.
     """
     high = eps_clip if eps_clip_high is None else eps_clip_high
-    log_ratio = (log_probs - old_log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = _log_ratio(log_probs, old_log_probs)
     ratio = log_ratio.exp()
     unclipped = -ratio * advantages
     clipped = -ratio.clamp(1 - eps_clip, 1 + high) * advantages
@@ -58,3 +67,23 @@ def policy_loss(
         "pg_clipfrac": low_hit + high_hit,
     }
     return TokenLoss(loss, stats)
+
+
+def clipped_weight_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, eps_clip: float, eps_clip_high: float
+) -> TokenLoss:
+    """CISPO's loss per token: -clip(ratio, 1 - eps_clip, 1 + eps_clip_high) * A * log_probs, the weight detached.
+
+    Args:
+        log_probs: [N], with gradient.
+        old_log_probs, advantages: [N].
+
+    Returns:
+        loss [N], and the statistics `ratio`, `ppo_kl` and `pg_clipfrac` (1 where the weight is a bound; the token has a
+        gradient nevertheless).
+    """
+    log_ratio = _log_ratio(log_probs.detach(), old_log_probs)
+    ratio = log_ratio.exp()
+    weight = ratio.clamp(max(1 - eps_clip, 0.0), 1 + eps_clip_high)
+    hit = (weight != ratio).to(ratio.dtype)
+    return TokenLoss(-weight * advantages * log_probs, {"ratio": ratio, "ppo_kl": -log_ratio, "pg_clipfrac": hit})

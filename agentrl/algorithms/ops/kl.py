@@ -5,7 +5,8 @@ Source: J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-ap
 
 1. k1 = log_ratio: unbiased, high variance, can be negative.
 2. k2 = log_ratio^2 / 2: biased, low variance; its gradient is an unbiased gradient of the KL on-policy.
-3. k3 = exp(-log_ratio) - 1 + log_ratio: unbiased, low variance, never negative.
+3. k3 = exp(-log_ratio) - 1 + log_ratio: unbiased, low variance, never negative. The log-ratio is bounded by -20 from
+   below, where it would be 5e8 and soon infinite.
 4. low_var_kl = k3 clamped to [-10, 10], so that one outlier cannot dominate a batch.
 """
 
@@ -28,13 +29,14 @@ def k2(log_ratio: Tensor) -> Tensor:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """exp(-log_ratio) - 1 + log_ratio."""
-    return (-log_ratio).expm1() + log_ratio
+    """exp(-log_ratio) - 1 + log_ratio, with a log-ratio of at least -20."""
+    bounded = log_ratio.clamp(min=-20.0)
+    return (-bounded).expm1() + bounded
 
 
 def low_var_kl(log_ratio: Tensor) -> Tensor:
-    """k3 clamped to [-10, 10]; the inner clamp keeps exp finite, so a clamped token's gradient is 0 and not NaN."""
-    return k3(log_ratio.clamp(-20.0, 20.0)).clamp(-10.0, 10.0)
+    """k3 clamped to [-10, 10]; a clamped token's gradient is 0."""
+    return k3(log_ratio).clamp(-10.0, 10.0)
 
 
 KL_ESTIMATORS: Final[dict[str, Callable[[Tensor], Tensor]]] = {"k1": k1, "k2": k2, "k3": k3, "low_var_kl": low_var_kl}

@@ -1,0 +1,30 @@
+"""REINFORCE++: discounted returns, whitened over the rollout in place of a critic (arXiv:2501.03262)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from agentrl.algorithms.base import AdvantageInputs
+from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ReinforcePlusPlus(PolicyGradient):
+    """Discounted returns of token rewards (`ops.returns`), whitened over the rollout's trained tokens.
+
+    One sample a prompt is enough.
+    """
+
+    name = "reinforce_plus_plus"
+    takes = PolicyGradient.takes | {"gamma"}
+    hints: ClassVar[Mapping[str, str]] = {"value_clip": ONE_EACH["value_clip"]}
+    whitened = True
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        from agentrl.algorithms.ops.returns import discounted_returns, token_rewards
+
+        settings = self.settings
+        return discounted_returns(token_rewards(inputs, settings.kl_coef), inputs, settings.gamma)

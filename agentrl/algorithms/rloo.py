@@ -1,0 +1,38 @@
+"""RLOO: a trajectory's reward less the mean of the others of its prompt (arXiv:2402.14740, eq. 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from agentrl.algorithms.base import AdvantageInputs
+from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RLOO(PolicyGradient):
+    """The baseline does not contain the sample itself, so the gradient has no bias; the same for all its tokens.
+
+    The reward is the environment's less `kl_coef` times the sample's KL. The paper's loss is REINFORCE, which the
+    clipped ratio is as long as it is 1.
+    """
+
+    name = "rloo"
+    hints: ClassVar[Mapping[str, str]] = {
+        **ONE_EACH,
+        "rewards_normalization": ", which always subtracts the mean of the others; leave it out",
+        "grpo_std_normalization": ", which never divides by the standard deviation; leave it out",
+    }
+
+    @property
+    def compares_within_group(self) -> bool:
+        return True
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        from agentrl.algorithms.ops.normalization import leave_one_out
+        from agentrl.algorithms.ops.returns import sample_rewards
+
+        rewards = sample_rewards(inputs, self.settings.kl_coef)
+        return leave_one_out(rewards, inputs.group_ids, inputs.rollout_ids).repeat_interleave(inputs.lengths)
