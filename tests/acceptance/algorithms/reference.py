@@ -5,7 +5,8 @@ masked tokens are 0 and mean nothing.
 
 1. A loss takes the weights of the tokens and returns its value a token and the gradient of `(weights * loss).sum()` by
    the log-probs (or values): the slope is the formula's derivative, not autograd's.
-2. **The one deviation.** A log-ratio is clamped to [-20, 20] before `exp`; outside the ratio's slope is 0.
+2. **The one deviation.** A log-ratio is clamped to [-20, 20] before `exp`; outside the slope is 0. In k3 and low_var_kl
+   it is clamped from below only, where exp grows, and in both terms: in exp alone the slope would have the wrong sign.
 3. Where a paper is open, slime's choice is taken and said: `[slime]`. Where slime is open or does not know a tool's
    tokens: `[ours]`.
 """
@@ -47,9 +48,11 @@ def members(case: Case, of: list[float]) -> dict[int, dict[int, float]]:
 
 
 def centre_and_scale(numbers: list[float], scale: bool) -> tuple[float, float]:
-    """Mean and divisor of a group. One number has no spread: it is centred to 0 whatever divides it."""
+    """Mean and divisor of a group. [ours] numbers that do not differ, or one, compare nothing: divided by infinity."""
     mean = sum(numbers) / len(numbers)
-    if not scale or len(numbers) == 1:
+    if max(numbers) - min(numbers) <= 1e-12 * (1 + abs(mean)):
+        return mean, math.inf
+    if not scale:
         return mean, 1.0
     return mean, math.sqrt(sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1)) + EPSILON
 
@@ -234,6 +237,11 @@ def clipped(log_ratio: float, advantage: float, low: float, high: float, dual: f
     return value, slope
 
 
+def sft(case: Case, weights: Floats) -> Graded:
+    """-log pi."""
+    return np.where(case.mask == 1, -case.log_probs, 0.0), np.where(case.mask == 1, -weights, 0.0)
+
+
 def ppo(case: Case, weights: Floats, *, low: float, high: float, dual: float | None = None) -> Graded:
     """Clipped surrogate a token."""
     value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
@@ -282,8 +290,9 @@ def kl(kind: str, log_prob: float, ref: float) -> tuple[float, float]:
         return x, 1.0
     if kind == "k2":
         return x * x / 2, x
-    inverse, slope = ratio(-x)
-    value, slope = inverse - 1 + x, 1 - slope
+    bounded = max(x, -BOUND)
+    value = math.exp(-bounded) - 1 + bounded
+    slope = 1 - math.exp(-x) if x > -BOUND else 0.0
     if kind == "low_var_kl" and abs(value) > 10:
         return 10.0, 0.0
     return value, slope

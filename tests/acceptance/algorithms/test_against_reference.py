@@ -1,0 +1,196 @@
+"""Our advantages, losses, weights and corrections against `reference.py`, values and gradients, on the same cases.
+
+Inputs are float64. Numbers agree to 1e-6, relative where they are larger than 1. What a model would have computed at a
+masked token is -inf in a loss's view, and 0, as the trainer makes it, where advantages are estimated.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl.algorithms import (
+    AdvantageInputs,
+    AlgorithmSettings,
+    TokenView,
+    WeightInputs,
+    algorithm_of,
+    compute_advantages,
+)
+from agentrl.algorithms.ops import returns
+from tests.acceptance.algorithms import reference as ref
+from tests.acceptance.algorithms.cases import Case, Floats, Ints, case
+
+CASES = 300
+TOLERANCE = 1e-6
+
+Advantages = Callable[[Case], Floats]
+Loss = Callable[[Case, Floats], ref.Graded]
+
+
+@cache
+def cases() -> list[Case]:
+    return [case(seed) for seed in range(CASES)]
+
+
+def differ(ours: Tensor, theirs: Floats, where: Ints | None = None) -> float:
+    """The largest difference, relative to numbers above 1; infinite if ours is not a number."""
+    mine = ours.detach().double().numpy()
+    difference = np.nan_to_num(np.abs(mine - theirs) / np.maximum(1, np.abs(theirs)), nan=np.inf)
+    return float(np.where(where == 0, 0, difference).max(initial=0.0))
+
+
+def agree(differences: list[float]) -> None:
+    worst = int(np.argmax(differences))
+    assert differences[worst] <= TOLERANCE, f"case({worst}) differs by {differences[worst]:.2g}"
+
+
+def settings(given: dict[str, Any]) -> AlgorithmSettings:
+    return AlgorithmSettings.model_validate(given)
+
+
+def inputs(made: Case, by_turn: bool = False) -> AdvantageInputs:
+    arrays = {"rewards": made.rewards, "group_ids": made.groups, "rollout_ids": made.rollouts, "lengths": made.lengths}
+    arrays |= {"loss_mask": made.mask, "kl": made.kl, "values": made.values, "turns": made.turns, "tokens": made.tokens}
+    arrays |= {"old_log_probs": made.old, "ref_log_probs": made.ref, "teacher_log_probs": made.teacher}
+    arrays |= {"step_rewards": made.step_rewards} if by_turn else {}
+    return AdvantageInputs(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+def view(made: Case, log_probs: Tensor) -> TokenView:
+    sample = torch.arange(len(made.lengths)).repeat_interleave(torch.from_numpy(made.lengths))
+
+    def computed(array: Floats) -> Tensor:
+        return torch.from_numpy(np.where(made.mask == 1, array, -np.inf))
+
+    return TokenView(
+        log_probs=log_probs,
+        loss_mask=torch.from_numpy(made.mask),
+        sample_ids=sample,
+        turn_ids=torch.from_numpy(made.turns),
+        trajectory_ids=torch.from_numpy(made.rollouts)[sample],
+        staleness=torch.from_numpy(made.staleness),
+        num_samples=len(made.lengths),
+        join=lambda sums: sums,
+        entropy=torch.zeros_like(log_probs),
+        old_log_probs=computed(made.old),
+        rollout_log_probs=computed(made.rollout),
+        ref_log_probs=computed(made.ref),
+        teacher_log_probs=computed(made.teacher),
+        values=computed(made.values),
+        advantages=computed(made.advantages),
+    )
+
+
+ADVANTAGES: dict[str, tuple[dict[str, Any], Advantages]] = {
+    "grpo": ({}, ref.grpo),
+    "dr_grpo": ({"grpo_std_normalization": False}, partial(ref.grpo, std=False)),
+    "raw": ({"rewards_normalization": False}, lambda c: ref.spread(c, ref.scores(c))),
+    "whitened": ({"normalize_advantages": True}, lambda c: ref.whitened(c, ref.grpo(c))),
+}
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages(name: str) -> None:
+    given, reference = ADVANTAGES[name]
+    chosen = settings(given)
+    agree([differ(compute_advantages(inputs(c), chosen).advantages, reference(c), c.mask) for c in cases()])
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+def test_returns(by_turn: bool) -> None:
+    found = []
+    for made in cases():
+        given = inputs(made, by_turn)
+        rewards = ref.token_rewards(made, 0.3, by_turn)
+        ours = returns.token_rewards(given, 0.3)
+        assert given.values is not None
+        advantages = returns.generalized_advantages(ours, given.values, given, 0.9, 0.8)
+        found += [
+            max(
+                differ(ours, rewards, made.mask),
+                differ(returns.discounted_returns(ours, given, 0.9), ref.discounted(made, rewards, 0.9), made.mask),
+                differ(advantages, ref.gae(made, rewards, gamma=0.9, lambd=0.8)[0], made.mask),
+            )
+        ]
+    agree(found)
+
+
+def test_sample_rewards() -> None:
+    agree(
+        [
+            differ(
+                returns.sample_rewards(inputs(c), 0.3).nan_to_num(nan=0.0), np.nan_to_num(np.array(ref.scores(c, 0.3)))
+            )
+            for c in cases()
+        ]
+    )
+
+
+LOSSES: dict[str, tuple[dict[str, Any], Loss]] = {
+    "sft": ({"loss_type": "sft_loss"}, ref.sft),
+    "ppo": ({}, partial(ref.ppo, low=0.2, high=0.2)),
+    "clip_higher": ({"eps_clip_high": 0.28}, partial(ref.ppo, low=0.2, high=0.28)),
+    "dual_clip": ({"eps_clip_c": 3.0}, partial(ref.ppo, low=0.2, high=0.2, dual=3.0)),
+}
+
+
+def with_kl(kind: str) -> tuple[dict[str, Any], Loss]:
+    def reference(made: Case, weights: Floats) -> ref.Graded:
+        policy, kl = ref.ppo(made, weights, low=0.2, high=0.2), ref.kl_loss(made, weights, kind)
+        return policy[0] + 0.5 * kl[0], policy[1] + 0.5 * kl[1]
+
+    return {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": kind}, reference
+
+
+LOSSES |= {kind: with_kl(kind) for kind in ("k1", "k2", "k3", "low_var_kl")}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str) -> None:
+    given, reference = LOSSES[name]
+    algorithm, found = algorithm_of(settings(given)), []
+    for seed, made in enumerate(cases()):
+        weights = np.random.default_rng(seed).uniform(0.1, 1.0, len(made.mask)) * made.mask
+        log_probs = torch.from_numpy(np.where(made.mask == 1, made.log_probs, -np.inf)).requires_grad_()
+        loss = algorithm.token_loss(view(made, log_probs)).loss
+        (torch.from_numpy(weights) * loss).sum().backward()
+        values, gradient = reference(made, weights)
+        assert log_probs.grad is not None
+        found.append(max(differ(loss, values, made.mask), differ(log_probs.grad, gradient)))
+    agree(found)
+
+
+def test_value_loss() -> None:
+    algorithm, found = algorithm_of(settings({})), []
+    for made in cases():
+        weights = made.mask / 3
+        predicted = torch.from_numpy(made.values.copy()).requires_grad_()
+        old, target = torch.from_numpy(made.old_values), torch.from_numpy(made.returns)
+        loss = algorithm.value_loss(predicted, old, target).loss
+        (torch.from_numpy(weights) * loss).sum().backward()
+        values, gradient = ref.value_loss(made, weights, 0.2)
+        assert predicted.grad is not None
+        found.append(max(differ(loss, values, made.mask), differ(predicted.grad, gradient)))
+    agree(found)
+
+
+WEIGHTS: dict[str, tuple[dict[str, Any], Advantages]] = {
+    "per_token": ({"calculate_per_token_loss": True}, ref.per_token),
+    "per_trajectory": ({}, partial(ref.per_trajectory, live=True)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights(name: str) -> None:
+    given, reference = WEIGHTS[name]
+    algorithm, found = algorithm_of(settings(given)), []
+    for made in cases():
+        arrays = {"loss_mask": made.mask, "lengths": made.lengths, "rollout_ids": made.rollouts}
+        tensors = {k: torch.from_numpy(array) for k, array in (arrays | {"group_ids": made.groups}).items()}
+        found.append(differ(algorithm.token_weights(WeightInputs(**tensors)), reference(made)))
+    agree(found)
