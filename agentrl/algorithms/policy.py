@@ -67,9 +67,10 @@ class PolicyGradient(Algorithm):
         loss, stats = policy.loss, {**policy.stats, "pg_loss": policy.loss.detach()}
         if settings.use_kl_loss:
             reference = need(view.ref_log_probs, "ref_log_probs", "use_kl_loss")
-            kl = approximate_kl(view.log_probs, reference, settings.kl_loss_type)
+            weight = None
             if settings.use_unbiased_kl:
-                kl = kl * ratio_of(view.log_probs, need(view.old_log_probs, "old_log_probs", "use_unbiased_kl"))
+                weight = ratio_of(view.log_probs, need(view.old_log_probs, "old_log_probs", "use_unbiased_kl"))
+            kl = approximate_kl(view.log_probs, reference, settings.kl_loss_type, weight=weight)
             loss = loss + settings.kl_loss_coef * kl
             stats["kl_loss"] = kl.detach()
         if settings.entropy_coef:

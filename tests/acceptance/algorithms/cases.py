@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,12 @@ def case(seed: int) -> Case:
         _credit(made, rng, sample, steps)
     made.staleness[:] = np.where(flat == 1, rng.integers(-1, 5, n), -1)
     return made
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """300 of them."""
+    return tuple(case(seed) for seed in range(300))
 
 
 def _sample(rng: np.random.Generator) -> tuple[list[int], list[int]]:

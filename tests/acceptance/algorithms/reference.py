@@ -82,14 +82,15 @@ def grpo(case: Case, *, std: bool = True, kl_coef: float = 0.0) -> Floats:
 
 
 def rloo(case: Case, *, kl_coef: float = 0.0) -> Floats:
-    """2402.14740 sec. 2.2: r_i minus the mean of the other k - 1. [ours] alone in its group: 0, as GRPO."""
+    """2402.14740 sec. 2.2: r_i minus the mean of the other k - 1. [ours] alone, or in a group of equals: 0, as GRPO."""
     own = scores(case, kl_coef)
     groups = members(case, own)
     out = []
     for group, rollout, score in zip(case.groups.tolist(), case.rollouts.tolist(), own, strict=True):
-        others = [x for r, x in groups.get(group, {}).items() if r != rollout]
-        alone = score if math.isnan(score) else groups[group][rollout]
-        out.append(score - (sum(others) / len(others) if others else alone))
+        inside = groups.get(group, {})
+        others = [x for r, x in inside.items() if r != rollout]
+        differ = bool(inside) and math.isfinite(centre_and_scale(list(inside.values()), False)[1])
+        out.append(score - sum(others) / len(others) if differ else 0.0)
     return spread(case, out)
 
 
@@ -135,8 +136,12 @@ def reinforce_plus_plus(case: Case, *, kl_coef: float = 0.0, gamma: float = 1.0)
 
 
 def reinforce_plus_plus_baseline(case: Case, *, kl_coef: float = 0.0) -> Floats:
-    """2501.03262 sec. 3 (baseline), before whitening: reward minus the group's mean, minus kl_coef kl_t [slime]."""
-    return np.where(case.mask == 1, grpo(case, std=False) - kl_coef * case.kl, 0.0)
+    """2501.03262 sec. 3 (baseline), before whitening: reward minus the group's mean. The paper has its KL in the loss.
+
+    [ours] with kl_coef it is taken off the reward, as for the other group estimators; [slime] takes a token's own KL
+    off its advantage instead.
+    """
+    return grpo(case, std=False, kl_coef=kl_coef)
 
 
 def gae(case: Case, rewards: Floats, *, gamma: float, lambd: float) -> tuple[Floats, Floats]:
