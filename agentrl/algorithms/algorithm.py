@@ -17,11 +17,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.algorithms.base import AdvantageInputs, Computed, TokenLoss, TokenView, WeightInputs
+from agentrl.algorithms.own import own_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.algorithms.fields import AlgorithmFields
+
+
+WEIGHTS = frozenset(
+    {"calculate_per_token_loss", "loss_denominator", "loss_max_length", "custom_pg_loss_reducer_function_path"}
+)
+"""The settings of `Algorithm.token_weights`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Algorithm(ABC):
     name: ClassVar[str]
     """As the command line and messages spell it."""
     takes: ClassVar[frozenset[str]]
-    """The fields of `AlgorithmSettings` that have an effect; the others are refused if they are given."""
+    """The fields of `AlgorithmSettings` that have an effect beside `WEIGHTS`; others are refused if they are given."""
     hints: ClassVar[Mapping[str, str]] = {}
     """For settings that are refused: why, and what to do instead."""
     supervised: ClassVar[bool] = False
@@ -40,6 +47,11 @@ class Algorithm(ABC):
     """Whether its advantages are whitened where `normalize_advantages` is not given."""
 
     settings: AlgorithmFields
+
+    @property
+    def origin(self) -> str:
+        """Whose loss it is, for messages."""
+        return self.name
 
     @property
     def reads(self) -> frozenset[Computed]:
@@ -60,11 +72,23 @@ class Algorithm(ABC):
         """The loss [N] of each token."""
 
     def token_weights(self, inputs: WeightInputs) -> Tensor:
-        """What each token [N] counts in its step's loss; by default `ops.weights.token_weights`."""
+        """What each token [N] counts in its step's loss, 0 where it does not train.
+
+        By default `ops.weights.token_weights`, or the function of `custom_pg_loss_reducer_function_path`.
+        """
         from agentrl.algorithms.ops.weights import token_weights
 
-        per_token = self.settings.calculate_per_token_loss
-        return token_weights(inputs.loss_mask, inputs.lengths, inputs.rollout_ids, per_token=per_token)
+        settings = self.settings
+        if settings.custom_pg_loss_reducer_function_path:
+            return own_weights(inputs, settings)
+        return token_weights(
+            inputs.loss_mask,
+            inputs.lengths,
+            inputs.rollout_ids,
+            per_token=settings.calculate_per_token_loss,
+            denominator=settings.loss_denominator,
+            max_length=settings.loss_max_length,
+        )
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> TokenLoss:
         """The critic's loss [N] of each token, where `reads` names "values"; by default `ops.values.value_loss`.
@@ -87,7 +111,7 @@ class Algorithm(ABC):
 
     def unused_settings(self) -> list[str]:
         """A sentence for each setting that was given and has no effect."""
-        chosen = {"loss_type", "advantage_estimator"} | self.takes
+        chosen = {"loss_type", "advantage_estimator"} | WEIGHTS | self.takes
         return [
             f"{name} {value} has no effect with {self.name}{self.hints.get(name, '; leave it out')}"
             for name, field in type(self.settings).model_fields.items()

@@ -10,9 +10,13 @@ from agentrl.settings import Settings
 class AlgorithmFields(Settings):
     """What is optimised. Names are slime's flags; formulas are in the algorithms' files and `ops/`."""
 
-    loss_type: Literal["policy_loss", "sft_loss"] = Field(
+    loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = Field(
         "policy_loss",
-        description="policy_loss is the clipped policy gradient, sft_loss the negative log-likelihood of the response.",
+        description="policy_loss is the estimator's own (the clipped policy gradient), sft_loss the negative "
+        "log-likelihood of the response, custom_loss that of custom_loss_function_path.",
+    )
+    custom_loss_function_path: str | None = Field(
+        None, description="pkg.mod:function (TokenView, settings) -> TokenLoss, the loss of custom_loss."
     )
     advantage_estimator: str = Field(
         "grpo",
@@ -47,8 +51,33 @@ class AlgorithmFields(Settings):
     )
     calculate_per_token_loss: bool = Field(
         False,
-        description="Weigh every trained token of a step alike; off weighs every trajectory alike, and those without a "
-        "trained token do not count in the mean.",
+        description="Weigh every trained token of a step alike; off weighs every trajectory alike (see loss_denominator).",
+    )
+    loss_denominator: Literal["live", "all", "constant"] = Field(
+        "live",
+        description="What a step's sum of trajectories' mean losses is divided by: live: trajectories with a trained "
+        "token; all: all trajectories (slime; GRPO's 1/G). constant: every token's loss is divided by all trajectories "
+        "times loss_max_length (Dr. GRPO).",
+    )
+    loss_max_length: int | None = Field(
+        None,
+        gt=0,
+        description="Length that loss_denominator constant divides by, and overlong_buffer_len counts back from; default: "
+        "rollout_max_response_len.",
+    )
+    custom_pg_loss_reducer_function_path: str | None = Field(
+        None,
+        description="pkg.mod:function (WeightInputs, settings) -> weights [N]: what each token counts in the loss of its "
+        "step; in place of calculate_per_token_loss and loss_denominator.",
+    )
+    overlong_buffer_len: int | None = Field(
+        None,
+        gt=0,
+        description="DAPO's overlong reward shaping: the last so many tokens below loss_max_length cost a share of "
+        "overlong_penalty_factor of the reward, longer responses all of it.",
+    )
+    overlong_penalty_factor: float = Field(
+        1.0, gt=0, description="The most that overlong_buffer_len takes from a reward."
     )
     value_clip: float = Field(
         0.2, gt=0, description="The critic's loss is clipped where a value moved further than this from its old one."

@@ -35,8 +35,8 @@ class PolicyGradient(Algorithm):
 
     takes = frozenset(
         {"normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c", "use_rollout_logprobs"}
-        | {"calculate_per_token_loss", "use_kl_loss", "kl_loss_coef", "kl_loss_type", "entropy_coef"}
-        | {"kl_coef", "use_unbiased_kl"}
+        | {"use_kl_loss", "kl_loss_coef", "kl_loss_type", "use_unbiased_kl", "entropy_coef"}
+        | {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}
     )
 
     @property

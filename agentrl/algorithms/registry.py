@@ -1,6 +1,7 @@
 """From a run's settings to its algorithm: the one place where names are known.
 
-1. `--loss-type` names an algorithm that has no advantages to estimate; with policy_loss `--advantage-estimator` does.
+1. `--loss-type` names an algorithm that has no advantages to estimate; with policy_loss and custom_loss
+   `--advantage-estimator` does.
 2. A name with a colon is a path to a user's `Estimator` or `Algorithm`, loaded when first used.
 """
 
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import AdvantageInputs, Estimate, need
 from agentrl.algorithms.cispo import CISPO
+from agentrl.algorithms.custom import CustomLoss
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
+from agentrl.algorithms.own import check_functions, finite, load_function
 from agentrl.algorithms.policy import Estimated
 from agentrl.algorithms.ppo import PPO
 from agentrl.algorithms.reinforce_plus_plus import ReinforcePlusPlus
@@ -22,7 +25,6 @@ from agentrl.algorithms.reinforce_plus_plus_baseline import ReinforcePlusPlusBas
 from agentrl.algorithms.rloo import RLOO
 from agentrl.algorithms.sft import SFT
 from agentrl.errors import SettingsError
-from agentrl.plugins import load_object
 
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
@@ -50,7 +52,9 @@ def check_estimator_name(name: str) -> str:
 
 
 def built_in(settings: AlgorithmFields) -> Algorithm | None:
-    """The algorithm that the settings name, or None if they give a path."""
+    """The algorithm that the settings name, or None if they give a path to its estimator or loss."""
+    if settings.loss_type == "custom_loss":
+        return None
     found = LOSS_TYPES.get(settings.loss_type) or ESTIMATORS.get(settings.advantage_estimator)
     return found(settings) if found else None
 
@@ -62,34 +66,43 @@ def algorithm_of(settings: AlgorithmFields) -> Algorithm:
         PluginError: a path cannot be loaded.
         SettingsError: what the path names is no algorithm, or takes no such settings.
     """
+    check_functions(settings)
     if algorithm := built_in(settings):
         return algorithm
+    estimator = _estimator(settings)
+    if settings.loss_type == "custom_loss":
+        return CustomLoss(settings, estimator)
+    if problems := estimator.problems():
+        raise SettingsError(f"--advantage-estimator {settings.advantage_estimator}: {'; '.join(problems)}")
+    return estimator
+
+
+def _estimator(settings: AlgorithmFields) -> Algorithm:
     path = settings.advantage_estimator
-    found = load_object(path, what="--advantage-estimator")
-    if not callable(found):
-        raise SettingsError(f"--advantage-estimator {path}: expected a function or an Algorithm class, got {found!r}")
+    if path in ESTIMATORS:
+        return ESTIMATORS[path](settings)
+    found = load_function(path, "--advantage-estimator")
     own = isinstance(found, type) and issubclass(found, Algorithm)
-    algorithm = found(settings) if own else Estimated(settings, found)
-    if problems := algorithm.problems():
-        raise SettingsError(f"--advantage-estimator {path}: {'; '.join(problems)}")
-    return algorithm
+    return found(settings) if own else Estimated(settings, found)
 
 
 def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Estimate:
     """Advantages by the algorithm of the settings, whitened if it `whitens`, with a critic's targets.
 
     Raises:
-        SettingsError: the algorithm is unknown or returned something of another shape.
+        PluginError: the algorithm gave something else than a finite number for each trained token.
     """
     from agentrl.algorithms.ops.normalization import spread, whiten
+    from agentrl.algorithms.ops.returns import overlong_shaped
 
     algorithm = algorithm_of(settings)
-    found = algorithm.advantages(inputs)
-    if found.shape != inputs.loss_mask.shape:
-        raise SettingsError(
-            f"advantage_estimator {settings.advantage_estimator!r} must return one value for each of the "
-            f"{inputs.loss_mask.numel()} response tokens, got shape {tuple(found.shape)}"
-        )
+    if settings.overlong_buffer_len:
+        limit = settings.loss_max_length
+        if limit is None:
+            raise SettingsError("overlong_buffer_len needs loss_max_length, the length that it counts back from")
+        inputs = overlong_shaped(inputs, settings.overlong_buffer_len, limit, settings.overlong_penalty_factor)
+    what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
+    found = finite(algorithm.advantages(inputs), inputs.loss_mask, what)
     returns = (found + need(inputs.values, "values", algorithm.name)).float() if "values" in algorithm.reads else None
     advantages = whiten(found, inputs.loss_mask) if algorithm.whitens else found
     metrics = {f"advantages/{name}": value for name, value in spread(advantages, inputs.loss_mask).items()}

@@ -22,10 +22,30 @@ class AlgorithmSettings(AlgorithmFields):
             raise ValueError(f"kl_loss_coef is {self.kl_loss_coef} but use_kl_loss is off; set use_kl_loss")
         if self.use_unbiased_kl and not self.use_kl_loss:
             raise ValueError("use_unbiased_kl changes the KL term of the loss; set use_kl_loss")
+        if (self.loss_type == "custom_loss") != bool(self.custom_loss_function_path):
+            raise ValueError("loss_type custom_loss and custom_loss_function_path go together; set both or none")
+        self._check_weights()
         algorithm = built_in(self)
         if algorithm and (problems := algorithm.problems()):
             raise ValueError("; ".join(problems))
         return self
+
+    def _check_weights(self) -> None:
+        apart = ("calculate_per_token_loss", "loss_denominator", "custom_pg_loss_reducer_function_path")
+        given = [name for name in apart if getattr(self, name) != type(self).model_fields[name].default]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} each say what a token counts in the loss; set one of them")
+        if self.overlong_buffer_len is None and self.overlong_penalty_factor != 1.0:
+            raise ValueError("overlong_penalty_factor has no effect without overlong_buffer_len; set both or none")
+        if self.loss_max_length is not None and not self.needs_length:
+            raise ValueError(
+                "loss_max_length has no effect without loss_denominator constant or overlong_buffer_len; leave it out"
+            )
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether `loss_max_length` is read."""
+        return self.loss_denominator == "constant" or self.overlong_buffer_len is not None
 
     @property
     def supervised(self) -> bool:

@@ -15,7 +15,7 @@ class SFT(Algorithm):
     """-log p a token; the statistic `nll` is the same number, detached."""
 
     name = "sft_loss"
-    takes = frozenset({"calculate_per_token_loss"})
+    takes = frozenset()
     supervised = True
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:

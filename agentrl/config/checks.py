@@ -139,6 +139,16 @@ def lengths(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
     yield f"{asked} does not fit {whose}; {fix}"
 
 
+def overlong(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """The lengths that cost reward must lie below the longest."""
+    buffer, limit = flat["overlong_buffer_len"], flat["loss_max_length"]
+    if buffer is not None and buffer > limit:
+        yield (
+            f"--overlong-buffer-len {buffer} is more than the {limit} tokens of --loss-max-length (by default "
+            f"--rollout-max-response-len); use at most {limit}, a fifth of it is usual"
+        )
+
+
 def over_sampling(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Over-sampling must not be under-sampling."""
     over, prompts = flat.get("over_sampling_batch_size"), flat["rollout_batch_size"]
@@ -200,6 +210,7 @@ CHECKS: tuple[Check, ...] = (
     layout,
     engines,
     lengths,
+    overlong,
     over_sampling,
     staleness,
 )

@@ -34,6 +34,8 @@ class RunSettings(Sections):
 
     @model_validator(mode="after")
     def _hold_together(self) -> Self:
+        if self.algorithm.needs_length and self.algorithm.loss_max_length is None:
+            self._fill("algorithm", loss_max_length=self.rollout.rollout_max_response_len)
         flat = self.flat()
         said = {**flat, **{name: None for name in _FOLLOWS if name not in self.given()}}
         if problems := checks.contradictions(said, read_model_info(flat["hf_checkpoint"])):

@@ -28,11 +28,13 @@ class StepInputs:
 
     Attributes:
         weights: float32 [R], what each token counts.
+        total_weight: their sum (1 if that is 0): statistics are means by these weights, whatever their scale.
         per_token: [R] each, by the field names of `TokenView`.
         num_samples: samples of the step.
     """
 
     weights: Tensor
+    total_weight: float
     per_token: Mapping[str, Tensor]
     num_samples: int
 
@@ -82,7 +84,8 @@ def step_inputs(
     part, device = batch.select(indices), arrays["advantages"].device
     mask, lengths = _tensor(part.loss_mask), _tensor(part.response_lengths)
     rollouts = _tensor(part.rollout_ids)
-    weights = algorithm.token_weights(WeightInputs(mask, lengths, rollouts, _tensor(part.group_ids))).float()
+    weights = algorithm.token_weights(WeightInputs(mask, lengths, rollouts, _tensor(part.group_ids)))
+    total_weight = weights.sum().item() or 1.0
     tokens = torch.from_numpy(batch.response_positions(indices)).to(device)
     known = {
         "loss_mask": mask,
@@ -93,7 +96,7 @@ def step_inputs(
     }
     chosen = {name: array[tokens] for name, array in arrays.items()}
     chosen |= {name: array.to(device) for name, array in known.items()}
-    return part, StepInputs(weights.to(device), chosen, len(part))
+    return part, StepInputs(weights.float().to(device), total_weight, chosen, len(part))
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

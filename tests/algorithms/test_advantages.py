@@ -142,9 +142,11 @@ def test_mistakes_are_named() -> None:
         AlgorithmSettings(advantage_estimator="nope")
     with pytest.raises(PluginError, match="nope"):
         algorithm_of(AlgorithmSettings(advantage_estimator="agentrl.algorithms.base:nope"))
-    with pytest.raises(SettingsError, match="expected a function or an Algorithm class, got '/"):
+    with pytest.raises(SettingsError, match="expected a function, got '/"):
         algorithm_of(AlgorithmSettings(advantage_estimator=f"{__file__}:__file__"))
-    with pytest.raises(SettingsError, match="one value for each of the 2 response tokens"):
+    with pytest.raises(
+        PluginError, match="no_broadcast: the advantages: expected one value for each of the 2 response"
+    ):
         compute_advantages(inputs([[1.0]]), AlgorithmSettings(advantage_estimator=f"{__file__}:no_broadcast"))
 
 

@@ -1,15 +1,16 @@
 """Weights against loops, and the promise that no split changes the sum."""
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms import AlgorithmSettings, algorithm_of
+from agentrl.algorithms import AlgorithmSettings, WeightInputs, algorithm_of
 from agentrl.algorithms.ops.weights import token_weights
+from agentrl.errors import SettingsError
 from tests.algorithms.views import view
 
 
@@ -95,3 +96,19 @@ def test_fan_out_shares_one_weight() -> None:
 def test_removed_samples_do_not_count() -> None:
     weights = token_weights(torch.tensor([0, 0, 1, 1]), torch.tensor([2, 2]), torch.tensor([0, 1]))
     assert weights.tolist() == [0, 0, 0.5, 0.5]
+
+
+def test_denominators() -> None:
+    """Trajectories of two samples, of one, and of one that does not train."""
+    mask, lengths, rollouts = torch.tensor([1, 1, 1, 0, 1, 0]), torch.tensor([2, 2, 1, 1]), torch.tensor([0, 0, 1, 2])
+
+    def weights(**changes: Any) -> list[float]:
+        given = WeightInputs(mask, lengths, rollouts, torch.zeros(4).long())
+        return algorithm_of(AlgorithmSettings(**changes)).token_weights(given).tolist()
+
+    third = 1 / 3
+    assert weights() == pytest.approx([third / 2, third / 2, third / 2, 0, 1 / 2, 0])
+    assert weights(loss_denominator="all") == pytest.approx([third / 3, third / 3, third / 3, 0, third, 0])
+    assert weights(loss_denominator="constant", loss_max_length=10) == pytest.approx([1 / 30] * 3 + [0, 1 / 30, 0])
+    with pytest.raises(SettingsError, match="needs loss_max_length"):
+        weights(loss_denominator="constant")

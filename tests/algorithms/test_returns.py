@@ -8,10 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms import AdvantageInputs
-from agentrl.algorithms.ops.returns import discounted_returns, generalized_advantages, sample_rewards, token_rewards
+from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
+from agentrl.algorithms.ops.returns import (
+    discounted_returns,
+    generalized_advantages,
+    overlong_shaped,
+    sample_rewards,
+    token_rewards,
+)
 from agentrl.algorithms.ops.values import value_loss
-from agentrl.errors import TrainError
+from agentrl.errors import SettingsError, TrainError
 
 
 def inputs(masks: list[list[int]], rewards: list[float], **changes: Any) -> AdvantageInputs:
@@ -96,3 +102,22 @@ def test_a_value_is_clipped_at_its_old_one() -> None:
     got.loss.sum().backward()
     assert values.grad is not None
     assert values.grad.tolist() == pytest.approx([-1.8, 0.0, -4.0, 0.0])
+
+
+def test_long_samples_lose_reward_as_in_dapo() -> None:
+    masks = [[1] * n + [0] * 9 for n in (6, 7, 8, 10, 12)]
+    batch = inputs(masks, [1.0] * 5)
+    got = overlong_shaped(batch, 4, 10, 0.5)
+    assert got.rewards.tolist() == [1, 1 - 0.125, 1 - 0.25, 0.5, 0.5]
+    assert got.step_rewards is None
+    credit = torch.zeros(len(batch.loss_mask))
+    credit[10] = 3.0
+    stepped = overlong_shaped(inputs([[1] * 12 + [0], [0]], [3.0, math.nan], step_rewards=credit[:14]), 4, 10, 0.5)
+    assert token_rewards(stepped)[[10, 11]].tolist() == [3, -0.5]
+    assert stepped.rewards[0] == 2.5
+    assert stepped.rewards[1].isnan()
+    settings = AlgorithmSettings(advantage_estimator="rloo", overlong_buffer_len=4, loss_max_length=10)
+    got_advantages = compute_advantages(inputs([[1] * 6, [1] * 10], [1.0, 1.0]), settings).advantages
+    assert got_advantages[[0, 6]].tolist() == [1, -1]
+    with pytest.raises(SettingsError, match="needs loss_max_length"):
+        compute_advantages(batch, AlgorithmSettings(overlong_buffer_len=4))

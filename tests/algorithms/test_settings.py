@@ -83,7 +83,7 @@ def test_supervised_training_takes_no_setting_of_reinforcement_learning() -> Non
 
 def test_the_built_in_algorithms_are_spelled_as_they_are_registered() -> None:
     fields = AlgorithmSettings.model_fields
-    assert {"policy_loss", *LOSS_TYPES} == set(get_args(fields["loss_type"].annotation))
+    assert {"policy_loss", "custom_loss", *LOSS_TYPES} == set(get_args(fields["loss_type"].annotation))
     for name, algorithm in {**ESTIMATORS, **LOSS_TYPES}.items():
         assert algorithm.name == name
         assert algorithm.takes <= fields.keys()

@@ -159,6 +159,16 @@ def test_over_sampling() -> None:
     assert "at least 16" in message("--over-sampling-batch-size 4 --rollout-batch-size 16")
 
 
+def test_lengths_of_the_loss_are_those_of_the_rollout() -> None:
+    found = build("--rollout-max-response-len 500 --loss-denominator constant")
+    assert found.algorithm.loss_max_length == 500
+    assert "loss_max_length" not in found.given()
+    assert found.replace(rollout_max_response_len=200).algorithm.loss_max_length == 200
+    assert build("--overlong-buffer-len 100 --loss-max-length 400").algorithm.loss_max_length == 400
+    assert build("--rollout-max-response-len 500").algorithm.loss_max_length is None
+    assert "use at most 500" in message("--overlong-buffer-len 600 --rollout-max-response-len 500")
+
+
 def test_broken_config_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     assert "not valid JSON" in message(f"--hf-checkpoint {tmp_path}")

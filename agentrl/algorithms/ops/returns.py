@@ -7,6 +7,8 @@
 3. Each sample is a sequence of its own, and ends with value 0.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -25,15 +27,28 @@ def token_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
     Where there are `step_rewards` they are the whole credit of a sample, and its reward is not added. A reward that is
     unknown (NaN) is 0.
     """
-    steps, sample = _steps(inputs)
-    rewards = torch.zeros(len(inputs.loss_mask), dtype=torch.float64, device=inputs.loss_mask.device)
     if inputs.step_rewards is None:
-        last = torch.ones(len(steps), dtype=torch.bool, device=steps.device)
-        last[:-1] = sample[1:] != sample[:-1]
-        rewards[steps[last]] = inputs.rewards.double().nan_to_num(nan=0.0)[sample[last]]
+        last, sample = _last_steps(inputs)
+        own = inputs.rewards.double().nan_to_num(nan=0.0)[sample]
+        rewards = torch.zeros(len(inputs.loss_mask), dtype=torch.float64, device=own.device).index_copy(0, last, own)
     else:
-        rewards = _onto_steps(inputs.step_rewards.double(), inputs, steps, sample)
+        rewards = _onto_steps(inputs.step_rewards.double(), inputs)
     return rewards - kl_coef * _kl(inputs) if kl_coef else rewards
+
+
+def overlong_shaped(inputs: AdvantageInputs, buffer: int, limit: int, factor: float) -> AdvantageInputs:
+    """The same with less reward for long samples (DAPO's overlong shaping, arXiv:2503.14476, eq. 13).
+
+    A sample of n steps loses factor * (n - (limit - buffer)) / buffer, at least nothing and at most `factor`; on its
+    last step, where there are step rewards.
+    """
+    written = _per_sample((inputs.loss_mask > 0).double(), inputs)
+    penalty = factor * ((written - (limit - buffer)) / buffer).clamp(0, 1)
+    credit = inputs.step_rewards
+    if credit is not None:
+        last, sample = _last_steps(inputs)
+        credit = credit.double().index_add(0, last, -penalty[sample])
+    return replace(inputs, rewards=inputs.rewards.double() - penalty, step_rewards=credit)
 
 
 def discounted_returns(rewards: Tensor, inputs: AdvantageInputs, gamma: float) -> Tensor:
@@ -67,6 +82,14 @@ def _steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return steps, _sample_of_token(inputs)[steps]
 
 
+def _last_steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+    """The last step of each sample that has one, [L], and that sample."""
+    steps, sample = _steps(inputs)
+    last = torch.ones(len(steps), dtype=torch.bool, device=steps.device)
+    last[:-1] = sample[1:] != sample[:-1]
+    return steps[last], sample[last]
+
+
 def _sample_of_token(inputs: AdvantageInputs) -> Tensor:
     samples = torch.arange(len(inputs.lengths), device=inputs.lengths.device)
     return samples.repeat_interleave(inputs.lengths)
@@ -81,8 +104,9 @@ def _per_sample(values: Tensor, inputs: AdvantageInputs) -> Tensor:
     return values.new_zeros(len(inputs.lengths)).index_add(0, _sample_of_token(inputs), values)
 
 
-def _onto_steps(rewards: Tensor, inputs: AdvantageInputs, steps: Tensor, sample: Tensor) -> Tensor:
+def _onto_steps(rewards: Tensor, inputs: AdvantageInputs) -> Tensor:
     """Each token's reward at the last step of its sample that is not after it."""
+    steps, sample = _steps(inputs)
     out, tokens = torch.zeros_like(rewards), torch.arange(len(rewards), device=rewards.device)
     if not len(steps):
         return out

@@ -156,12 +156,15 @@ class MegatronBackend(TrainBackend):
         metrics = self.actor.passes.gradients(part, work, inputs, algorithm)
         if not math.isfinite(metrics["loss"]):
             raise TrainError(
-                f"optimizer step {number}: the loss is {metrics['loss']}; the weights were left as they are. "
-                "Look at the batch's log-probs, advantages and rewards"
+                f"optimizer step {number}: the loss of {algorithm.origin} is {metrics['loss']}; the weights were left "
+                "as they are. Look at the batch's log-probs, advantages and rewards"
             )
         if "train_rollout_logprob_abs_diff" in metrics:
             metrics["train_rollout_logprob_abs_diff"] /= max(metrics["tokens"], 1.0)
-        return metrics | self.actor.optimizer.step(number)
+        try:
+            return metrics | self.actor.optimizer.step(number)
+        except TrainError as error:
+            raise TrainError(f"{algorithm.origin}: {error}") from error
 
     # ---- weights out --------------------------------------------------------------------------------------
 

@@ -111,7 +111,8 @@ class Passes:
         out = algorithm.token_loss(view)
         weights = inputs.weights[mb.flat]
         loss = (out.loss * weights).sum()
-        sums = {name: (value.double() * weights).sum() for name, value in out.stats.items()}
+        means = weights / inputs.total_weight
+        sums = {name: (value.double() * means).sum() for name, value in out.stats.items()}
         sums["loss"] = loss.detach().double()
         sums["tokens"] = torch.tensor(float(len(mb.flat)), dtype=torch.float64, device=loss.device)
         if view.rollout_log_probs is not None:

@@ -21,7 +21,7 @@ from tests.train.megatron.helpers import backend, make_batch, settings
 
 STEPS = 3
 ALGORITHM = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.05, kl_loss_type="k3", entropy_coef=0.01)
-SEQUENCES = AlgorithmSettings(advantage_estimator="tests.algorithms.sequence_ratio:SequenceRatio")
+SEQUENCES = AlgorithmSettings(advantage_estimator="gspo", eps_clip=0.5)
 """Its loss sees whole samples, which context parallelism cuts apart."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms import AlgorithmSettings
-from agentrl.errors import TrainError
+from agentrl.algorithms import AlgorithmSettings, TokenLoss, TokenView
+from agentrl.errors import AgentRLError, TrainError
 from agentrl.train.learning_rate import learning_rate
 from agentrl.train.megatron.backend import MegatronBackend
 from tests.support.tiny_models import Arch, make_tiny_model
@@ -187,6 +187,45 @@ def test_non_finite_loss_leaves_the_weights_alone(folder: Path) -> None:
             made.train(bad, 0)
         assert all(torch.equal(tensor, before[name]) for name, tensor in made.export_weights())
         made.train(batch, 0)
+
+
+def not_a_number(view: TokenView, settings: AlgorithmSettings) -> TokenLoss:
+    return TokenLoss(-view.log_probs * torch.nan, {})
+
+
+def without_gradient(view: TokenView, settings: AlgorithmSettings) -> TokenLoss:
+    return TokenLoss(-view.log_probs.detach(), {})
+
+
+def steep(view: TokenView, settings: AlgorithmSettings) -> TokenLoss:
+    """Finite, with a gradient that is not."""
+    return TokenLoss((0 * view.log_probs).sqrt() - view.log_probs, {})
+
+
+@pytest.mark.parametrize("name", ["not_a_number", "without_gradient", "steep"])
+def test_a_loss_of_ones_own_that_cannot_be_trained_on_is_named_and_leaves_the_weights_alone(
+    folder: Path, name: str
+) -> None:
+    path = f"{__file__}:{name}"
+    algorithm = AlgorithmSettings(loss_type="custom_loss", custom_loss_function_path=path)
+    with backend(settings(folder), algorithm) as made:
+        before = exported(made)
+        with pytest.raises(AgentRLError, match=f"--custom-loss-function-path {path}"):
+            made.train(make_batch(), 0)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in made.export_weights())
+
+
+def test_statistics_are_means_whatever_the_weights_scale(folder: Path) -> None:
+    """By a constant denominator the loss and its gradient shrink, and clipped tokens do not become fewer."""
+    found = {}
+    for name, changes in {"live": {}, "constant": {"loss_denominator": "constant", "loss_max_length": 1000}}.items():
+        algorithm = AlgorithmSettings(calculate_per_token_loss=name == "live", **changes)
+        with backend(settings(folder), algorithm) as made:
+            found[name] = made.train(make_batch(), 0)
+    tokens, trajectories = found["live"]["tokens"], len(make_batch())
+    assert found["constant"]["loss"] == pytest.approx(found["live"]["loss"] * tokens / (trajectories * 1000), rel=1e-5)
+    assert found["constant"]["entropy"] == pytest.approx(found["live"]["entropy"], rel=1e-5)
+    assert found["live"]["advantages/max"] > 0
 
 
 def test_ids_outside_the_vocabulary_are_named(folder: Path) -> None:
