@@ -5,6 +5,7 @@ masked token is -inf in a loss's view, and 0, as the trainer makes it, where adv
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -91,13 +92,23 @@ def ppo(made: Case, by_turn: bool = False) -> tuple[Floats, Floats]:
     return ref.gae(made, ref.token_rewards(made, 0.1, by_turn), gamma=0.9, lambd=0.8)
 
 
+def shaped(made: Case) -> Case:
+    penalties = [ref.overlong(len(steps), 8, 4) for _, steps in made.steps()]
+    credit = made.step_rewards.copy()
+    for penalty, (_, steps) in zip(penalties, made.steps(), strict=True):
+        credit[steps[-1:]] += penalty
+    return replace(made, rewards=made.rewards + np.array(penalties), step_rewards=credit)
+
+
 GAMMA = {"kl_coef": 0.1, "gamma": 0.9}
+OVERLONG = {"loss_max_length": 8, "overlong_buffer_len": 4}
 ADVANTAGES: dict[str, tuple[dict[str, Any], Advantages]] = {
     "grpo": ({}, ref.grpo),
     "grpo, KL": ({"kl_coef": 0.1}, partial(ref.grpo, kl_coef=0.1)),
     "Dr. GRPO": ({"grpo_std_normalization": False}, partial(ref.grpo, std=False)),
     "rewards": ({"rewards_normalization": False}, lambda c: ref.spread(c, ref.scores(c))),
     "grpo, whitened": ({"normalize_advantages": True}, lambda c: ref.whitened(c, ref.grpo(c))),
+    "grpo, overlong": (OVERLONG, lambda c: ref.grpo(shaped(c))),
     "gspo": (of("gspo"), ref.grpo),
     "cispo": (of("cispo"), ref.grpo),
     "rloo": (of("rloo"), ref.rloo),
@@ -114,6 +125,7 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Advantages]] = {
 BY_TURN: dict[str, tuple[dict[str, Any], Advantages]] = {
     "reinforce++": (ADVANTAGES["reinforce++, raw"][0], partial(rpp, by_turn=True)),
     "ppo": (ADVANTAGES["ppo"][0], lambda c: ppo(c, by_turn=True)[0]),
+    "ppo, overlong": (ADVANTAGES["ppo"][0] | OVERLONG, lambda c: ppo(shaped(c), by_turn=True)[0]),
 }
 
 
@@ -197,8 +209,10 @@ def test_value_loss() -> None:
 
 
 WEIGHTS: dict[str, tuple[dict[str, Any], Advantages]] = {
-    "per_token": ({"calculate_per_token_loss": True}, ref.per_token),
-    "per_trajectory": ({}, partial(ref.per_trajectory, live=True)),
+    "per token": ({"calculate_per_token_loss": True}, ref.per_token),
+    "live trajectories": ({}, partial(ref.per_trajectory, live=True)),
+    "all trajectories": ({"loss_denominator": "all"}, partial(ref.per_trajectory, live=False)),
+    "constant": ({"loss_denominator": "constant", "loss_max_length": 16}, partial(ref.constant, length=16, live=False)),
 }
 
 
