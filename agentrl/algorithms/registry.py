@@ -36,6 +36,17 @@ ESTIMATORS: Mapping[str, type[Algorithm]] = {
 LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
 
 
+_MEANT = {
+    "dapo": "grpo with --calculate-per-token-loss, --eps-clip-high, --overlong-buffer-len and a group filter",
+    "dr_grpo": "grpo with --no-grpo-std-normalization and --loss-denominator constant",
+    "drgrpo": "grpo with --no-grpo-std-normalization and --loss-denominator constant",
+    "gae": "ppo with --gamma and --lambd",
+    "reinforce": "reinforce_plus_plus with --no-normalize-advantages",
+    "sft": "no estimator; set --loss-type sft_loss",
+}
+"""Names of methods that are settings here."""
+
+
 def check_estimator_name(name: str) -> str:
     """Return `name` if it is a built-in estimator or looks like a path to one.
 
@@ -44,6 +55,8 @@ def check_estimator_name(name: str) -> str:
     """
     if name in ESTIMATORS or ":" in name:
         return name
+    if meant := _MEANT.get(name.lower().replace("-", "_").replace(".", "")):
+        raise ValueError(f"advantage_estimator {name!r} is {meant}; see docs/algorithms.md")
     close = difflib.get_close_matches(name, ESTIMATORS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(

@@ -91,6 +91,8 @@ def test_which_of_them_compare_trajectories_of_a_prompt() -> None:
     ("name", "changes", "words"),
     [
         ("rlo", {}, "did you mean 'rloo'"),
+        ("DAPO", {}, "is grpo with --calculate-per-token-loss"),
+        ("dr-grpo", {}, "--loss-denominator constant"),
         ("reinforce++", {}, "did you mean 'reinforce_plus_plus'"),
         ("rloo", {"gamma": 0.9}, "gamma 0.9 has no effect with rloo, which has one advantage a sample"),
         ("rloo", {"grpo_std_normalization": False}, "which never divides"),
