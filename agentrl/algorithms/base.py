@@ -35,7 +35,10 @@ class AdvantageInputs:
         values, old_log_probs, ref_log_probs, teacher_log_probs: [N], where `Algorithm.reads` names them.
         tokens: [N] int, ids of the response; what the model was shown tells an environment's states apart.
         turns: [N] int, the turn of each token, from 1; 0 where unknown.
-        step_rewards: [N], the reward of a turn's step on the turn's last model token; None if no step gave one.
+        step_rewards: [N] float64, what each turn earned on the turn's last model token: the whole of a sample's reward.
+            None if no step gave one.
+        states: [N] int, what the model was shown right before the token's turn; equal within a group where it was shown
+            the same, -1 where unknown.
     """
 
     rewards: Tensor
@@ -51,6 +54,7 @@ class AdvantageInputs:
     tokens: Tensor | None = None
     turns: Tensor | None = None
     step_rewards: Tensor | None = None
+    states: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

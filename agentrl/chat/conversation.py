@@ -3,7 +3,8 @@
 1. `sampled` appends what the engine returned and parses it; `show` appends what comes next, and says whether there is
    room for another turn. Ids that the model sampled are never decoded and encoded again.
 2. Under history policy `split`, where the template would rewrite history, `show` closes the sample and goes on in a
-   sibling with the same `rollout_id`; `earlier` has the closed ones, whose counters and step rewards stay with them.
+   sibling with the same `rollout_id`; `earlier` has the closed ones, whose counters stay with them. Step rewards count
+   on: a sibling knows those of the turns before it too.
 3. A client that sends its whole conversation each time is recognised by content (`continued`), never by object alone.
 4. A conversation is used by one task at a time.
 """
@@ -130,7 +131,7 @@ class Conversation:
         done.status = Status.COMPLETED
         done.rollout_id = done.index if done.rollout_id is None else done.rollout_id
         self.earlier.append(done)
-        rest = {k: copy.deepcopy(v) for k, v in done.metadata.items() if k not in ("counters", "step_rewards")}
+        rest = {k: copy.deepcopy(v) for k, v in done.metadata.items() if k != "counters"}
         self.sample = replace(done, metadata=rest, status=Status.PENDING, spec_info=SpecInfo(), non_generation_time=0.0)
         self.sample.set_prompt_tokens(prompt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -9,8 +10,8 @@ from typing import Any, ClassVar, Literal, Self
 import anyio
 
 from agentrl.envs.turn import Call, Step, Turn
-from agentrl.errors import ungrouped
-from agentrl.sample import Message, Sample
+from agentrl.errors import SettingsError, ungrouped
+from agentrl.sample import Message, Sample, Status
 from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
 
 WhenInterrupted = Literal["keep", "replay", "restart"]
@@ -134,10 +135,34 @@ class Environment:
         return Step(messages, info=outcome_counts(done, len(turn.broken)))
 
     async def reward(self, sample: Sample) -> float | dict[str, Any]:
-        """The reward of a finished trajectory. Default: the grader that the run's or the sample's `rm_type` names."""
-        from agentrl.rm_hub import async_rm
+        """The reward of a finished trajectory.
 
-        return await async_rm(self.args, sample)
+        Default: what the grader says that the run's or the sample's `rm_type` names, if one does, plus the rewards of
+        the steps (`Step.reward`); of a dict reward they are added to the entry that trains. Without a grader, a
+        trajectory that a limit cut off before any step gave a reward has 0. A method of your own, or
+        `--custom-rm-path`, decides alone: rewards of steps then say only which turns earned it.
+
+        Raises:
+            SettingsError: there is no grader, and no step gave a reward.
+            GraderFailure: it cannot be graded.
+        """
+        from agentrl.rm_hub import async_rm, rm_type_of
+
+        steps = [reward for reward in sample.metadata.get("step_rewards", ()) if reward is not None]
+        if rm_type_of(self.args, sample) is None:
+            unsettled = sample.status is not Status.TRUNCATED or type(self).step is Environment.step
+            if unsettled and not steps:
+                raise SettingsError(
+                    f"nothing gave the trajectory a reward: no step of {(name := type(self).__name__)} returned "
+                    f"Step(reward=...) (0.0 where it earned nothing), {name} has no reward method of its own, and no "
+                    "grader is set with --rm-type or --custom-rm-path"
+                )
+            return math.fsum(steps)
+        graded = await async_rm(self.args, sample)
+        if not isinstance(graded, dict):
+            return graded + math.fsum(steps)
+        key = getattr(self.args, "reward_key", None) or "score"
+        return {**graded, key: graded[key] + math.fsum(steps)}
 
     async def close(self) -> None:
         """Free what this instance holds. Always called, also when the trajectory is cancelled or fails."""

@@ -51,7 +51,9 @@ class Step:
 
     Attributes:
         messages: what the model is shown next; may be empty only if `done`.
-        reward: an optional reward of this step alone.
+        reward: what this turn earned, a finite number, or None. The trajectory's reward is the sum, unless the environment
+            has a `reward` method of its own or the run a reward function: then that is, and these say which turns
+            earned it.
         done: whether the trajectory ends here.
         info: numbers to sum over the trajectory and report.
     """

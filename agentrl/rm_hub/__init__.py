@@ -15,7 +15,7 @@ from agentrl.rm_hub.registry import GRADERS, GraderSpec, apply, check_rm_type, g
 from agentrl.rm_hub.running.many import grade_many
 from agentrl.rm_hub.running.pool import GraderPool
 from agentrl.rm_hub.running.runner import GraderRunner
-from agentrl.rm_hub.sample import async_rm, batched_async_rm, final_answer
+from agentrl.rm_hub.sample import async_rm, batched_async_rm, final_answer, rm_type_of
 from agentrl.rm_hub.settings import RmHubSettings
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "grade_many",
     "graders",
     "math_verify_reward",
+    "rm_type_of",
 ]
 
 

@@ -14,9 +14,9 @@
    with their weight. Gates act on the whole.
 3. The result is that one number; with `--reward-key` (or `--eval-reward-key`) it is a dict of it ("score") and all its
    parts. The parts are in `sample.metadata["rewards"]` in any case.
-4. What trains is the one number, spread by the advantage estimator over all tokens of the trajectory. The share of each
-   step by the distribution strategy is written to `sample.metadata["step_credit"]` (entry k - 1 is turn k's), for
-   filters, metrics and custom code; no estimator of the trainer reads it.
+4. The credit of each step by the distribution strategy is written to `sample.metadata["step_credit"]` (entry k - 1 is
+   turn k's), those of earlier siblings included. It is exactly what estimators with token rewards and `--turn-credit`
+   read as the turns' rewards; those that compare whole trajectories read the one number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Literal, get_args
@@ -130,23 +130,25 @@ class StepRewards:
 
     def total(self, rewards: Sequence[float | None]) -> float:
         """What the steps add to the trajectory's reward."""
-        given = [reward for reward in rewards if reward is not None]
-        summed = math.fsum(given)
-        return self.weight * (summed if self.reduce == "sum" else summed / max(1, len(given)))
+        return self._factor(rewards) * math.fsum(reward for reward in rewards if reward is not None)
 
-    def credit(self, rewards: Sequence[float | None], trajectory: float, turns: Set[int]) -> list[float]:
+    def _factor(self, rewards: Sequence[float | None]) -> float:
+        given = sum(reward is not None for reward in rewards)
+        return self.weight if self.reduce == "sum" else self.weight / max(1, given)
+
+    def credit(self, rewards: Sequence[float | None], trajectory: float, turns: int) -> list[float]:
         """Per turn, from the first on: its own reward times the weight, and its share of the trajectory's.
 
         Args:
             rewards: of the turns in order, None where there is none; turns beyond them have none.
             trajectory: the trajectory's reward.
-            turns: the numbers of the sample's own turns, at least one; an earlier sibling's have no share.
+            turns: how many turns the trajectory has had, at least one.
         """
-        last = max(turns)
-        credit = [self.weight * (reward or 0.0) for reward in rewards] + [0.0] * (last - len(rewards))
-        share = trajectory / len(turns) if self.distribution == "average" else trajectory
-        for turn in {last} if self.distribution == "last" else turns:
-            credit[turn - 1] += share
+        factor = self._factor(rewards)
+        credit = [factor * (reward or 0.0) for reward in rewards] + [0.0] * (turns - len(rewards))
+        share = trajectory / turns if self.distribution == "average" else trajectory
+        for turn in range(turns - 1 if self.distribution == "last" else 0, turns):
+            credit[turn] += share
         return credit
 
 
@@ -183,6 +185,8 @@ class Combined:
         """
         scores = await self.scores(args, sample)
         sample.metadata["rewards"] = scores
+        if getattr(args, "reward_key", None) not in (None, "score"):
+            sample.metadata.pop("step_credit", None)  # it is the score's, and another entry trains
         keys = reward_keys(args)
         return keyed("the combined reward", keys, scores) if keys else scores["score"]
 
@@ -245,9 +249,8 @@ def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Seque
     """Write down each turn's credit; returns what the steps add to the trajectory's reward."""
     given = enumerate(sample.metadata.get("step_rewards", ()), 1)
     rewards = [None if r is None else _number(f"step reward {turn}", r, _bad_reward) for turn, r in given]
-    turns = {segment.turn for segment in sample.segments if segment.origin is Origin.MODEL and segment.turn > 0}
-    turns |= {turn for turn, reward in enumerate(rewards, 1) if reward is not None}
-    credit = steps.credit(rewards, trajectory, turns or {1})
+    written = [segment.turn for segment in sample.segments if segment.origin is Origin.MODEL]
+    credit = steps.credit(rewards, trajectory, max([1, len(rewards), *written]))
     for gate in failed:  # a factor acts on every step, a penalty on the last
         first = len(credit) - 1 if gate.otherwise == "subtract" else 0
         credit[first:] = map(gate.apply, credit[first:])

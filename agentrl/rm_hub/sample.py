@@ -30,7 +30,8 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
         SettingsError: no grader is set, or there is none of that name.
         GraderFailure: it cannot be graded; `kind` says why (`grader_timeout`, `grader_no_label`, ...).
     """
-    rm_type = rm_type_of(args, sample)
+    if (rm_type := rm_type_of(args, sample)) is None:
+        raise SettingsError("no grader is set; pass --rm-type, one of " + ", ".join(GRADERS))
     grade = await grade_sample(args, sample, rm_type)
     sample.metadata["grade"] = {"rm_type": rm_type, **grade.as_dict()}
     if not (keys := reward_keys(args)):
@@ -76,17 +77,17 @@ async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) 
     return rewards
 
 
-def rm_type_of(args: Any, sample: Sample) -> str:
-    """The sample's grader.
+def rm_type_of(args: Any, sample: Sample) -> str | None:
+    """The name of the sample's grader; None if there is none.
 
     Raises:
-        SettingsError: none is set.
+        SettingsError: the sample's own is no name.
     """
     match sample.metadata.get("rm_type") or getattr(args, "rm_type", None):
         case str(rm_type) if rm_type:
             return rm_type
         case None | "":
-            raise SettingsError("no grader is set; pass --rm-type, one of " + ", ".join(GRADERS))
+            return None
         case other:
             raise SettingsError(f"rm_type in the metadata must be a grader's name, got {other!r:.100}")
 

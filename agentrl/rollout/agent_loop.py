@@ -103,6 +103,8 @@ class _Trajectory:
             talk.sample.reward = reward
         for sibling in talk.earlier:
             sibling.reward = talk.sample.reward
+            if credit := talk.sample.metadata.get("step_credit"):
+                sibling.metadata["step_credit"] = credit
 
 
 async def sample_turn(
@@ -156,7 +158,7 @@ def count(sample: Sample, info: Mapping[str, object]) -> None:
 
 
 def _note_reward(sample: Sample, turn: int, reward: float | None) -> None:
-    """Keep one entry a turn; those of turns that an earlier sibling has are None, as are those of steps without."""
+    """Keep one entry a turn of the trajectory so far, those of earlier siblings included; None for steps without."""
     rewards = sample.metadata.setdefault("step_rewards", [])
     rewards.extend([None] * (turn - len(rewards)))
     rewards[turn - 1] = reward

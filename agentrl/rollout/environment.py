@@ -7,6 +7,7 @@
    or raise `Restarted`. A weight update changes nothing.
 """
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import deepcopy
@@ -179,6 +180,8 @@ class LiveEnvironment:
                 f"{self._name}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}",
                 kind="env_bad_result",
             )
+        if step.reward is not None:
+            self._check_reward(step.reward)
         if not step.done and not step.messages:
             raise EnvFailure(
                 f"{self._name}.step returned no messages and done=False: the model would be asked again with "
@@ -186,6 +189,13 @@ class LiveEnvironment:
                 kind="env_bad_result",
             )
         return step
+
+    def _check_reward(self, reward: object) -> None:
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+            raise EnvFailure(
+                f"{self._name}.step: Step.reward must be a finite number or None, got {reward!r:.200}",
+                kind="env_bad_result",
+            )
 
     def _check_messages(self, method: str, messages: object) -> None:
         if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):

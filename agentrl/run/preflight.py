@@ -182,8 +182,8 @@ def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | 
     rm_type = first.metadata.get("rm_type") or rm_type
     if not rm_type:
         raise SettingsError(
-            f"nothing grades a trajectory: {env.__name__} has no reward method of its own; write one, "
-            "or pass --rm-type or --custom-rm-path"
+            f"nothing grades a trajectory: {env.__name__} has no reward method of its own, nor a step method "
+            "that returns Step(reward=...); write one of them, or pass --rm-type or --custom-rm-path"
         )
     if first.label is None and check_rm_type(rm_type).needs_label:
         raise SettingsError(

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,13 +17,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import DataError, SampleError, TrainError
-from agentrl.sample import Origin, Sample
+from agentrl.sample import Sample
+from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, weighed, weights_of
 
-FORMAT = 3
+FORMAT = 4
 """Version of the file format written by `save`."""
 
-_OPTIONAL = {"rollout_log_probs", "step_rewards"}
-_PER_TOKEN = ("loss_mask", "rollout_log_probs", "turns", "staleness", "step_rewards")
+_OPTIONAL = {"rollout_log_probs", "step_rewards", "loss_weights"}
+_PER_TOKEN = ("loss_mask", "rollout_log_probs", "turns", "staleness", "step_rewards", "states", "loss_weights")
 _PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices")
 _DTYPES = {
     "tokens": np.int32,
@@ -33,7 +33,9 @@ _DTYPES = {
     "rollout_log_probs": np.float32,
     "turns": np.int32,
     "staleness": np.int64,
-    "step_rewards": np.float32,
+    "step_rewards": np.float64,
+    "states": np.int32,
+    "loss_weights": np.float32,
     "response_offsets": np.int64,
     "rewards": np.float64,
     "group_ids": np.int64,
@@ -55,8 +57,11 @@ class TrainBatch:
         turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
         staleness: int64 [R], rollouts that the weights were trained on before this batch, minus those that the
             weights which sampled the token were trained on; -1 where masked or unknown.
-        step_rewards: float32 [R], the reward of a turn's step on the turn's last model token, 0 elsewhere; None if no
-            step gave one.
+        step_rewards: float64 [R], what each turn earned on the turn's last model token, 0 elsewhere: all that the
+            sample earned, see `turns.credit_of`. None if no step gave a reward.
+        states: int32 [R], a number for what the model was shown right before the token's turn (before a sample's first
+            turn: its prompt); equal within a group where those tokens are equal. -1 where the turn is unknown.
+        loss_weights: float32 [R], the user's factor of a token's weight in the loss; None if no sample has one.
         response_offsets: int64 [S + 1], the same for the response arrays.
         rewards: float64 [S]; NaN for a removed sample without a reward.
         group_ids: int64 [S], position of the sample's group in the batch.
@@ -71,7 +76,9 @@ class TrainBatch:
     rollout_log_probs: NDArray[np.float32] | None
     turns: NDArray[np.int32]
     staleness: NDArray[np.int64]
-    step_rewards: NDArray[np.float32] | None
+    step_rewards: NDArray[np.float64] | None
+    states: NDArray[np.int32]
+    loss_weights: NDArray[np.float32] | None
     response_offsets: NDArray[np.int64]
     rewards: NDArray[np.float64]
     group_ids: NDArray[np.int64]
@@ -115,6 +122,9 @@ class TrainBatch:
     ) -> Self:
         """Check the samples and lay them out, in the order given.
 
+        `train_metadata` may weigh what is trained: "weight" is the sample's, "turn_weights" has one a turn (entry k - 1 is
+        turn k's). They multiply; 0 masks.
+
         A `remove_sample` keeps its tokens and reward (group statistics use it) but its mask becomes all 0; such a
         sample may lack its reward and log-probs. A sample without a `loss_mask` trains on its whole response.
 
@@ -126,7 +136,8 @@ class TrainBatch:
                 staleness is not either.
 
         Raises:
-            SampleError: a sample is inconsistent, has no tokens, or lacks its reward or log-probs.
+            SampleError: a sample is inconsistent, has no tokens, lacks its reward or log-probs, or has weights or step
+                rewards that are none.
             TrainError: there are no samples, or one carries inputs that no backend can use yet.
         """
         samples = [sample for group in groups for sample in group]
@@ -134,21 +145,28 @@ class TrainBatch:
             raise TrainError("a train batch needs at least one sample; all groups were dropped or empty")
         for sample in samples:
             _check(sample, supervised)
-        log_probs, step_rewards = None, None
+        log_probs, step_rewards, loss_weights = None, None, None
+        rewards = [_reward(sample, reward_key, supervised) for sample in samples]
+        tokens, offsets = _flat([s.tokens for s in samples], np.int32), _offsets([len(s.tokens) for s in samples])
         if all(sample.rollout_log_probs is not None or sample.remove_sample for sample in samples):
             log_probs = _flat([s.rollout_log_probs or [0.0] * s.response_length for s in samples], np.float32)
-        if any(reward is not None for sample in samples for reward in sample.metadata.get("step_rewards") or ()):
-            step_rewards = _flat([_step_rewards(sample) for sample in samples], np.float32)
+        if any(gives_credit(sample) for sample in samples):
+            credit = [credit_of(sample, reward) for sample, reward in zip(samples, rewards, strict=True)]
+            step_rewards = _flat(credit, np.float64)
+        if any(weighed(sample) for sample in samples):
+            loss_weights = _flat([weights_of(sample) for sample in samples], np.float32)
         return cls(
-            tokens=_flat([sample.tokens for sample in samples], np.int32),
-            offsets=_offsets([len(sample.tokens) for sample in samples]),
+            tokens=tokens,
+            offsets=offsets,
             loss_mask=_flat([_mask(sample) for sample in samples], np.uint8),
             rollout_log_probs=log_probs,
-            turns=_flat([_turns(sample) for sample in samples], np.int32),
+            turns=_flat([turns_of(sample) for sample in samples], np.int32),
             staleness=_flat([_staleness(sample, trained) for sample in samples], np.int64),
             step_rewards=step_rewards,
+            states=states_of(groups, tokens, offsets),
+            loss_weights=loss_weights,
             response_offsets=_offsets([sample.response_length for sample in samples]),
-            rewards=np.array([_reward(sample, reward_key, supervised) for sample in samples], np.float64),
+            rewards=np.array(rewards, np.float64),
             group_ids=np.repeat(np.arange(len(groups)), [len(group) for group in groups]).astype(np.int64),
             rollout_ids=_number_rollouts(groups),
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
@@ -281,14 +299,8 @@ def _check(sample: Sample, supervised: bool) -> None:
 def _mask(sample: Sample) -> Sequence[int]:
     if sample.remove_sample:
         return [0] * sample.response_length
-    return [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
-
-
-def _turns(sample: Sample) -> list[int]:
-    """The turn of each response token."""
-    if not sample.segments:
-        return [0] * sample.response_length
-    return [segment.turn for segment in sample.segments for _ in range(segment.start, segment.end)]
+    mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
+    return [int(m and w > 0) for m, w in zip(mask, weights_of(sample), strict=True)] if weighed(sample) else mask
 
 
 def _staleness(sample: Sample, trained: int | None) -> NDArray[np.int64]:
@@ -301,20 +313,6 @@ def _staleness(sample: Sample, trained: int | None) -> NDArray[np.int64]:
         if trained is not None and version and version.isdecimal():
             ages[start:end] = max(trained - int(version), 0)
     return np.where(np.asarray(_mask(sample), bool), ages, -1)
-
-
-def _step_rewards(sample: Sample) -> list[float]:
-    """The reward of each turn's step at the turn's last model token."""
-    last = {segment.turn: segment.end - 1 for segment in sample.segments if segment.origin is Origin.MODEL}
-    out = [0.0] * sample.response_length
-    for turn, reward in enumerate(sample.metadata.get("step_rewards") or (), 1):
-        if reward is not None and not math.isfinite(reward):
-            raise SampleError(
-                f"sample index={sample.index}: the reward of step {turn} is {reward}, expected a finite number"
-            )
-        if turn in last:
-            out[last[turn]] = reward or 0.0
-    return out
 
 
 def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:

@@ -1,7 +1,8 @@
 """From a batch and log-probs to what one optimizer step needs: advantages, weights per token, the loss's view of them.
 
 1. Advantages are computed over the whole rollout before its first step, so a step may hold part of a group.
-2. Weights are computed over one step's samples, so that a step's loss is their weighted sum in every layout.
+2. Weights are computed over one step's samples, so that a step's loss is their weighted sum in every layout. What the
+   user weighs multiplies them.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorit
         tokens=_tensor(batch.response_tokens),
         turns=_tensor(batch.turns),
         step_rewards=None if batch.step_rewards is None else _tensor(batch.step_rewards),
+        states=_tensor(batch.states),
         **computed,
     )
     return compute_advantages(inputs, algorithm.settings)
@@ -85,6 +87,8 @@ def step_inputs(
     mask, lengths = _tensor(part.loss_mask), _tensor(part.response_lengths)
     rollouts = _tensor(part.rollout_ids)
     weights = algorithm.token_weights(WeightInputs(mask, lengths, rollouts, _tensor(part.group_ids)))
+    if part.loss_weights is not None:
+        weights = weights * _tensor(part.loss_weights)
     total_weight = weights.sum().item() or 1.0
     tokens = torch.from_numpy(batch.response_positions(indices)).to(device)
     known = {

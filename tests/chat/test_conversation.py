@@ -117,7 +117,7 @@ def test_a_split_goes_on_in_a_sibling_and_leaves_what_was_counted() -> None:
     assert (first.status, first.rollout_id, first.tokens) == (Status.COMPLETED, 4, tokens)
     second = talk.sample
     assert (second.status, second.rollout_id, second.index) == (Status.PENDING, 4, 4)
-    assert second.metadata == {"own": {"kept": [1]}}
+    assert second.metadata == {"step_rewards": [0.5], "own": {"kept": [1]}}
     assert second.metadata["own"] is not first.metadata["own"]
     assert (second.spec_info, second.non_generation_time) == (SpecInfo(), 0.0)
     history = [USER, {"role": "assistant", "content": "Hello.", "reasoning_content": "hmm"}, USER]

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from agentrl.envs import Environment, Step, Turn
-from agentrl.errors import AgentRLError
-from agentrl.sample import Sample
+from agentrl.errors import AgentRLError, SettingsError
+from agentrl.sample import Sample, Status
 from agentrl.tools import tool
 
 
@@ -173,3 +173,44 @@ async def test_setup_teardown_and_close_do_nothing_by_default() -> None:
     await Environment.setup(None)
     await Environment().close()
     await Environment.teardown()
+
+
+# ---- rewards of steps ---------------------------------------------------------------------------------------------------
+
+
+class Paid(Environment):
+    async def step(self, turn: Turn) -> Step:
+        return Step(done=True, reward=1.0)
+
+
+def finished(status: Status = Status.COMPLETED, **metadata: Any) -> Sample:
+    return Sample(prompt="Capital of France?", response="Paris", label="Paris", status=status, metadata=metadata)
+
+
+async def test_rewards_of_steps_are_the_trajectorys() -> None:
+    assert await Paid().reward(finished(step_rewards=[0.5, None, -2.0])) == -1.5
+    assert await Paid().reward(finished(step_rewards=[0.0])) == 0.0
+    graded = Paid.create(SimpleNamespace(rm_type="exact_match"))
+    assert await graded.reward(finished(step_rewards=[0.5, None])) == 1.5
+    assert await Paid().reward(finished(step_rewards=[0.5], rm_type="exact_match")) == 1.5
+
+
+@pytest.mark.parametrize(("key", "expected"), [("score", (1.25, 0.0)), ("format", (1.0, 0.25))])
+async def test_of_a_dict_they_count_in_the_entry_that_trains(
+    key: str, expected: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def graded(args: Any, sample: Sample) -> dict[str, float]:
+        return {"score": 1.0, "format": 0.0}
+
+    monkeypatch.setattr("agentrl.rm_hub.async_rm", graded)
+    env = Paid.create(SimpleNamespace(rm_type="exact_match", reward_key=key))
+    got = await env.reward(finished(step_rewards=[0.25]))
+    assert got == dict(zip(("score", "format"), expected, strict=True))
+
+
+async def test_a_trajectory_that_nothing_gave_a_reward() -> None:
+    with pytest.raises(SettingsError, match=r"no step of Paid returned Step\(reward=.*Paid has no reward.*--rm-type"):
+        await Paid().reward(finished(step_rewards=[None, None]))
+    assert await Paid().reward(finished(Status.TRUNCATED, step_rewards=[None])) == 0.0
+    with pytest.raises(SettingsError, match="no step of Environment"):
+        await Environment().reward(finished(Status.TRUNCATED))

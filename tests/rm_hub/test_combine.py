@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.combine import CreditStrategy, Otherwise, StepRewards, Verifier, Weighted, combine
+from agentrl.rm_hub.combine import CreditStrategy, Otherwise, Reduction, StepRewards, Verifier, Weighted, combine
 from agentrl.rm_hub.grade import Grade
 from agentrl.rollout.functions import RewardFunction
 from agentrl.sample import Sample
@@ -146,20 +146,30 @@ async def test_a_step_reward_belongs_to_its_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("distribution", "credit"), [("last", [0, 4, 1]), ("all", [0, 5, 1]), ("average", [0, 4.5, 0.5])]
+    ("distribution", "credit"), [("last", [0, 4, 1]), ("all", [1, 5, 1]), ("average", [1 / 3, 4 + 1 / 3, 1 / 3])]
 )
-async def test_a_siblings_turns_have_no_share(distribution: CreditStrategy, credit: list[float]) -> None:
+async def test_the_turns_of_earlier_siblings_have_a_share_too(
+    distribution: CreditStrategy, credit: list[float]
+) -> None:
     item = sample(step_rewards=[None, 4.0, None])
     for turn in (2, 3):
         item.append_model([turn], [-1.0], turn=turn)
     item.response = "Paris"
     assert await combine(Weighted("exact_match"), steps=StepRewards(distribution))(ARGS, item) == 5.0
-    assert item.metadata["step_credit"] == credit
+    assert item.metadata["step_credit"] == pytest.approx(credit)
 
 
 async def test_step_rewards_alone_by_their_mean() -> None:
     item = sample(step_rewards=[1.0, 2.0, 6.0])
     assert await combine(steps=StepRewards(reduce="mean"))(ARGS, item) == 3.0
+    assert item.metadata["step_credit"] == pytest.approx([1 / 3, 2 / 3, 2.0])
+
+
+async def test_the_credit_is_that_of_the_entry_that_trains() -> None:
+    for key, credited in (("score", True), ("overlap", False)):
+        item = sample(turns=2)
+        await combine(Weighted("f1", name="overlap"), steps=StepRewards())(SimpleNamespace(reward_key=key), item)
+        assert ("step_credit" in item.metadata) is credited
 
 
 @pytest.mark.parametrize(
@@ -178,12 +188,13 @@ async def test_a_failed_gate_reaches_the_steps(otherwise: Otherwise, credit: lis
     st.integers(0, 4),
     st.sampled_from(["last", "average"]),
     st.floats(-2, 2),
+    st.sampled_from(["sum", "mean"]),
 )
 def test_last_and_average_credit_sum_to_the_one_number(
-    rewards: list[float], trajectory: float, more: int, distribution: CreditStrategy, weight: float
+    rewards: list[float], trajectory: float, more: int, distribution: CreditStrategy, weight: float, reduce: Reduction
 ) -> None:
-    steps = StepRewards(distribution, weight)
-    credit = steps.credit(rewards, trajectory, set(range(1, max(1, len(rewards) + more) + 1)))
+    steps = StepRewards(distribution, weight, reduce)
+    credit = steps.credit(rewards, trajectory, max(1, len(rewards) + more))
     assert math.fsum(credit) == pytest.approx(trajectory + steps.total(rewards), abs=1e-9)
 
 

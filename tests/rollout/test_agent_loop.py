@@ -1,9 +1,10 @@
 """The default generate: who wrote what, when it ends, and that `close` is always called."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -14,6 +15,7 @@ from agentrl.chat import Chat
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EnvFailure, ToolFailure
+from agentrl.rm_hub.combine import StepRewards, Weighted, combine
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.sample import Message, Origin
 from agentrl.tools import Tool
@@ -264,7 +266,7 @@ async def test_a_turn_that_was_cut_has_an_entry_too(chat: Chat) -> None:
     assert sample.status is Status.TRUNCATED
 
 
-async def test_split_siblings_earn_the_trajectorys_reward_and_each_its_own_steps(tmp_path: Path) -> None:
+async def test_split_siblings_earn_the_trajectorys_reward_and_know_the_steps_before(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], history_policy="split")
     context = make_context(chat, ScriptedEngine(chat, [f"<think>\nhm\n</think>\n\nfine{END}"]), Paying)
@@ -274,8 +276,43 @@ async def test_split_siblings_earn_the_trajectorys_reward_and_each_its_own_steps
     assert [sample.metadata["step_rewards"] for sample in samples] == [
         [None],
         [None, 0.2],
-        [None, None, None],
-        [None, None, None, 0.4],
+        [None, 0.2, None],
+        [None, 0.2, None, 0.4],
     ]
     for turn, sample in enumerate(samples, 1):
         assert {s.turn for s in sample.validate().segments if s.origin is Origin.MODEL} == {turn}
+
+
+class OnlyPaid(Environment):
+    """Pays when the model stops; nothing else gives a reward."""
+
+    payment: ClassVar[Any] = 1.0
+
+    async def step(self, turn: Turn) -> Step:
+        return Step(done=True, reward=self.payment)
+
+
+async def test_an_environment_may_reward_by_its_steps_alone(chat: Chat) -> None:
+    sample, _ = await play(chat, [f"fine{END}"], OnlyPaid)
+    assert (sample.reward, sample.metadata["step_rewards"]) == (1.0, [1.0])
+
+
+@pytest.mark.parametrize("bad", [math.nan, True, "1"])
+async def test_a_steps_reward_is_a_number(chat: Chat, bad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnlyPaid, "payment", bad)
+    with pytest.raises(EnvFailure, match=r"OnlyPaid.step: Step.reward must be a finite number or None, got"):
+        await play(chat, [f"fine{END}"], OnlyPaid)
+
+
+async def test_siblings_share_a_combined_rewards_credit(tmp_path: Path) -> None:
+    class Combined(Paying):
+        async def reward(self, sample: Sample) -> Any:
+            return await combine(Weighted(lambda sample: 0.8), steps=StepRewards("average"))(self.args, sample)
+
+    make_tiny_model(tmp_path)
+    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], history_policy="split")
+    context = make_context(chat, ScriptedEngine(chat, [f"<think>\nhm\n</think>\n\nfine{END}"]), Combined)
+    samples = await run_environment(context, Sample(prompt="go", index=7), context.params())
+    assert [sample.reward for sample in samples] == pytest.approx([1.4] * 4)
+    for sample in samples:
+        assert sample.metadata["step_credit"] == pytest.approx([0.2, 0.4, 0.2, 0.6])

@@ -22,6 +22,11 @@ class Ungraded(Environment):
     pass
 
 
+class Paid(Environment):
+    async def step(self, turn):
+        return Step(done=True, reward=1.0)
+
+
 class Early(Environment):
     @classmethod
     async def setup(cls, args):
@@ -101,7 +106,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"env": "plugins.py:function"}, ["function is a function, expected a subclass of agentrl.Environment"]),
         ({"env": None}, ["--env", "--custom-generate-function-path"]),
         ({"prompt_data": None}, ["no prompts", "AddEnv has no reset", "--prompt-data"]),
-        ({"env": "plugins.py:Ungraded"}, ["nothing grades", "Ungraded", "--rm-type", "--custom-rm-path"]),
+        (
+            {"env": "plugins.py:Ungraded"},
+            ["nothing grades", "Ungraded", "Step(reward=...)", "--rm-type", "--custom-rm-path"],
+        ),
         ({"env": "plugins.py:Ungraded", "rm_type": "exact"}, ["--rm-type 'exact'", "did you mean 'exact_match'"]),
         ({"env": "plugins.py:Ungraded", "rm_type": "f1", "label_key": None}, ["--rm-type f1", "--label-key"]),
         ({"env": None, "custom_generate_function_path": "plugins.py:function"}, ["plain function", "async def"]),
@@ -214,6 +222,7 @@ def test_a_resumed_run_needs_the_later_dumps_only(here: RunKit, tmp_path: Path) 
 
 
 def test_prompts_may_name_their_own_grader(here: RunKit, tmp_path: Path) -> None:
+    preflight(RunSettings.from_cli(here.arguments(env="plugins.py:Paid")), "train")  # its steps do
     file = tmp_path / "own.jsonl"
     file.write_text(json.dumps({"input": "a", "label": "b", "metadata": {"rm_type": "f1"}}) + "\n")
     preflight(RunSettings.from_cli(here.arguments(env="plugins.py:Ungraded", prompt_data=file)), "train")

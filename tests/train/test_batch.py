@@ -180,12 +180,12 @@ def test_a_steps_reward_lies_on_its_turns_last_model_token() -> None:
     plain = Sample(tokens=[1, 2, 3], response_length=2, reward=0.0, rollout_log_probs=[-1.0, -2.0])
     batch = TrainBatch.from_samples([[sample, plain]], trained=13)
     assert batch.step_rewards is not None
-    assert batch.step_rewards.tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0, -1.0, 0, 0]
+    assert batch.step_rewards.tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0, 0.5, 0, 0]
     assert batch.turns.tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3, 0, 0]
     assert batch.staleness.tolist() == [6, 6, 6, -1, -1, 1, -1, 1, 0, -1, -1]
     again = batch.select([1, 0])
     assert again.step_rewards is not None
-    assert again.step_rewards.tolist() == [0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, -1.0]
+    assert again.step_rewards.tolist() == [0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0.5]
 
 
 def test_without_step_rewards_there_is_no_array() -> None:
@@ -246,15 +246,15 @@ def test_file_round_trip(tmp_path: Path, supervised: bool) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", tokens=np.zeros(3))
-    with pytest.raises(DataError, match="format 3, got None"):
+    with pytest.raises(DataError, match="format 4, got None"):
         TrainBatch.load(tmp_path / "a.npz")
-    np.savez(tmp_path / "b.npz", format=np.array(3), tokens=np.zeros(3))
+    np.savez(tmp_path / "b.npz", format=np.array(4), tokens=np.zeros(3))
     with pytest.raises(DataError, match="expected the arrays"):
         TrainBatch.load(tmp_path / "b.npz")
 
 
 def test_arrays_that_disagree_are_refused() -> None:
-    arrays = TrainBatch.from_samples([[make_sample()]]).arrays()
+    arrays: dict[str, Any] = {"loss_weights": None, **TrainBatch.from_samples([[make_sample()]]).arrays()}
     with pytest.raises(DataError, match="rollout_ids has 2 entries, expected 1"):
         TrainBatch(**{**arrays, "rollout_ids": np.zeros(2, np.int64)})
     with pytest.raises(DataError, match="tokens must be one-dimensional int32"):
