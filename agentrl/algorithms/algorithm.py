@@ -45,6 +45,8 @@ class Algorithm(ABC):
     """Whether it needs neither rewards nor log-probs of samples."""
     whitened: ClassVar[bool] = False
     """Whether its advantages are whitened where `normalize_advantages` is not given."""
+    needs_rewards: ClassVar[bool] = True
+    """Whether a run without any grader makes no sense."""
 
     settings: AlgorithmFields
 
@@ -57,6 +59,11 @@ class Algorithm(ABC):
     def reads(self) -> frozenset[Computed]:
         """What must be computed for it. Losses have `old_log_probs` always; only advantages that read them say so."""
         return frozenset()
+
+    @property
+    def distills(self) -> bool:
+        """Whether the log-ratio of student and teacher is subtracted from its advantages; see `ops.distillation`."""
+        return False
 
     @property
     def compares_within_group(self) -> bool:

@@ -98,3 +98,17 @@ class AlgorithmFields(Settings):
         False, description="Multiply the KL term by the ratio to the old policy, so that its gradient is the KL's."
     )
     entropy_coef: float = Field(0.0, description="Weight of the entropy bonus (subtracted from the loss).")
+
+    use_opd: bool = Field(
+        False,
+        description="On-policy distillation on top of the estimator: a teacher's log-probs of the sampled tokens change "
+        "their advantages. advantage_estimator on_policy_distillation does that alone.",
+    )
+    opd_type: Literal["sglang", "megatron"] | None = Field(
+        None,
+        description="Who the teacher is: the servers at opd_teacher_url, or the model in opd_teacher_load, which the trainer "
+        "holds. Default: whichever of them is given.",
+    )
+    opd_kl_coef: float = Field(
+        1.0, ge=0, description="What is subtracted from a token's advantage is this times log(student / teacher)."
+    )

@@ -37,13 +37,31 @@ class PolicyGradient(Algorithm):
         {"normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c", "use_rollout_logprobs"}
         | {"use_kl_loss", "kl_loss_coef", "kl_loss_type", "use_unbiased_kl", "entropy_coef"}
         | {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}
+        | {"use_opd", "opd_type", "opd_kl_coef"}
     )
 
     @property
+    def distills(self) -> bool:
+        return self.settings.use_opd
+
+    @property
     def reads(self) -> frozenset[Computed]:
+        found: set[Computed] = {"old_log_probs", "teacher_log_probs"} if self.distills else set()
         if self.settings.kl_coef:
-            return frozenset({"old_log_probs", "ref_log_probs"})
-        return frozenset({"ref_log_probs"} if self.settings.use_kl_loss else ())
+            found |= {"old_log_probs", "ref_log_probs"}
+        return frozenset(found | {"ref_log_probs"} if self.settings.use_kl_loss else found)
+
+    def unused_settings(self) -> list[str]:
+        fields = type(self.settings).model_fields
+        lonely = [] if self.distills else ["opd_type", "opd_kl_coef"]
+        return [
+            *super().unused_settings(),
+            *(
+                f"{name} {value} has no effect without use_opd; set that too, or leave it out"
+                for name in lonely
+                if (value := getattr(self.settings, name)) != fields[name].default
+            ),
+        ]
 
     def problems(self) -> list[str]:
         wide = f"eps_clip {self.settings.eps_clip} would bound the ratio by a negative number; use less than 1"

@@ -17,6 +17,7 @@ from agentrl.algorithms.cispo import CISPO
 from agentrl.algorithms.custom import CustomLoss
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
+from agentrl.algorithms.on_policy_distillation import OnPolicyDistillation
 from agentrl.algorithms.own import check_functions, finite, load_function
 from agentrl.algorithms.policy import Estimated
 from agentrl.algorithms.ppo import PPO
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 ESTIMATORS: Mapping[str, type[Algorithm]] = {
     algorithm.name: algorithm
-    for algorithm in (GRPO, GSPO, CISPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, PPO)
+    for algorithm in (GRPO, GSPO, CISPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, PPO, OnPolicyDistillation)
 }
 LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
 
@@ -105,6 +106,7 @@ def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Es
     Raises:
         PluginError: the algorithm gave something else than a finite number for each trained token.
     """
+    from agentrl.algorithms.ops.distillation import reverse_kl
     from agentrl.algorithms.ops.normalization import spread, whiten
     from agentrl.algorithms.ops.returns import overlong_shaped
 
@@ -117,6 +119,11 @@ def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Es
     what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
     found = finite(algorithm.advantages(inputs), inputs.loss_mask, what)
     returns = (found + need(inputs.values, "values", algorithm.name)).float() if "values" in algorithm.reads else None
+    metrics: dict[str, float] = {}
+    if algorithm.distills:
+        distance = reverse_kl(inputs)
+        found = found - settings.opd_kl_coef * distance
+        metrics["opd_reverse_kl"] = spread(distance, inputs.loss_mask).get("mean", 0.0)
     advantages = whiten(found, inputs.loss_mask) if algorithm.whitens else found
-    metrics = {f"advantages/{name}": value for name, value in spread(advantages, inputs.loss_mask).items()}
+    metrics |= {f"advantages/{name}": value for name, value in spread(advantages, inputs.loss_mask).items()}
     return Estimate(advantages.float(), returns, metrics)

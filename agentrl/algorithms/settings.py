@@ -56,3 +56,13 @@ class AlgorithmSettings(AlgorithmFields):
     def needs_reference(self) -> bool:
         """Whether log-probs under the reference model are needed."""
         return "ref_log_probs" in algorithm_of(self).reads
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether log-probs under a teacher are needed."""
+        return "teacher_log_probs" in algorithm_of(self).reads
+
+    @property
+    def needs_rewards(self) -> bool:
+        """Whether there must be somebody who grades."""
+        return algorithm_of(self).needs_rewards

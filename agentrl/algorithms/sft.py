@@ -17,6 +17,7 @@ class SFT(Algorithm):
     name = "sft_loss"
     takes = frozenset()
     supervised = True
+    needs_rewards = False
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
         """1 a token, with which the policy gradient would be this one."""

@@ -1,0 +1,30 @@
+"""On-policy distillation alone: the student learns to say what its teacher would, on the tokens that it sampled itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.algorithms.base import AdvantageInputs
+from agentrl.algorithms.policy import PolicyGradient
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class OnPolicyDistillation(PolicyGradient):
+    """A_t = -opd_kl_coef * (log p_student - log p_teacher), see `ops.distillation`: no rewards, no groups.
+
+    slime's form of it is grpo under use_opd with rewards of 0.
+    """
+
+    name = "on_policy_distillation"
+    takes = PolicyGradient.takes - {"kl_coef"}
+    needs_rewards = False
+
+    @property
+    def distills(self) -> bool:
+        return True
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        """0: the teacher's part is added to every distilling algorithm's."""
+        return inputs.loss_mask.new_zeros(inputs.loss_mask.shape)
