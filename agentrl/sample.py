@@ -40,7 +40,7 @@ RECORDED = frozenset(
 )
 """Keys of `Sample.metadata` that the rollout and the graders write; a data row's own metadata has none of them."""
 
-_COMPACT = {"tokens": "i", "loss_mask": "B", "rollout_log_probs": "f"}
+_COMPACT = {"tokens": "i", "loss_mask": "B", "rollout_log_probs": "f", "teacher_log_probs": "f"}
 """The fields that are one number a token, and their types as `array` and numpy name them: int32, uint8, float32."""
 
 
@@ -117,6 +117,7 @@ class Sample:
         reward: a finite number, or a dict of them (`--reward-key` picks one).
         loss_mask: 1 where the token trains, one entry a response token.
         rollout_log_probs: natural-log probability of each response token at sampling time, 0.0 where masked.
+        teacher_log_probs: natural-log probability of each response token under a teacher; None as long as nobody asked.
         weight_versions: the weight versions that wrote the sample, in order of first use.
         rollout_routed_experts: MoE routing as the engine reported it, one row a token.
         remove_sample: keep the sample for statistics but give it no loss.
@@ -140,6 +141,7 @@ class Sample:
     multimodal_train_inputs: Any = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: MutableSequence[float] | None = None
+    teacher_log_probs: MutableSequence[float] | None = None
     rollout_routed_experts: Any = None
     remove_sample: bool = False
     generate_function_path: str | None = None
@@ -175,7 +177,7 @@ class Sample:
         """Start (or restart) the sample from prompt token ids; any response is dropped."""
         self.tokens = list(ids)
         self.response, self.response_length = "", 0
-        self.loss_mask, self.rollout_log_probs = [], []
+        self.loss_mask, self.rollout_log_probs, self.teacher_log_probs = [], [], None
         self.weight_versions, self.segments = [], []
 
     def append_model(
@@ -249,6 +251,7 @@ class Sample:
         self.tokens.extend(ids)
         self.loss_mask.extend([int(origin is Origin.MODEL)] * len(ids))
         self.rollout_log_probs.extend(log_probs)
+        self.teacher_log_probs = None
         self.response_length += len(ids)
         self.segments.append(Segment(origin, start, self.response_length, turn, version))
 
@@ -267,13 +270,13 @@ class Sample:
             wrong = cast("ValidationError", error).errors(include_url=False)[0]
             name = ".".join(map(str, wrong["loc"]))
             raise SampleError(f"{where}: {name}: {wrong['msg']}, got {wrong['input']!r:.80}") from error
-        tokens, mask, log_probs = map(self._numbers, _COMPACT)
+        tokens, mask, log_probs, teacher = map(self._numbers, _COMPACT)
         n, length = self.response_length, len(tokens or ())
         if not 0 <= n <= length:
             raise SampleError(f"{where}: response_length is {n} but there are {length} tokens")
         if n and n == length:
             raise SampleError(f"{where}: response_length covers all {n} tokens; the prompt's tokens are missing")
-        for name, values in (("loss_mask", mask), ("rollout_log_probs", log_probs)):
+        for name, values in (("loss_mask", mask), ("rollout_log_probs", log_probs), ("teacher_log_probs", teacher)):
             if values is not None and len(values) != n:
                 raise SampleError(f"{where}: {name} has {len(values)} entries, response_length is {n}")
         if mask is not None:
@@ -291,6 +294,8 @@ class Sample:
             if not isinstance(values, MutableSequence):
                 raise TypeError(f"expected a list, got {values!r:.80}")
             plain = values if isinstance(values, list) else list(values)
+            if name == "tokens" and bool in set(map(type, plain)):
+                raise TypeError("it holds true or false, expected token ids, which are whole numbers")
             numbers = array(kind, bytes(plain) if kind == "B" else plain)  # of bytes: three times as fast
             if kind == "f" and not math.isfinite(sum(numbers)):
                 raise ValueError("a value is not finite as a float32")
@@ -354,8 +359,6 @@ class Sample:
                 kept[name] = _READ[name](kept[name])
             except (TypeError, ValueError) as error:
                 raise SampleError(f"{name} cannot be read: {error}; expected it as `to_dict` writes it") from error
-        if isinstance(ids := kept.get("tokens"), list) and bool in set(map(type, ids)):
-            raise SampleError("tokens holds true or false; expected token ids, which are whole numbers")
         return cls(**kept).validate()
 
     def compact(self) -> Self:
@@ -371,14 +374,15 @@ class Sample:
         """Split into numpy arrays and the small rest.
 
         Returns:
-            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` float32 [R] (absent if None).
-            rest: `to_dict` without those three.
+            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R]
+                (absent if None).
+            rest: `to_dict` without those.
         """
         import numpy as np
 
         held = {name: values for name in _COMPACT if (values := self._numbers(name)) is not None}
         arrays = {name: np.asarray(values) for name, values in held.items()}
-        rest = replace(self, tokens=[], loss_mask=None, rollout_log_probs=None).to_dict()
+        rest = replace(self, tokens=[], loss_mask=None, rollout_log_probs=None, teacher_log_probs=None).to_dict()
         return arrays, {name: value for name, value in rest.items() if name not in _COMPACT}
 
     @classmethod

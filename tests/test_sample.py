@@ -76,6 +76,19 @@ def held(sample: Sample) -> list[Any]:
     return [sample.tokens, sample.loss_mask or array("B"), sample.rollout_log_probs or array("f")]
 
 
+def test_a_teachers_log_probs_are_of_the_whole_response() -> None:
+    sample = grow([1], [(Origin.MODEL, [(2, -1.0), (5, -1.0)]), (Origin.ENV, [(3, 0.0)])])
+    sample.teacher_log_probs = [-0.5, -0.25, 0.0]
+    assert Sample.from_arrays(*sample.validate().to_arrays()) == sample
+    assert Sample.from_dict(sample.to_dict()) == sample
+    grown = Sample.from_dict(sample.to_dict())
+    grown.append_observation([9])
+    assert grown.validate().teacher_log_probs is None, "of a longer response there are none yet"
+    sample.teacher_log_probs.pop()
+    with pytest.raises(SampleError, match="teacher_log_probs has 2 entries, response_length is 3"):
+        sample.validate()
+
+
 def test_a_sample_without_numbers_is_compact_as_it_is() -> None:
     assert Sample(prompt="x").compact().to_dict() == Sample(prompt="x").to_dict()
 
@@ -169,7 +182,7 @@ def test_validate_names_what_is_wrong(change: dict[str, object], message: str) -
         ("segments", [["model", "0", 1, 1]], "segments.0.start: .* valid integer, got '0'"),
         ("tokens", [1, "a"], "tokens cannot be trained with"),
         ("tokens", [1.0], "tokens cannot be trained with"),
-        ("tokens", [True], "tokens holds true or false"),
+        ("tokens", [True], "tokens cannot be trained with: it holds true or false"),
         ("tokens", [2**31], "tokens cannot be trained with"),
         ("tokens", {"1": 2}, "tokens cannot be trained with: expected a list"),
         ("tokens", None, "tokens cannot be trained with: expected a list, got None"),

@@ -18,7 +18,7 @@ class OnPolicyDistillation(PolicyGradient):
     """
 
     name = "on_policy_distillation"
-    takes = PolicyGradient.takes - {"kl_coef"}
+    takes = PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}
     needs_rewards = False
 
     @property

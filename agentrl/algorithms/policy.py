@@ -52,16 +52,12 @@ class PolicyGradient(Algorithm):
         return frozenset(found | {"ref_log_probs"} if self.settings.use_kl_loss else found)
 
     def unused_settings(self) -> list[str]:
-        fields = type(self.settings).model_fields
-        lonely = [] if self.distills else ["opd_type", "opd_kl_coef"]
-        return [
-            *super().unused_settings(),
-            *(
-                f"{name} {value} has no effect without use_opd; set that too, or leave it out"
-                for name in lonely
-                if (value := getattr(self.settings, name)) != fields[name].default
-            ),
-        ]
+        found, s = super().unused_settings(), self.settings
+        if not self.distills:
+            lonely = {"opd_type": s.opd_type, "opd_kl_coef": None if s.opd_kl_coef == 1 else s.opd_kl_coef}
+            why = "has no effect without use_opd; set that too, or leave it out"
+            found += [f"{name} {value} {why}" for name, value in lonely.items() if value is not None]
+        return found
 
     def problems(self) -> list[str]:
         wide = f"eps_clip {self.settings.eps_clip} would bound the ratio by a negative number; use less than 1"

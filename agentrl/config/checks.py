@@ -9,7 +9,7 @@ import os.path
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from agentrl.algorithms.registry import algorithm_of
+from agentrl.algorithms.registry import algorithm_of, built_in
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.config.model_info import ModelInfo
 
@@ -203,6 +203,28 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         )
 
 
+def teacher(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """One teacher, of the kind that was asked for, where the algorithm listens to one and only there."""
+    algorithm = built_in(_algorithm_settings(flat))
+    kinds = {"sglang": "--opd-teacher-url", "megatron": "--opd-teacher-load"}
+    given = [kind for kind, flag in kinds.items() if flat[flag.removeprefix("--").replace("-", "_")]]
+    flags = " and ".join(kinds[kind] for kind in given)
+    if algorithm and given and not algorithm.distills:
+        yield f"{flags}: {algorithm.name} listens to no teacher; set --use-opd too, or leave it out"
+    elif len(given) > 1:
+        yield f"{flags}: a teacher is asked over HTTP or held by the trainer; leave one of them out"
+    elif flat["opd_type"] and given and given != [flat["opd_type"]]:
+        yield f"--opd-type {flat['opd_type']} needs {kinds[flat['opd_type']]}, not {flags}"
+    elif algorithm and algorithm.distills and not given:
+        wanted = [kinds[flat["opd_type"]]] if flat["opd_type"] else kinds.values()
+        yield f"on-policy distillation needs a teacher: give {' or '.join(wanted)}"
+    if given == ["sglang"] and flat["rollout_temperature"] != 1:
+        yield (
+            f"--rollout-temperature {flat['rollout_temperature']:g} with --opd-teacher-url: SGLang says log-probs of given "
+            "tokens at temperature 1 only; use 1, or --opd-teacher-load, to whose logits the temperature is applied as well"
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     one_process,
     sharing_devices,
@@ -213,6 +235,7 @@ CHECKS: tuple[Check, ...] = (
     overlong,
     over_sampling,
     staleness,
+    teacher,
 )
 
 
@@ -247,9 +270,9 @@ def untrainable(flat: Flat) -> Iterator[str]:
             "--rollout-temperature 0: the policy that is trained is the one that samples, and greedy choice has no "
             "probabilities to train; use 1 (--eval-temperature 0 evaluates greedily)"
         )
-    algorithm = algorithm_of(AlgorithmSettings(**{name: flat[name] for name in AlgorithmSettings.model_fields}))
+    algorithm = algorithm_of(_algorithm_settings(flat))
     alone = flat["n_samples_per_prompt"] == 1 and flat["load_debug_rollout_data"] is None
-    if alone and algorithm.compares_within_group:
+    if alone and algorithm.compares_within_group and not algorithm.distills:
         otherwise = ", or --no-rewards-normalization" if "rewards_normalization" in algorithm.takes else ""
         yield (
             f"--n-samples-per-prompt 1: {algorithm.name} compares a trajectory with the others of its prompt, so that "
@@ -257,6 +280,10 @@ def untrainable(flat: Flat) -> Iterator[str]:
         )
     if flat["eval_interval"] is not None and not flat["eval_prompt_data"]:
         yield f"--eval-interval {flat['eval_interval']}: there is nothing to evaluate; give --eval-prompt-data NAME PATH"
+
+
+def _algorithm_settings(flat: Flat) -> AlgorithmSettings:
+    return AlgorithmSettings(**{name: flat[name] for name in AlgorithmSettings.model_fields})
 
 
 def _samples(flat: Flat) -> int:

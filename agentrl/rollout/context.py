@@ -50,8 +50,16 @@ class Generator(Protocol):
         """Sample a continuation of `input_ids`."""
 
 
+class Scorer(Protocol):
+    """The part of the engine pool that a teacher needs."""
+
+    async def log_probs(self, ids: Sequence[int], count: int, *, session_id: str | None = None) -> list[float]:
+        """Log-probs of the last `count` of `ids`, each behind all ids before it."""
+
+
 if TYPE_CHECKING:
     _GENERATOR: type[Generator] = EnginePool
+    _SCORER: type[Scorer] = EnginePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class RolloutContext:
     Attributes:
         args: the run's settings as users see them, read-only and flat, under slime's names.
         context_length: most tokens of a whole trajectory, prompt included.
+        teacher: asked for its log-probs of what is kept for training.
     """
 
     settings: RolloutSettings
@@ -69,6 +78,7 @@ class RolloutContext:
     client: Generator
     context_length: int
     environment: "type[Environment] | None" = None
+    teacher: Scorer | None = None
 
     def params(self, *, evaluation: bool = False) -> SamplingParams:
         """The sampling parameters of training or evaluation, without seed and stop ids of the template."""

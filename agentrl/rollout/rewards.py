@@ -20,6 +20,7 @@ from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.sample import Sample
 
+UNGRADED = f"{__name__}:reward_by_row"
 _THREADS = 32
 """Plain reward functions at work at once."""
 
@@ -81,6 +82,11 @@ class Grader:
                 kind="grader_missing",
             )
         return list(await batched_async_rm(self.args, samples))
+
+
+async def reward_by_row(args: Any, sample: Sample) -> Any:
+    """The reward function of a run that needs none: that of the grader that the sample's row names, else 0."""
+    return (await batched_async_rm(args, [sample]))[0] if sample.metadata.get("rm_type") else 0.0
 
 
 def check_reward(sample: Sample) -> None:

@@ -26,6 +26,7 @@ from agentrl.rollout.finalize import mask_older, reason_to_drop
 from agentrl.rollout.group import DropGroup, GroupPlayer, group_id
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import Account, RolloutStats, Tokens
+from agentrl.rollout.teacher import teach
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -205,6 +206,8 @@ class RolloutRunner:
             with playing.scope:
                 played = await self._player.group(leased, evaluation=False, stats=playing.stats, ended=ended)
                 reason = reason_to_drop(played, self._filter, self._player.context.args)
+                if reason is None:
+                    await teach(played, self._player.context, playing.stats)
                 outcome = played if reason is None else None
         except DropGroup as drop:
             reason = drop.reason

@@ -94,6 +94,12 @@ class RolloutSettings(Settings):
         None, description="fn(args, samples) -> bool: keep this group? Built in: agentrl.rollout.filters:nonzero_std."
     )
 
+    opd_teacher_url: tuple[str, ...] = Field(
+        (),
+        description="Addresses (host:port or URL) of running SGLang servers of a teacher with the student's vocabulary, for "
+        "use_opd; `agentrl serve` is one.",
+    )
+
     eval_prompt_data: tuple[str, ...] = Field(
         (), description="Evaluation sets: NAME PATH pairs, or one PATH; repeatable."
     )

@@ -15,9 +15,10 @@ from agentrl.algorithms.registry import algorithm_of
 from agentrl.buffer.dump import dump_path
 from agentrl.chat import Chat
 from agentrl.config import Purpose, RunSettings
+from agentrl.config.model_info import read_model_info
 from agentrl.data.prompts import PromptRow
 from agentrl.data.user_source import check_source
-from agentrl.engine import check_launch
+from agentrl.engine import EnginePool, check_launch
 from agentrl.envs import Environment, load_environment
 from agentrl.errors import CheckpointError, DataError, SettingsError
 from agentrl.modelfolder import check_weights, read_config
@@ -25,6 +26,7 @@ from agentrl.rm_hub import check_rm_type
 from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.settings import RolloutSettings
+from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.evalsets import eval_sets
 
 
@@ -97,7 +99,9 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
     if first is None and sets:
         first = sets[0].data[0]
     _someone_grades(settings, plugins, first)
-    load_chat(settings)
+    chat = load_chat(settings)
+    if purpose != "eval":
+        _teacher(settings, chat)
 
 
 def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
@@ -169,12 +173,57 @@ def _someone_asks(plugins: Plugins) -> None:
         )
 
 
+def ungraded(settings: RunSettings, plugins: Plugins) -> bool:
+    """Whether nobody has to grade, and nobody but a sample's own row says how."""
+    rollout, env = settings.rollout, plugins.environment
+    if settings.algorithm.needs_rewards or rollout.eval_prompt_data or rollout.rm_type or plugins.reward is not None:
+        return False
+    return env is None or env.reward is Environment.reward
+
+
+def teacher_pool(settings: RunSettings, chat: Chat) -> EnginePool | None:
+    """The servers of the teacher, where one is asked over HTTP; not open yet."""
+    urls = settings.rollout.opd_teacher_url
+    return EnginePool(urls, settings.engine, vocab_size=len(chat.tokenizer)) if urls else None
+
+
+def _teacher(settings: RunSettings, chat: Chat) -> None:
+    """It answers, or is a whole model, and reads ids as the student does."""
+
+    async def asked(pool: EnginePool) -> None:
+        async with pool:
+            await check_teacher(pool, chat.tokenizer, _longest(settings))
+
+    if pool := teacher_pool(settings, chat):
+        anyio.run(asked, pool)
+    if settings.algorithm.needs_teacher and (folder := settings.train.opd_teacher_load):
+        from transformers import AutoTokenizer
+
+        try:
+            check_weights(Path(folder))
+        except CheckpointError as error:
+            raise CheckpointError(f"--opd-teacher-load {error}") from error
+        text = probe_text(chat.tokenizer)
+        ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+        same_vocabulary(chat.tokenizer, text, ids, f"--opd-teacher-load {folder}")
+
+
+def _longest(settings: RunSettings) -> int | None:
+    """What a teacher's context must hold: more than a trajectory, since a server takes no prompt that fills it."""
+    model = read_model_info(settings.train.hf_checkpoint)
+    if (longest := settings.rollout.rollout_max_context_len) is not None:
+        return longest + 1
+    return None if model is None else model.context_length
+
+
 def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | None) -> None:
     """Refuse a run in which no trajectory can get a reward. What user code may still decide is left to it."""
     rm_type = settings.rollout.rm_type
     if rm_type is not None:
         check_rm_type(rm_type, settings.rm_hub)
     env = plugins.environment
+    if ungraded(settings, plugins):
+        return
     if plugins.reward is not None or plugins.generate is not None or env is None or first is None:
         return
     if any(getattr(env, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):

@@ -28,13 +28,14 @@ from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.failures import guarded
+from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.rewards import Grader
+from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.run.evalsets import eval_sets
 from agentrl.run.metrics import rollout_metrics, staleness_metrics
 from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
-from agentrl.run.preflight import Plugins, load_chat
+from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
 from agentrl.runfolder import RunFolder
 from agentrl.train.batch import TrainBatch
 
@@ -76,10 +77,13 @@ class Generation:
             await stack.enter_async_context(pool)
             await pool.check()
             length = rollout.rollout_max_context_len or await _context_length(settings, pool)
-            context = RolloutContext(rollout, args, chat, pool, length, plugins.environment)
+            if (teacher := teacher_pool(settings, chat)) is not None:
+                await stack.enter_async_context(teacher)
+            context = RolloutContext(rollout, args, chat, pool, length, plugins.environment, teacher)
             preload = [rollout.rm_type] if rollout.rm_type else []
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
-            grader = Grader(rollout, args, plugins.reward, graders)
+            reward = RewardFunction.load(UNGRADED, group=False) if ungraded(settings, plugins) else plugins.reward
+            grader = Grader(rollout, args, reward, graders)
             if plugins.environment is not None:
                 await stack.enter_async_context(_set_up(plugins.environment, settings))
             yield cls(settings, folder, pool, GroupPlayer(context, grader, plugins.generate), plugins, watchdog)

@@ -23,14 +23,18 @@ from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, we
 FORMAT = 4
 """Version of the file format written by `save`."""
 
-_OPTIONAL = {"rollout_log_probs", "step_rewards", "loss_weights"}
-_PER_TOKEN = ("loss_mask", "rollout_log_probs", "turns", "staleness", "step_rewards", "states", "loss_weights")
+_OPTIONAL = {"rollout_log_probs", "teacher_log_probs", "step_rewards", "loss_weights"}
+_PER_TOKEN = (
+    *("loss_mask", "rollout_log_probs", "teacher_log_probs", "turns", "staleness"),
+    *("step_rewards", "states", "loss_weights"),
+)
 _PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices")
 _DTYPES = {
     "tokens": np.int32,
     "offsets": np.int64,
     "loss_mask": np.uint8,
     "rollout_log_probs": np.float32,
+    "teacher_log_probs": np.float32,
     "turns": np.int32,
     "staleness": np.int64,
     "step_rewards": np.float64,
@@ -54,6 +58,7 @@ class TrainBatch:
         offsets: int64 [S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`.
         loss_mask: uint8 [R], 1 where the token trains.
         rollout_log_probs: float32 [R], natural logs as the engine reported them, 0 where masked; None if unknown.
+        teacher_log_probs: float32 [R], natural logs as the samples have them; None if one that trains has none.
         turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
         staleness: int64 [R], rollouts that the weights were trained on before this batch, minus those that the
             weights which sampled the token were trained on; -1 where masked or unknown.
@@ -85,6 +90,7 @@ class TrainBatch:
     rollout_ids: NDArray[np.int64]
     group_indices: NDArray[np.int64]
     sample_indices: NDArray[np.int64]
+    teacher_log_probs: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         for name, array in self.arrays().items():
@@ -160,6 +166,7 @@ class TrainBatch:
             offsets=offsets,
             loss_mask=_flat([_mask(sample) for sample in samples], np.uint8),
             rollout_log_probs=log_probs,
+            teacher_log_probs=_teacher(samples),
             turns=_flat([turns_of(sample) for sample in samples], np.int32),
             staleness=_flat([_staleness(sample, trained) for sample in samples], np.int64),
             step_rewards=step_rewards,
@@ -294,6 +301,12 @@ def _check(sample: Sample, supervised: bool) -> None:
         )
     if sample.multimodal_train_inputs is not None:
         raise TrainError(f"{where}: multimodal_train_inputs are not supported by the trainer")
+
+
+def _teacher(samples: Sequence[Sample]) -> NDArray[np.float32] | None:
+    if any(sample.teacher_log_probs is None and sample.trained_tokens for sample in samples):
+        return None
+    return _flat([s.teacher_log_probs or [0.0] * s.response_length for s in samples], np.float32)
 
 
 def _mask(sample: Sample) -> Sequence[int]:

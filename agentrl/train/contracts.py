@@ -26,7 +26,7 @@ from agentrl.train.settings import TrainSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-ModelRole = Literal["actor", "ref"]
+ModelRole = Literal["actor", "ref", "teacher"]
 Device = Literal["auto", "cuda", "cpu"]
 
 

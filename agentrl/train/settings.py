@@ -22,6 +22,11 @@ class TrainSettings(Settings):
     ref_load: str | None = Field(
         None, description="Hugging Face folder of the reference model; by default the starting weights."
     )
+    opd_teacher_load: str | None = Field(
+        None,
+        description="Hugging Face folder of a teacher with the student's vocabulary, of any size, for use_opd: the trainer "
+        "holds it beside the trained model.",
+    )
     load: str | None = Field(None, description="Folder of checkpoints to resume from; default: --save.")
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
     save_interval: int | None = Field(
@@ -98,7 +103,7 @@ class TrainSettings(Settings):
         10, ge=1, description="A collective that takes longer than this fails the trainer."
     )
 
-    @field_validator("hf_checkpoint", "ref_load")
+    @field_validator("hf_checkpoint", "ref_load", "opd_teacher_load")
     @classmethod
     def _at_home(cls, folder: str | None) -> str | None:
         """A settings file has no shell to expand `~`."""

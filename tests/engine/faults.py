@@ -115,6 +115,7 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
     app.router.add_post("/abort_request", server.abort)
     app.router.add_get("/health", server.healthy)
     app.router.add_get("/model_info", server.model_info)
+    app.router.add_get("/server_info", server.model_info)
     app.router.add_post("/pause_generation", server.control)
     app.router.add_post("/flush_cache", server.control)
     app.router.add_post("/update_weights_from_disk", server.load)

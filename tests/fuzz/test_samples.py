@@ -20,6 +20,7 @@ from tests.fuzz.mutate import counts, fuzz, of_bytes, of_tree
 
 def samples() -> list[Sample]:
     whole, chat, pending = finished(3)[0], finished(4)[1], Sample(group_index=1, prompt="x")
+    whole.teacher_log_probs = [-0.25] * whole.response_length
     whole.spec_info, whole.status = SpecInfo(1, 2, 3, 4), Status.TRUNCATED
     chat.prompt, chat.reward = [{"role": "user", "content": "x"}], {"score": 1.0, "format": 0}
     chat.append_model([9, 9], [-0.5, -0.25], [("a", 0, 1), ("b", 1, 2)], turn=2)
@@ -42,8 +43,9 @@ def sound(found: Sample) -> None:
     except SampleError:  # what JSON does not carry
         return
     (back,) = decode_group(stored)
-    floats = found.rollout_log_probs
-    found.rollout_log_probs = None if floats is None else array("f", floats).tolist()
+    for name in ("rollout_log_probs", "teacher_log_probs"):
+        floats = getattr(found, name)
+        setattr(found, name, None if floats is None else array("f", floats).tolist())
     assert back == found
 
 

@@ -5,7 +5,7 @@ Only failures that a real engine produces at its own pleasure are scripted; the 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -15,7 +15,7 @@ from agentrl.chat import Chat
 from agentrl.engine.hold import Hold
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.groups import GroupStore, Kept
-from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.context import RolloutContext, Scorer
 from agentrl.rollout.filters import GroupFilter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.group import GroupPlayer
@@ -200,11 +200,12 @@ def build(
     reward: UserFunction | None = None,
     group_filter: Callable[[Any, list[Sample]], Any] | None = None,
     store: Store | None = None,
+    teacher: Scorer | None = None,
     **settings: Any,
 ) -> tuple[OneBatch, ScriptedEngine]:
     settings = {"rollout_batch_size": 3, "n_samples_per_prompt": 2, **settings}
     engine = ScriptedEngine(chat, replies)
-    context = make_context(chat, engine, environment, **settings)
+    context = replace(make_context(chat, engine, environment, **settings), teacher=teacher)
     function = None if generate is None else GenerateFunction.of(generate, "my generate")
     grading = None if reward is None else RewardFunction.of(reward, "my reward", group=context.settings.group_rm)
     player = GroupPlayer(context, Grader(context.settings, context.args, grading), function)

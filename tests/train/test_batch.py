@@ -216,6 +216,18 @@ def test_staleness_of_versions_that_are_not_known_or_no_numbers() -> None:
         assert batch.staleness.tolist() == [-1, -1, -1, -1, -1, age, -1]
 
 
+def test_a_teachers_log_probs_are_there_if_every_sample_that_trains_has_them() -> None:
+    first, masked = make_sample(), make_sample(1, remove_sample=True)
+    assert TrainBatch.from_samples([[first, masked]]).teacher_log_probs is None
+    first.teacher_log_probs = [-0.5] * first.response_length
+    batch = TrainBatch.from_samples([[masked, first]])
+    assert batch.teacher_log_probs is not None
+    assert batch.teacher_log_probs.tolist() == [0.0] * masked.response_length + [-0.5] * first.response_length
+    chosen = batch.select([1]).teacher_log_probs
+    assert chosen is not None
+    assert chosen.tolist() == [-0.5] * first.response_length
+
+
 def test_arrays_are_read_only() -> None:
     batch = TrainBatch.from_samples([[make_sample()]])
     with pytest.raises(ValueError, match="read-only"):

@@ -6,8 +6,8 @@
 3. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the
    trainer's own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a
    pass over the batch is saved).
-4. The reference is a model of its own that stays on the device: it costs the memory of the weights alone, and its
-   pass moves none of them.
+4. The reference, and a teacher of any size, are models of their own that stay on the device: they cost the memory of
+   the weights alone, and their passes move none of them.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class MegatronBackend(TrainBackend):
     """One rank of the trainer: the actor's slot, the reference's where the objective needs one, and what is done with them."""
 
     reference: ModelSlot | None = None
+    teacher: ModelSlot | None = None
     _group: WeightGroup | None = None
 
     # ---- start --------------------------------------------------------------------------------------------
@@ -59,6 +60,8 @@ class MegatronBackend(TrainBackend):
         self.actor = TrainedSlot(self.folder, place, self.total_steps)
         if self.algorithm.needs_reference:
             self.reference = ModelSlot(self._reference_folder(), place)
+        if self.algorithm.needs_teacher and self.settings.opd_teacher_load:
+            self.teacher = ModelSlot(HFFolder(self.settings.opd_teacher_load), place)
 
     def _seed(self) -> None:
         seed = self.settings.seed + 100 * self.layout.pp_rank
@@ -79,9 +82,10 @@ class MegatronBackend(TrainBackend):
         return self._log_probs(batch, model, "response")
 
     def _log_probs(self, batch: TrainBatch, model: ModelRole, rows: Rows) -> NDArray[np.float32]:
-        slot = self.actor if model == "actor" else self.reference
+        slot = {"actor": self.actor, "ref": self.reference, "teacher": self.teacher}[model]
         if slot is None:
-            raise TrainError("there is no reference model: set use_kl_loss or kl_coef to have one loaded")
+            what, remedy = _ABSENT[model]
+            raise TrainError(f"there is no {what} model: set {remedy} to have one loaded")
         return slot.log_probs(batch, rows)
 
     # ---- training -----------------------------------------------------------------------------------------
@@ -96,7 +100,9 @@ class MegatronBackend(TrainBackend):
             `tokens` trained in all; `steps`.
         """
         started = time.perf_counter()
-        self._check_ids(batch)
+        self._check_ids(batch, self.actor, self.folder.path)
+        if self.teacher is not None:
+            self._check_ids(batch, self.teacher, self.settings.opd_teacher_load)
         parts = list(batch.split(self.settings.num_steps_per_rollout))
         arrays, advantages = self._per_token(batch, len(parts))
         history = []
@@ -111,12 +117,13 @@ class MegatronBackend(TrainBackend):
         seconds = time.perf_counter() - started
         return {**metrics, **advantages, "tokens": tokens, "steps": float(len(parts)), "train_seconds": seconds}
 
-    def _check_ids(self, batch: TrainBatch) -> None:
+    @staticmethod
+    def _check_ids(batch: TrainBatch, slot: ModelSlot, folder: object) -> None:
         """An embedding would read past its end, or under tensor parallelism silently give zeros."""
-        highest, vocab = int(batch.tokens.max(initial=0)), self.actor.shape.vocab
+        highest, vocab = int(batch.tokens.max(initial=0)), slot.shape.vocab
         if highest >= vocab:
             raise TrainError(
-                f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {vocab}; "
+                f"the samples hold token id {highest}, but the vocabulary of {folder} has {vocab}; "
                 "were they made with another model's tokenizer?"
             )
 
@@ -137,8 +144,14 @@ class MegatronBackend(TrainBackend):
             found["old_log_probs"] = self._log_probs(batch, "actor", "trained")
         if "ref_log_probs" in reads:
             found["ref_log_probs"] = self._log_probs(batch, "ref", "trained")
+        if "teacher_log_probs" in reads and self.teacher is not None:
+            found["teacher_log_probs"] = self._log_probs(batch, "teacher", "trained")
+        elif "teacher_log_probs" in reads and batch.teacher_log_probs is not None:
+            found["teacher_log_probs"] = batch.teacher_log_probs
         if missing := sorted(reads - found.keys()):
-            raise TrainError(f"{algorithm.name} reads {', '.join(missing)}, for which this backend has no model")
+            raise TrainError(
+                f"{algorithm.name} reads {', '.join(missing)}, which neither a model of this run nor the samples have"
+            )
         arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
         found_advantages = estimate(batch, arrays, algorithm)
         arrays["advantages"] = found_advantages.advantages
@@ -225,6 +238,8 @@ class MegatronBackend(TrainBackend):
             self.layout.leave()
             del self.layout
 
+
+_ABSENT = {"ref": ("reference", "use_kl_loss or kl_coef"), "teacher": ("teacher", "use_opd and opd_teacher_load")}
 
 _BACKEND: type[TrainBackend] = MegatronBackend
 """For the type checker: every method of the contract is there."""

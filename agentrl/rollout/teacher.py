@@ -1,0 +1,102 @@
+"""A teacher that is asked over HTTP: its log-probs of the tokens that a finished group's trajectories hold.
+
+1. A group is shown to it as soon as it is kept for training, while others play; what it says is a part of the samples, so
+   that ledger and dumps have it too. Samples that have it, or train nothing, are not shown.
+2. Every SGLang server with the student's vocabulary will do. It says log-probs at temperature 1.
+3. A teacher that fails is an engine's failure: the run ends, or with another policy for those the group is dropped.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agentrl.errors import EngineFailure, Failure, SettingsError, ungrouped
+from agentrl.groups import Group
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.group import DropGroup
+from agentrl.rollout.settings import FailureAction
+from agentrl.rollout.stats import RolloutStats
+from agentrl.sample import Sample
+
+if TYPE_CHECKING:
+    from agentrl.engine import EnginePool
+
+_PIECES = 200
+
+
+async def teach(group: Group, context: RolloutContext, stats: RolloutStats) -> None:
+    """Give every sample of the group the teacher's log-probs of its response, if there is a teacher.
+
+    Raises:
+        EngineFailure: the teacher failed, and the policy says that this ends the run.
+        DropGroup: the policy says anything else.
+    """
+    teacher = context.teacher
+    if teacher is None:
+        return
+
+    async def ask(sample: Sample) -> None:
+        # One session a group: of several servers the one that has the prompt in its cache is asked.
+        session = str(sample.group_index)
+        ids, count = list(sample.tokens), sample.response_length
+        sample.teacher_log_probs = await teacher.log_probs(ids, count, session_id=session)
+
+    try:
+        with ungrouped():
+            async with anyio.create_task_group() as tasks:
+                for sample in group:
+                    if sample.teacher_log_probs is None and sample.trained_tokens:
+                        tasks.start_soon(ask, sample)
+    except Failure as failure:
+        failure.args = (f"the teacher: {failure}",)
+        stats.count(failure)
+        if context.settings.action(failure.blame) is FailureAction.RAISE:
+            raise
+        raise DropGroup(f"teacher/{failure.kind}") from failure
+
+
+async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | None) -> None:
+    """Make sure that the teacher's servers are there and read ids as the student's tokenizer writes them.
+
+    Args:
+        longest: what their context must hold, where that is known.
+
+    Raises:
+        EngineFailure: one does not answer, or is no SGLang server.
+        SettingsError: one has another vocabulary, or too small a context.
+    """
+    try:
+        await teacher.check()
+    except EngineFailure as failure:
+        failure.args = (f"--opd-teacher-url: {failure}",)
+        raise
+    for url, info in zip(teacher.urls, await teacher.server_info(), strict=True):
+        context = info.get("context_length")
+        if longest and isinstance(context, int) and context < longest:
+            raise SettingsError(
+                f"--opd-teacher-url {url} reads fewer than {context} tokens, and a trajectory may have more; "
+                f"set --rollout-max-context-len {context - 1}, or start it with a longer context"
+            )
+    text = probe_text(tokenizer)
+    for url, ids in zip(teacher.urls, await teacher.encode(text), strict=True):
+        same_vocabulary(tokenizer, text, ids, f"--opd-teacher-url {url}")
+
+
+def probe_text(tokenizer: Any) -> str:
+    """A text of all kinds of tokens: the special ones, and others from the whole vocabulary."""
+    special = sorted(tokenizer.get_added_vocab())[:_PIECES]
+    others = range(0, len(tokenizer), max(1, len(tokenizer) // _PIECES))
+    return "".join([tokenizer.decode(list(others)), *special])
+
+
+def same_vocabulary(tokenizer: Any, text: str, ids: Sequence[int], who: str) -> None:
+    """Refuse a teacher to which `text` is other `ids` than to the student's tokenizer."""
+    own = tokenizer(text)["input_ids"]
+    if list(ids) == own:
+        return
+    at = next((i for i, (mine, its) in enumerate(zip(own, ids, strict=False)) if mine != its), min(len(own), len(ids)))
+    raise SettingsError(
+        f"{who} has another vocabulary than --hf-checkpoint: {tokenizer.decode(own[at : at + 1])!r} is {own[at : at + 1]} to "
+        f"the student and {list(ids[at : at + 1])} to the teacher; choose a teacher of the same family"
+    )
