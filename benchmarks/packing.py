@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.train.packing import Plan, make_plan
+from agentrl.train.packing import Plan, make_plan, padded
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class Result:
     milliseconds: float
 
 
-def computed_tokens(made: Plan, *, pad_to_longest: bool) -> list[int]:
+def computed_tokens(lengths: list[int], made: Plan, *, pad_to_longest: bool) -> list[int]:
     """Tokens that each rank computes, padding included."""
+    sizes = [padded(length, made.alignment) for length in lengths]
     if not pad_to_longest:
-        return made.rank_tokens()
-    return [sum(len(mb) * max((made.padded_length(i) for i in mb), default=0) for mb in rank) for rank in made.ranks]
+        return [sum(sizes[i] for mb in rank for i in mb) for rank in made.ranks]
+    return [sum(len(mb) * max((sizes[i] for i in mb), default=0) for mb in rank) for rank in made.ranks]
 
 
 def measure(trials: Sequence[list[int]], planner: Callable[[list[int]], Plan], *, pad_to_longest: bool) -> Result:
@@ -38,7 +39,7 @@ def measure(trials: Sequence[list[int]], planner: Callable[[list[int]], Plan], *
         begin = time.perf_counter()
         made = planner(lengths)
         elapsed = time.perf_counter() - begin
-        computed, real = computed_tokens(made, pad_to_longest=pad_to_longest), sum(lengths)
+        computed, real = computed_tokens(lengths, made, pad_to_longest=pad_to_longest), sum(lengths)
         slowest = max(computed) / (real / len(computed))
         rows.append((1 - real / sum(computed), slowest, made.num_microbatches, 1e3 * elapsed))
     return Result(*np.mean(rows, axis=0))
@@ -71,8 +72,8 @@ def main() -> None:
     print(f"{args.samples} samples, {ranks} ranks, median {args.median:g} tokens, sigma {args.sigma:g},", end=" ")
     print(f"{size} samples or {budget} tokens a microbatch, mean of {args.trials} draws\n")
     print("| way | padding | slowest rank | passes | plan ms |\n|---|---|---|---|---|")
-    for name, (planner, padded) in ways.items():
-        r = measure(drawn, planner, pad_to_longest=padded)
+    for name, (planner, fill) in ways.items():
+        r = measure(drawn, planner, pad_to_longest=fill)
         print(f"| {name} | {r.padding:.1%} | {r.slowest:.3f} | {r.passes:.1f} | {r.milliseconds:.1f} |")
 
 

@@ -1,12 +1,15 @@
 """Who computes what: samples spread over data-parallel ranks and packed into microbatches.
 
-1. Pure functions of the lengths and the layout: every rank computes the same plan and takes its own row.
+1. Pure functions of the lengths, of what the samples begin with in common and of the layout: every rank computes the
+   same plan and takes its own row.
 2. Every sample is in exactly one microbatch of one rank, and all ranks have the same number of microbatches (their
    collectives must match). Where a rank has fewer samples than that, its last microbatches are empty and the
    backend runs a dummy sequence with weight 0 for them.
-3. Samples in a microbatch lie one after the other, each padded to a multiple of `alignment` (what context and
-   sequence parallelism need), and token counts here include that padding.
-4. Memory bounds a microbatch, by its tokens; time evens out the ranks, by the work of their samples, in which attention
+3. Samples that begin alike are kept together as a bundle, as far as memory and an even share of the work allow: within a
+   microbatch their common beginning is computed once (`tree`).
+4. What a sample adds to a microbatch is padded to a multiple of `alignment` (what context parallelism needs), and token
+   counts here include that padding.
+5. Memory bounds a microbatch, by its tokens; time evens out the ranks, by the work of their samples, in which attention
    grows with the square of the length.
 """
 
@@ -17,9 +20,12 @@ from itertools import count
 
 from agentrl.errors import TrainError
 from agentrl.train.settings import TrainSettings
+from agentrl.train.tree import Prefixes, Tree
 
 Microbatch = tuple[int, ...]
 """Sample indices, in the order in which they are packed."""
+Bundle = list[int]
+"""Samples that are kept together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,60 +34,54 @@ class Plan:
 
     Attributes:
         ranks: `ranks[r][m]` is microbatch m of data-parallel rank r.
-        lengths: tokens of each sample, without padding.
-        alignment: every packed sample is padded to a multiple of this.
+        alignment: every node of a microbatch's tree is padded to a multiple of this.
+        shares: whether what samples begin with in common is computed once.
+        tokens: of all samples.
+        distinct: of the tree of all samples, in which everything that can be shared is.
     """
 
     ranks: tuple[tuple[Microbatch, ...], ...]
-    lengths: tuple[int, ...]
     alignment: int = 1
+    shares: bool = False
+    tokens: int = 0
+    distinct: int = 0
 
     @property
     def num_microbatches(self) -> int:
         """Microbatches of each rank."""
         return len(self.ranks[0])
 
-    def padded_length(self, sample: int) -> int:
-        """Tokens that a sample takes in a microbatch."""
-        return padded(self.lengths[sample], self.alignment)
-
-    def rank_tokens(self) -> list[int]:
-        """Tokens of each rank, padding included."""
-        return [sum(map(self.padded_length, (i for mb in rank for i in mb))) for rank in self.ranks]
-
 
 def plan(
-    lengths: Sequence[int], settings: TrainSettings, data_parallel_size: int, attention_crossover: int | None = None
+    lengths: Sequence[int],
+    prefixes: Prefixes | None,
+    settings: TrainSettings,
+    data_parallel_size: int,
+    attention_crossover: int | None = None,
 ) -> Plan:
-    """The plan that the settings ask for; `lengths` [S] are tokens per sample (`TrainBatch.lengths`)."""
+    """The plan that the settings ask for; `lengths` [S] are tokens that each sample puts in."""
     budget = None
     if settings.use_dynamic_batch_size and settings.max_tokens_per_gpu is not None:
         budget = settings.max_tokens_per_gpu * settings.context_parallel_size
+    cp = settings.context_parallel_size
     return make_plan(
         lengths,
         data_parallel_size,
+        prefixes=prefixes,
         max_tokens=budget,
         micro_batch_size=settings.micro_batch_size,
-        alignment=required_alignment(settings),
+        # Context parallelism cuts each run of tokens into 2 * cp equal chunks (zigzag).
+        alignment=2 * cp if cp > 1 else 1,
         balance=settings.balance_data,
         attention_crossover=attention_crossover,
     )
-
-
-def required_alignment(settings: TrainSettings) -> int:
-    """The multiple to which each sequence is padded.
-
-    Context parallelism cuts a sequence into 2 * cp equal chunks (zigzag); sequence parallelism cuts each rank's
-    share into tp parts.
-    """
-    cp, tp = settings.context_parallel_size, settings.tensor_model_parallel_size
-    return (2 * cp if cp > 1 else 1) * (tp if settings.sequence_parallel else 1)
 
 
 def make_plan(
     lengths: Sequence[int],
     data_parallel_size: int,
     *,
+    prefixes: Prefixes | None = None,
     max_tokens: int | None = None,
     micro_batch_size: int = 1,
     alignment: int = 1,
@@ -93,11 +93,12 @@ def make_plan(
     Args:
         lengths: [S] tokens of each sample.
         data_parallel_size: number of ranks.
+        prefixes: what the samples begin with in common; None: nothing is shared.
         max_tokens: pack up to this many tokens (padding included) into a microbatch, by first-fit decreasing; a
             longer sample has a microbatch of its own. None: exactly `micro_batch_size` samples, fewer in the last.
         micro_batch_size: samples per microbatch when `max_tokens` is None.
         alignment: see `Plan`.
-        balance: even out work over the ranks; off deals the samples out in turn.
+        balance: even out work over the ranks; off deals the bundles out in turn.
         attention_crossover: the length at which a sample's attention costs as much as everything else; None takes
             attention for free, so that work is tokens.
 
@@ -106,20 +107,72 @@ def make_plan(
     """
     if not lengths or min(lengths) < 1:
         raise TrainError(f"packing needs samples with at least one token each, got lengths {list(lengths)[:8]}")
-    sizes = [padded(n, alignment) for n in lengths]
-    work = [size * (attention_crossover + size) for size in sizes] if attention_crossover is not None else sizes
+    known = prefixes or Prefixes.none(len(lengths))
+    costs = _Costs(lengths, known, alignment, attention_crossover)
+    share = costs.all_work() / (2 * data_parallel_size) if data_parallel_size > 1 and balance else float("inf")
+    bundles = costs.bundles(max_tokens, micro_batch_size, share)
+    work = [costs.work(bundle) for bundle in bundles]
     if balance:
         shares = balanced_partition(work, data_parallel_size, equal_size=max_tokens is None)
     else:
-        shares = [list(range(rank, len(sizes), data_parallel_size)) for rank in range(data_parallel_size)]
+        shares = [list(range(rank, len(bundles), data_parallel_size)) for rank in range(data_parallel_size)]
     if max_tokens is None:
-        size = micro_batch_size
-        bins = [[share[at : at + size] for at in range(0, len(share), size)] for share in shares]
+        sizes, capacity = [len(bundle) for bundle in bundles], micro_batch_size
     else:
-        bins = [first_fit_decreasing(share, sizes, max_tokens) for share in shares]
+        sizes, capacity = [costs.tokens(bundle) for bundle in bundles], max_tokens
+    bins = [[[bundles[b] for b in bin_] for bin_ in first_fit_decreasing(own, sizes, capacity)] for own in shares]
     most = max(map(len, bins))
-    ranks = tuple(tuple(tuple(mb) for mb in _split_up(own, work, most)) for own in bins)
-    return Plan(ranks, tuple(int(n) for n in lengths), alignment)
+    ranks = tuple(tuple(costs.samples(mb) for mb in _split_up(own, costs, most)) for own in bins)
+    return Plan(ranks, alignment, prefixes is not None, sum(lengths), Tree.of(lengths, known).tokens)
+
+
+class _Costs:
+    """What samples cost behind those that they follow in the order of their beginnings."""
+
+    def __init__(
+        self, lengths: Sequence[int], prefixes: Prefixes, alignment: int, attention_crossover: int | None
+    ) -> None:
+        self.order, self.shared = prefixes.order, prefixes.shared
+        self.lengths, self.alignment, self.crossover = [lengths[i] for i in self.order], alignment, attention_crossover
+
+    def tokens(self, bundle: Bundle) -> int:
+        """Of a bundle, given as neighbouring places in the order; its first sample is whole."""
+        return sum(self._tokens(at, 0 if at == bundle[0] else self.shared[at]) for at in bundle)
+
+    def work(self, bundle: Bundle) -> int:
+        return sum(self._work(at, 0 if at == bundle[0] else self.shared[at]) for at in bundle)
+
+    def all_work(self) -> int:
+        return sum(map(self._work, range(len(self.order)), self.shared))
+
+    def samples(self, bundles: Sequence[Bundle]) -> Microbatch:
+        return tuple(self.order[at] for bundle in bundles for at in bundle)
+
+    def bundles(self, max_tokens: int | None, most_samples: int, most_work: float) -> list[Bundle]:
+        """Runs of the order that share something, cut where they share least until each is small enough."""
+        pending, out = [list(range(len(self.order)))], []
+        while pending:
+            bundle = pending.pop()
+            fits = len(bundle) <= most_samples if max_tokens is None else self.tokens(bundle) <= max_tokens
+            whole = all(self.shared[at] for at in bundle[1:])
+            if len(bundle) == 1 or (fits and whole and self.work(bundle) <= most_work):
+                out.append(bundle)
+            else:
+                pending += reversed(self.halves(bundle))
+        return out
+
+    def halves(self, bundle: Bundle) -> list[Bundle]:
+        """A bundle of several, cut where it shares least, and there as near to its middle as can be."""
+        middle = len(bundle) / 2
+        cut = min(range(1, len(bundle)), key=lambda i: (self.shared[bundle[i]], abs(i - middle)))
+        return [bundle[:cut], bundle[cut:]]
+
+    def _tokens(self, at: int, shared: int) -> int:
+        return padded(self.lengths[at] - shared, self.alignment)
+
+    def _work(self, at: int, shared: int) -> int:
+        own = self._tokens(at, shared)
+        return own if self.crossover is None else own * (self.crossover + own + 2 * shared)
 
 
 def padded(length: int, alignment: int) -> int:
@@ -178,15 +231,17 @@ def first_fit_decreasing(items: Sequence[int], sizes: Sequence[int], capacity: i
     return bins
 
 
-def _split_up(bins: list[list[int]], work: Sequence[int], wanted: int) -> list[list[int]]:
+def _split_up(bins: list[list[Bundle]], costs: _Costs, wanted: int) -> list[list[Bundle]]:
     """Reach `wanted` bins by halving the heaviest one that can be; then by empty ones. Never overfills a bin."""
-    bins = [list(b) for b in bins]
+    bins = list(bins)
     while len(bins) < wanted:
-        divisible = [b for b in range(len(bins)) if len(bins[b]) > 1]
+        divisible = [b for b in range(len(bins)) if sum(map(len, bins[b])) > 1]
         if not divisible:
             return bins + [[] for _ in range(wanted - len(bins))]
-        heaviest = max(divisible, key=lambda b: sum(work[i] for i in bins[b]))
+        heaviest = max(divisible, key=lambda b: sum(map(costs.work, bins[b])))
         whole = bins[heaviest]
-        halves = balanced_partition([work[i] for i in whole], 2)
+        if len(whole) == 1:
+            whole = costs.halves(whole[0])
+        halves = balanced_partition([costs.work(bundle) for bundle in whole], 2)
         bins[heaviest : heaviest + 1] = [[whole[j] for j in half] for half in halves]
     return bins

@@ -47,6 +47,10 @@ class TrainSettings(Settings):
     max_tokens_per_gpu: int | None = Field(
         None, ge=1, description="Most tokens of a packed microbatch on one device; longer samples go alone."
     )
+    share_prefixes: bool = Field(
+        True,
+        description="Compute once what samples of a microbatch begin with in common: a group's prompt, earlier turns.",
+    )
     balance_data: bool = Field(True, description="Spread samples over data-parallel ranks by estimated work.")
 
     optimizer: Literal["adam", "muon"] = Field(

@@ -2,13 +2,16 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import TrainError
-from agentrl.train.packing import balanced_partition, first_fit_decreasing, make_plan, plan, required_alignment
+from agentrl.train.packing import Plan, balanced_partition, first_fit_decreasing, make_plan, padded, plan
 from agentrl.train.settings import TrainSettings
+from agentrl.train.tree import LEAST, Ids, Prefixes, Tree
+from tests.train.test_tree import sequences
 
 lengths_st = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 
@@ -31,14 +34,11 @@ def test_plans_hold_their_promises(
     assert placed == list(range(len(lengths)))
     for rank in made.ranks:
         for microbatch in rank:
-            tokens = sum(map(made.padded_length, microbatch))
-            assert tokens % alignment == 0
-            assert tokens >= sum(lengths[i] for i in microbatch)
+            tokens = sum(padded(lengths[i], alignment) for i in microbatch)
             if max_tokens is None:
                 assert len(microbatch) <= size
             else:
                 assert tokens <= max_tokens or len(microbatch) == 1
-    assert sum(made.rank_tokens()) < sum(lengths) + alignment * len(lengths)
 
 
 @given(lengths_st, st.integers(1, 5))
@@ -61,12 +61,17 @@ def test_work_is_as_even_as_its_largest_item(lengths: list[int], ranks: int, cro
     assert max(loads) - min(loads) <= max(work(n, crossover) for n in lengths)
 
 
+def rank_tokens(lengths: list[int], made: Plan) -> list[int]:
+    """Tokens of each rank."""
+    return [sum(lengths[i] for mb in rank for i in mb) for rank in made.ranks]
+
+
 def test_a_long_sample_counts_for_more_than_its_tokens() -> None:
     lengths = [400] + [100] * 8
-    assert make_plan(lengths, 2, max_tokens=800).rank_tokens() == [600, 600]
+    assert rank_tokens(lengths, make_plan(lengths, 2, max_tokens=800)) == [600, 600]
     by_work = make_plan(lengths, 2, max_tokens=800, attention_crossover=1)
-    assert sorted(by_work.rank_tokens()) == [400, 800]
-    assert plan(lengths, TrainSettings(use_dynamic_batch_size=True, max_tokens_per_gpu=800), 2, 1) == by_work
+    assert sorted(rank_tokens(lengths, by_work)) == [400, 800]
+    assert plan(lengths, None, TrainSettings(use_dynamic_batch_size=True, max_tokens_per_gpu=800), 2, 1) == by_work
 
 
 @given(lengths_st, st.integers(1, 300))
@@ -147,19 +152,57 @@ def test_the_plan_is_the_same_every_time() -> None:
 
 def test_settings_become_a_plan() -> None:
     settings = TrainSettings(use_dynamic_batch_size=True, max_tokens_per_gpu=16, context_parallel_size=2)
-    made = plan([5, 9, 30], settings, 1)
+    made = plan([5, 9, 30], None, settings, 1)
     assert made.alignment == 4
     assert made.num_microbatches == 2  # 32 tokens over two devices; 8 + 12 go together
-    fixed = plan([5, 9, 30], TrainSettings(micro_batch_size=2, balance_data=False), 1)
+    fixed = plan([5, 9, 30], None, TrainSettings(micro_batch_size=2, balance_data=False), 1)
     assert fixed.ranks == (((0, 1), (2,)),)
 
 
-@pytest.mark.parametrize(
-    ("tp", "cp", "sp", "want"), [(1, 1, False, 1), (2, 1, False, 1), (2, 1, True, 2), (1, 2, False, 4), (2, 2, True, 8)]
-)
-def test_alignment(tp: int, cp: int, sp: bool, want: int) -> None:
-    settings = TrainSettings(tensor_model_parallel_size=tp, context_parallel_size=cp, sequence_parallel=sp)
-    assert required_alignment(settings) == want
+def computed(found: list[Ids], samples: tuple[int, ...]) -> int:
+    """Tokens of a microbatch's tree."""
+    chosen = [found[i] for i in samples]
+    return Tree.of([len(ids) for ids in chosen], Prefixes.of(chosen)).tokens
+
+
+@given(sequences(), st.integers(1, 4), st.sampled_from([None, 40, 100, 1000]), st.integers(1, 4))
+def test_plans_of_trees_hold_the_same_promises(found: list[Ids], ranks: int, max_tokens: int | None, size: int) -> None:
+    lengths, prefixes = [len(ids) for ids in found], Prefixes.of(found)
+    made = make_plan(lengths, ranks, prefixes=prefixes, max_tokens=max_tokens, micro_batch_size=size)
+    assert sorted(i for rank in made.ranks for mb in rank for i in mb) == list(range(len(found)))
+    assert {len(rank) for rank in made.ranks} == {made.num_microbatches}
+    for microbatch in (mb for rank in made.ranks for mb in rank):
+        fits = len(microbatch) <= size if max_tokens is None else computed(found, microbatch) <= max_tokens + SLACK
+        assert fits or len(microbatch) == 1
+
+
+SLACK = 9 * LEAST
+"""Beginnings that are too short for a node of their own are copied, one for each sample at most."""
+
+
+def groups(count: int, size: int, prompt: int, response: int) -> list[Ids]:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 1000, prompt) for _ in range(count)]
+    return [np.concatenate([p, rng.integers(0, 1000, response)]).astype(np.int32) for _ in range(size) for p in prompts]
+
+
+@pytest.mark.parametrize(("ranks", "budget"), [(1, 10_000), (1, 500), (2, 500), (4, 500)])
+def test_a_group_stays_together_where_it_fits(ranks: int, budget: int) -> None:
+    found = groups(8, 8, 100, 40)
+    made = make_plan([len(ids) for ids in found], ranks, prefixes=Prefixes.of(found), max_tokens=budget)
+    total = sum(computed(found, mb) for rank in made.ranks for mb in rank)
+    assert total == 8 * (100 + 8 * 40)
+    each = [sum(computed(found, mb) for mb in rank) for rank in made.ranks]
+    assert max(each) == min(each)
+
+
+def test_a_group_is_cut_where_memory_or_an_even_share_asks_for_it() -> None:
+    found = groups(1, 8, 100, 40)
+    lengths, prefixes = [len(ids) for ids in found], Prefixes.of(found)
+    small = make_plan(lengths, 1, prefixes=prefixes, max_tokens=300)
+    assert sorted(map(len, small.ranks[0])) == [4, 4]
+    even = make_plan(lengths, 2, prefixes=prefixes, max_tokens=10_000)
+    assert [sum(map(len, rank)) for rank in even.ranks] == [4, 4]
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 0]])

@@ -1,23 +1,43 @@
 """Core attention for megatron's layer spec that needs no Transformer Engine.
 
-1. Runs on any device through torch's scaled dot-product attention, one call a sequence, always causal.
-2. Takes packed sequences: query [t, heads, dim], key and value [t, groups, dim] with `PackedSeqParams`.
-3. Context parallelism: every rank holds chunks r and 2n-1-r of the 2n chunks of each sequence (the zigzag layout);
-   keys and values are gathered over the group, the queries stay where they are.
+1. Takes packed trees of tokens (`Pack`): query [t, heads, dim], key and value [t, groups, dim]. A token sees those before
+   it in its own node and all of the nodes above; `kernels` computes that in blocks, without masks.
+2. Rotary positions are applied here, because a token's place in the pack is not its position.
+3. Context parallelism: every rank holds chunks r and 2n-1-r of the 2n chunks of each node (the zigzag layout); keys and
+   values are gathered over the group, the queries stay where they are.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+
+from agentrl.train.megatron.kernels import Part, attention, kernel_for
+
+
+@dataclass(kw_only=True)
+class Pack(PackedSeqParams):
+    """What the layers must know of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group.
+
+    Attributes:
+        parts: blocks of this rank's queries and of all keys in the tree's order; see `kernels`.
+        order: int64 [T], where the keys in the tree's order lie in those gathered from the ranks; None on one rank.
+        cos, sin: [t, 1, dim], of the angles of the tokens' positions.
+    """
+
+    parts: tuple[Part, ...]
+    order: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    qkv_format: str = "thd"
 
 
 class _Gather(torch.autograd.Function):
@@ -38,7 +58,7 @@ class _Gather(torch.autograd.Function):
 
 
 class PackedAttention(MegatronModule):
-    """Causal grouped-query attention over packed sequences; the constructor is the one that megatron's spec calls."""
+    """Causal grouped-query attention over packed trees; the constructor is the one that megatron's spec calls."""
 
     def __init__(
         self,
@@ -68,49 +88,34 @@ class PackedAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """Attend within each packed sequence.
+        """Rotate and attend.
 
         Args:
             query, key, value: [t, heads or groups, dim], t the tokens of this context-parallel rank.
-            packed_seq_params: `cu_seqlens_q` counts whole (padded) sequences over all context-parallel ranks.
+            packed_seq_params: the microbatch's `Pack`.
 
         Returns:
             [t, heads * dim].
         """
-        size = self.cp_group.size()
-        bounds = [int(b) // size for b in packed_seq_params.cu_seqlens_q.tolist()]
-        if size > 1:
-            key, value = _Gather.apply(key, self.cp_group), _Gather.apply(value, self.cp_group)
-        # Not slices: the gradient of each would be as large as the whole pack.
-        lengths = [end - start for start, end in itertools.pairwise(bounds)]
-        sequences = zip(query.split(lengths), key.split(lengths, -3), value.split(lengths, -3), strict=True)
-        outputs = []
-        for q, k, v in sequences:
-            if size == 1:
-                out = self._attend(q, k, v, None)
-            else:
-                mask = _zigzag_mask(len(q), self.cp_group, q.device)
-                out = self._attend(q, _unzigzag(k), _unzigzag(v), mask)
-            outputs.append(out)
-        return torch.cat(outputs).flatten(-2)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=q.size(1) != k.size(1)
-        )
-        return out[0].transpose(0, 1)
+        pack: Pack = packed_seq_params
+        query, key = (_rotated(x, pack.cos, pack.sin) for x in (query, key))
+        if pack.order is not None:
+            key, value = (_Gather.apply(x, self.cp_group).flatten(0, 1)[pack.order] for x in (key, value))
+        return attention(query, key, value, pack.parts, self.scale, kernel_for(query)).flatten(-2)
 
 
-def _unzigzag(gathered: Tensor) -> Tensor:
-    """[ranks, tokens, ...] in zigzag order -> [ranks * tokens, ...] in sequence order."""
-    first, second = gathered.chunk(2, dim=1)
-    return torch.cat([*first.unbind(0), *reversed(second.unbind(0))])
+def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [t, 1, dim] of the rotary angles of positions [t] (RoFormer, arXiv:2104.09864).
+
+    Args:
+        frequencies: float32 [dim / 2].
+        dtype: of the result.
+    """
+    half = positions[:, None, None].float() * frequencies
+    whole = torch.cat([half, half], -1)
+    return whole.cos().to(dtype), whole.sin().to(dtype)
 
 
-def _zigzag_mask(tokens: int, group: dist.ProcessGroup, device: torch.device) -> Tensor:
-    """[tokens, size * tokens] bool: which keys this rank's queries may see."""
-    half, size, rank = tokens // 2, group.size(), group.rank()
-    steps = torch.arange(half, device=device)
-    positions = torch.cat([steps + rank * half, steps + (2 * size - 1 - rank) * half])
-    return torch.arange(size * tokens, device=device)[None] <= positions[:, None]
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin

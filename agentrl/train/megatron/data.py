@@ -1,10 +1,12 @@
 """From a `TrainBatch` and a packing plan to the tensors of one microbatch.
 
-1. Samples are packed one after the other (thd layout), each padded at its end to the plan's alignment. Attention is
-   causal, so padding is never seen by a real token. The input is all tokens but the last; position j predicts j + 1.
+1. The samples of a microbatch are laid out as a tree (`agentrl.train.tree`): what several begin with is there once.
+   The input of a sample is all its tokens but the last; position j predicts j + 1. Every node is padded at its end to the
+   plan's alignment, and no real token sees padding.
 2. Only some positions have an output: `rows` are their places among this rank's tokens, `targets` the tokens that
-   follow, `flat` their index among the batch's response tokens [R], by which every per-token array is looked up.
-3. Under context parallelism a rank takes chunks r and 2n-1-r of each sequence's 2n chunks (zigzag), so that causal
+   follow, `flat` their index among the batch's response tokens [R], by which every per-token array is looked up. The last
+   token of a shared prefix has one output for each sample that goes on from it.
+3. Under context parallelism a rank takes chunks r and 2n-1-r of each node's 2n chunks (zigzag), so that causal
    attention costs every rank the same.
 """
 
@@ -12,20 +14,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import groupby
+from typing import Literal
 
 import numpy as np
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.train.batch import TrainBatch
+from agentrl.train.megatron.attention import Pack, angles
+from agentrl.train.megatron.kernels import Part
+from agentrl.train.megatron.layout import Layout
 from agentrl.train.packing import Plan, padded
+from agentrl.train.tree import Node, Prefixes, Tree
 
 Rows = Literal["trained", "response"]
 """Which positions have an output: those of trained tokens, or of all response tokens."""
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,93 +41,169 @@ class MicrobatchTensors:
 
     Attributes:
         tokens, positions: int64 [1, t].
-        packed: megatron's description of the packed sequences (lengths before the context-parallel cut).
+        packed: what the layers must know of the pack.
         rows: int64 [n], places of the outputs among the t tokens.
         targets: int64 [n], token ids.
         flat: int64 [n], indices into flat response arrays [R].
+        computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
     """
 
     tokens: Tensor
     positions: Tensor
-    packed: Any
+    packed: Pack
     rows: Tensor
     targets: Tensor
     flat: Tensor
+    computed: int
 
 
-def microbatches(
-    batch: TrainBatch, plan: Plan, dp_rank: int, *, rows: Rows, cp: int, cp_rank: int, device: torch.device
-) -> Iterator[MicrobatchTensors]:
-    """This rank's microbatches in the plan's order; an empty one becomes a padding-only sequence without outputs."""
-    for samples in plan.ranks[dp_rank]:
-        parts = [_Sequence.of(batch, i, plan.alignment, rows) for i in samples]
-        yield _packed(parts or [_Sequence.padding(plan.alignment)], cp, cp_rank, device)
-
-
-def _packed(parts: Sequence[_Sequence], cp: int, cp_rank: int, device: torch.device) -> MicrobatchTensors:
-    start, chosen, sizes = 0, [], []
-    for part in parts:
-        chosen.append(part.shard(cp, cp_rank, start))
-        start += len(part.tokens) // cp
-        sizes.append(len(part.tokens))
-    bounds = torch.tensor(np.concatenate([[0], np.cumsum(sizes)]), dtype=torch.int32, device=device)
-    packed = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=max(sizes), max_seqlen_kv=max(sizes)
-    )
-
-    def joined(field: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([getattr(c, field) for c in chosen])).to(device)
-
-    return MicrobatchTensors(
-        joined("tokens")[None], joined("positions")[None], packed, joined("rows"), joined("targets"), joined("flat")
-    )
+def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
+    """What goes into the model for each sample: all tokens but the last, of which nothing is predicted."""
+    return [batch.sample_tokens(i)[: max(1, n - 1)] for i, n in enumerate(batch.lengths)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
-    """One padded sequence (or one rank's shard of it); `rows` count from the sequence's (shard's) start."""
+class Packer:
+    """Makes the microbatches of one rank.
 
-    tokens: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    flat: NDArray[np.int64]
+    Attributes:
+        layout, device: where it stands.
+        frequencies: float32 [dim / 2], of the rotary positions.
+        dtype: that the layers compute in.
+        sequence_parallel: the number of tokens must be a multiple of the tensor-parallel ranks.
+    """
+
+    layout: Layout
+    device: torch.device
+    frequencies: Tensor
+    dtype: torch.dtype
+    sequence_parallel: bool
+
+    def microbatches(self, batch: TrainBatch, plan: Plan, rows: Rows) -> Iterator[MicrobatchTensors]:
+        """In the plan's order; an empty one becomes a padding-only sequence without outputs."""
+        inputs = inputs_of(batch)
+        for samples in plan.ranks[self.layout.dp_rank]:
+            sequences = [inputs[i] for i in samples]
+            prefixes = Prefixes.of(sequences) if plan.shares else Prefixes.none(len(sequences))
+            laid = self._laid(Tree.of([len(ids) for ids in sequences], prefixes), plan.alignment)
+            outputs = [laid.outputs(number, _Outputs.of(batch, i, rows)) for number, i in enumerate(samples)]
+            yield self._tensors(laid, sequences, outputs)
+
+    def _laid(self, tree: Tree, alignment: int) -> Laid:
+        pad = self.layout.tp if self.sequence_parallel else 1
+        return Laid(tree, alignment, self.layout.cp, self.layout.cp_rank, pad)
+
+    def _tensors(
+        self, laid: Laid, sequences: Sequence[NDArray[np.int32]], outputs: Sequence[_Outputs]
+    ) -> MicrobatchTensors:
+        def there(array: Ints) -> Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        def joined(field: str) -> Tensor:
+            return there(np.concatenate([np.zeros(0, np.int64), *(getattr(out, field) for out in outputs)]))
+
+        tokens, positions = map(there, laid.local(sequences))
+        cos, sin = angles(positions, self.frequencies.to(self.device), self.dtype)
+        order = there(laid.order()) if laid.cp > 1 else None
+        packed = Pack(parts=laid.parts(), order=order, cos=cos, sin=sin)
+        rows, targets, flat = map(joined, ("rows", "targets", "flat"))
+        return MicrobatchTensors(tokens[None], positions[None], packed, rows, targets, flat, laid.tree.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """Where a sample has outputs (positions, or places in the pack), the tokens that follow there, and their index."""
+
+    rows: Ints
+    targets: Ints
+    flat: Ints
 
     @classmethod
-    def of(cls, batch: TrainBatch, sample: int, alignment: int, rows: Rows) -> _Sequence:
-        ids = batch.sample_tokens(sample).astype(np.int64)
-        response = batch.response_slice(sample)
+    def of(cls, batch: TrainBatch, sample: int, rows: Rows) -> _Outputs:
+        ids, response = batch.sample_tokens(sample).astype(np.int64), batch.response_slice(sample)
         first = len(ids) - (response.stop - response.start)
         if first < 1:
             raise TrainError(f"sample {sample} of the batch has no prompt token, so nothing predicts its first token")
         keep = np.ones(len(ids) - first, bool) if rows == "response" else batch.sample_loss_mask(sample) == 1
         offsets = np.flatnonzero(keep)
-        size = padded(max(1, len(ids) - 1), alignment)
-        tokens = np.zeros(size, np.int64)
-        tokens[: len(ids) - 1] = ids[:-1]
-        return cls(
-            tokens, np.arange(size), offsets + first - 1, ids[first:][offsets], offsets + np.int64(response.start)
-        )
-
-    @classmethod
-    def padding(cls, alignment: int) -> _Sequence:
-        none = np.zeros(0, np.int64)
-        return cls(np.zeros(alignment, np.int64), np.arange(alignment), none, none, none)
-
-    def shard(self, cp: int, cp_rank: int, start: int) -> _Sequence:
-        """The part of one context-parallel rank, with `rows` shifted to begin at `start`."""
-        half = len(self.tokens) // (2 * cp) if cp > 1 else len(self.tokens)
-        chunk = self.rows // half
-        mine = np.isin(chunk, (cp_rank, 2 * cp - 1 - cp_rank)) if cp > 1 else np.ones(len(chunk), bool)
-        local = self.rows % half + half * (chunk >= cp) if cp > 1 else self.rows
-        held = _zigzag(self.positions, cp, cp_rank)
-        return _Sequence(
-            self.tokens[held], self.positions[held], local[mine] + start, self.targets[mine], self.flat[mine]
-        )
+        return cls(offsets + first - 1, ids[first:][offsets], offsets + np.int64(response.start))
 
 
-def _zigzag(positions: NDArray[np.int64], cp: int, cp_rank: int) -> NDArray[np.int64]:
-    if cp == 1:
-        return positions
-    chunks = np.split(positions, 2 * cp)
-    return np.concatenate([chunks[cp_rank], chunks[2 * cp - 1 - cp_rank]])
+class Laid:
+    """A tree laid out over the context-parallel ranks, padding included; `rank` is the one that asks.
+
+    Places among all tokens of the pack are global, those among one rank's are local.
+    """
+
+    def __init__(self, tree: Tree, alignment: int, cp: int, rank: int, pad: int) -> None:
+        self.tree, self.cp, self.rank = tree, cp, rank
+        sizes = [padded(len(node), alignment) for node in tree.nodes]
+        tail = next(n for n in range(0, alignment * pad + 1, alignment) if (sum(sizes) + n) // cp % pad == 0)
+        if not sizes and not tail:
+            tail = alignment * pad
+        self.nodes: tuple[Node, ...] = tree.nodes
+        if tail:  # padding that nothing descends from
+            self.nodes += (Node(-1, 0, tail, (), len(sizes)),)
+            sizes.append(tail)
+        self.sizes = sizes
+        self.starts: list[int] = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
+        self.total = self.starts[-1]
+        self.held = self._held(rank)
+        self.inverse = np.full(self.total, -1, np.int64)
+        self.inverse[self.held] = np.arange(len(self.held))
+
+    def _chunks(self, number: int, rank: int) -> list[tuple[int, int]]:
+        """Global places of a rank's part of a node."""
+        start, size = self.starts[number], self.sizes[number]
+        if self.cp == 1:
+            return [(start, start + size)]
+        half = size // (2 * self.cp)
+        return [(start + c * half, start + (c + 1) * half) for c in (rank, 2 * self.cp - 1 - rank)]
+
+    def _held(self, rank: int) -> Ints:
+        chunks = [chunk for number in range(len(self.nodes)) for chunk in self._chunks(number, rank)]
+        return np.concatenate([np.arange(a, b) for a, b in chunks])
+
+    def order(self) -> Ints:
+        """For each global place where it lies among the tokens of all ranks, rank after rank."""
+        order = np.empty(self.total, np.int64)
+        order[np.concatenate([self._held(rank) for rank in range(self.cp)])] = np.arange(self.total)
+        return order
+
+    def local(self, sequences: Sequence[NDArray[np.int32]]) -> tuple[Ints, Ints]:
+        """Token ids and positions of this rank's tokens."""
+        tokens, positions = np.zeros(self.total, np.int64), np.empty(self.total, np.int64)
+        for node, start, size in zip(self.nodes, self.starts, self.sizes, strict=False):
+            if node.of >= 0:
+                tokens[start : start + len(node)] = sequences[node.of][node.start : node.end]
+            positions[start : start + size] = np.arange(node.start, node.start + size)
+        return tokens[self.held], positions[self.held]
+
+    def outputs(self, sequence: int, found: _Outputs) -> _Outputs:
+        """The outputs of a sequence that this rank computes, at their local places."""
+        path = np.array(self.tree.paths[sequence])
+        nodes = path[np.searchsorted([self.nodes[n].end for n in path], found.rows, side="right")]
+        shift = np.array(self.starts[:-1]) - [node.start for node in self.nodes]
+        rows = self.inverse[found.rows + shift[nodes]]
+        mine = rows >= 0
+        return _Outputs(rows[mine], found.targets[mine], found.flat[mine])
+
+    def parts(self) -> tuple[Part, ...]:
+        """What this rank's queries see: their own chunk, chunks of the node before it, and the nodes above."""
+        own, past, above = [], [], []
+        local = 0
+        for number, node in enumerate(self.nodes):
+            start = self.starts[number]
+            for a, b in self._chunks(number, self.rank):
+                own.append((local, local + b - a, a, b))
+                if a > start:
+                    past.append((local, local + b - a, start, min(a, start + len(node))))
+                local += b - a
+            if node.last > number:
+                end = self.starts[node.last + 1] // self.cp
+                above.append((len(node.parents), (local, end, start, start + len(node))))
+        parts = [Part(tuple(own), causal=True)] + ([Part(tuple(past))] if past else [])
+        above.sort(key=lambda block: block[0])
+        for _, blocks in groupby(above, key=lambda block: block[0]):
+            parts.append(Part(tuple(block for _, block in blocks)))
+        return tuple(parts)

@@ -99,11 +99,9 @@ def build_model(config: Any, shape: ModelShape, layout: Layout, device: torch.de
         pre_process=layout.first_stage,
         post_process=layout.last_stage,
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope",
-        rotary_base=shape.rope_theta,
+        position_embedding_type="none",  # `PackedAttention` rotates by the positions of the pack
         parallel_output=True,
     )
-    model.rotary_pos_emb.inv_freq = rope_frequencies(shape).to(model.rotary_pos_emb.inv_freq.device)
     if layout.last_stage:
         model.output_layer.register_forward_pre_hook(_RowPicker(model), with_kwargs=True)
     model = model.to(device)

@@ -23,15 +23,16 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import Identity
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
-from agentrl.train.megatron.data import Rows
+from agentrl.train.megatron.data import Packer, Rows, inputs_of
 from agentrl.train.megatron.families import ModelShape, family_of
 from agentrl.train.megatron.layout import Layout
-from agentrl.train.megatron.model import build_model, transformer_config, unwrap
+from agentrl.train.megatron.model import build_model, rope_frequencies, transformer_config, unwrap
 from agentrl.train.megatron.optimizer import Optimizer, data_parallel
 from agentrl.train.megatron.step import Passes
 from agentrl.train.megatron.weights import WeightMap
 from agentrl.train.packing import Plan, plan
 from agentrl.train.settings import TrainSettings
+from agentrl.train.tree import Prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ class ModelSlot:
         model = build_model(self.config, self.shape, layout, device)
         self.weights.load(model, folder)
         self.model: Any = self._wrapped(model)
-        self.passes = Passes(self.model, self.config, layout, self.shape.vocab, place.temperature, device)
+        frequencies, dtype = rope_frequencies(self.shape), self.config.params_dtype
+        packer = Packer(layout, device, frequencies, dtype, place.settings.sequence_parallel)
+        self.passes = Passes(self.model, self.config, packer, self.shape.vocab, place.temperature)
 
     def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
         return model.requires_grad_(False)
@@ -63,7 +66,9 @@ class ModelSlot:
     def plan(self, batch: TrainBatch) -> Plan:
         """Who computes what of `batch`, the same on every rank."""
         chosen, dp = self.place.settings, self.place.layout.dp
-        return plan(batch.lengths.tolist(), chosen, dp, self.shape.attention_crossover)
+        inputs = inputs_of(batch)
+        prefixes = Prefixes.of(inputs) if chosen.share_prefixes else None
+        return plan(list(map(len, inputs)), prefixes, chosen, dp, self.shape.attention_crossover)
 
     def log_probs(self, batch: TrainBatch, rows: Rows) -> NDArray[np.float32]:
         """Natural-log probabilities [R] in the batch's flat response layout, 0 where `rows` leaves out, on every rank."""

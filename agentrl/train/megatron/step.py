@@ -25,7 +25,7 @@ from torch import Tensor
 
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.train.batch import TrainBatch
-from agentrl.train.megatron.data import MicrobatchTensors, Rows, microbatches
+from agentrl.train.megatron.data import MicrobatchTensors, Packer, Rows
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.logprobs import token_log_probs
 from agentrl.train.megatron.model import output_rows
@@ -39,10 +39,9 @@ class Passes:
 
     model: torch.nn.Module
     config: Any
-    layout: Layout
+    packer: Packer
     vocab: int
     temperature: float
-    device: torch.device
 
     def __post_init__(self) -> None:
         self.config.finalize_model_grads_func = _finalize
@@ -62,8 +61,10 @@ class Passes:
     def gradients(self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
         """Add one step's gradients into the model's buffers; returns the loss and its weighted statistics."""
         loss = functools.partial(self._loss, inputs=inputs, algorithm=algorithm)
-        found = self._run(batch, plan, "trained", loss, forward_only=False)
-        return self._reduce(found)
+        totals = self._reduce(self._run(batch, plan, "trained", loss, forward_only=False))
+        computed = totals.pop("computed_tokens")
+        shares = {"computed_tokens_share": computed, "copied_tokens_share": computed - plan.distinct}
+        return totals | {name: tokens / plan.tokens for name, tokens in shares.items()}
 
     def _run(
         self, batch: TrainBatch, plan: Plan, rows: Rows, on_logits: Callable[..., Any], *, forward_only: bool
@@ -74,13 +75,9 @@ class Passes:
             out = model(mb.tokens, mb.positions, None, packed_seq_params=mb.packed, **self._output_dtype)
             return out, functools.partial(on_logits, mb=mb)
 
-        layout = self.layout
-        data = microbatches(
-            batch, plan, layout.dp_rank, rows=rows, cp=layout.cp, cp_rank=layout.cp_rank, device=self.device
-        )
         found: list[Any] = get_forward_backward_func()(
             forward_step_func=forward,
-            data_iterator=data,
+            data_iterator=self.packer.microbatches(batch, plan, rows),
             model=[self.model],
             num_microbatches=plan.num_microbatches,
             seq_length=1,
@@ -89,6 +86,14 @@ class Passes:
             collect_non_loss_data=forward_only,
         )
         return found
+
+    @property
+    def layout(self) -> Layout:
+        return self.packer.layout
+
+    @property
+    def device(self) -> torch.device:
+        return self.packer.device
 
     @property
     def _output_dtype(self) -> dict[str, bool]:
@@ -114,6 +119,7 @@ class Passes:
         means = weights / inputs.total_weight
         sums = {name: (value.double() * means).sum() for name, value in out.stats.items()}
         sums["loss"] = loss.detach().double()
+        sums["computed_tokens"] = torch.tensor(mb.computed / self.layout.cp, dtype=torch.float64, device=loss.device)
         sums["tokens"] = torch.tensor(float(len(mb.flat)), dtype=torch.float64, device=loss.device)
         if view.rollout_log_probs is not None:
             sums["train_rollout_logprob_abs_diff"] = (log_probs.detach() - view.rollout_log_probs).abs().double().sum()

@@ -23,7 +23,11 @@ TEMPERATURE = 0.8
 
 
 def make_batch(groups: int = 3, per_group: int = 4, seed: int = 0, vocab: int = 512) -> TrainBatch:
-    """Ragged agent samples: prompt, model turn, observation, model turn."""
+    """Ragged agent samples: prompt, model turn, observation, model turn.
+
+    The first group's prompts are its samples' own, the second's is one for all, and in the third two samples have their
+    first turn in common as well; and so on.
+    """
     rng = np.random.default_rng(seed)
 
     def ids(low: int, high: int) -> list[int]:
@@ -33,14 +37,15 @@ def make_batch(groups: int = 3, per_group: int = 4, seed: int = 0, vocab: int = 
     out: list[list[Sample]] = []
     for g in range(groups):
         out.append([])
+        prompt, turn, observation = ids(18, 30), ids(18, 30), ids(1, 12)
         for i in range(per_group):
             sample = Sample(group_index=g, index=g * per_group + i, reward=float(rng.random()))
-            sample.set_prompt_tokens(ids(2, 15))
-            for turn in range(2):
-                wrote = ids(2, 20)
-                sample.append_model(wrote, (-5 * rng.random(len(wrote))).tolist(), "1", turn=turn)
-                if turn == 0:
-                    sample.append_observation(ids(1, 12), turn=turn)
+            sample.set_prompt_tokens(prompt if g % 3 else ids(2, 15))
+            for number in range(2):
+                wrote = turn if g % 3 == 2 and i < 2 and number == 0 else ids(2, 20)
+                sample.append_model(wrote, (-5 * rng.random(len(wrote))).tolist(), "1", turn=number)
+                if number == 0:
+                    sample.append_observation(observation if g % 3 == 2 else ids(1, 12), turn=number)
             out[-1].append(sample)
     return TrainBatch.from_samples(out)
 

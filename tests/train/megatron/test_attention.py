@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentrl.train.megatron.attention import PackedAttention
+from agentrl.train.megatron.attention import Pack, PackedAttention
+from agentrl.train.megatron.kernels import Part
 
 
 class _Written(TorchDispatchMode):
@@ -34,9 +34,10 @@ def test_the_backward_pass_of_packed_attention_grows_with_the_tokens_only(one_ra
     def written(sequences: int) -> int:
         config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2, kv_channels=8)
         attention = PackedAttention(config, 1, None, "self", pg_collection=ProcessGroupCollection(cp=one_rank))
-        bounds = torch.arange(sequences + 1, dtype=torch.int32) * (256 // sequences)
+        size = 256 // sequences
+        part = Part(tuple((a, a + size, a, a + size) for a in range(0, 256, size)), causal=True)
         q, k, v = (torch.randn(256, 2, 8, requires_grad=True) for _ in range(3))
-        packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
+        packed = Pack(parts=(part,), order=None, cos=torch.ones(256, 1, 8), sin=torch.zeros(256, 1, 8))
         out = attention(q, k, v, None, packed_seq_params=packed)
         counter = _Written()
         with counter:

@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from numpy.typing import NDArray
 from agentrl.errors import TrainError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.megatron import logprobs
-from agentrl.train.megatron.data import microbatches
+from agentrl.train.megatron.data import Packer, inputs_of
 from agentrl.train.megatron.families import FAMILIES, Family, Layout, ModelShape, family_of
 from agentrl.train.megatron.model import rope_frequencies
 from agentrl.train.megatron.weight_group import WeightGroup
 from agentrl.train.packing import make_plan
+from agentrl.train.tree import Prefixes
 from tests.support.distributed import free_port, run_ranks
 from tests.support.logits import entropy_from_logits, log_probs_from_logits
 from tests.support.tiny_models import make_tiny_model
@@ -76,20 +78,26 @@ def test_banned_tokens_count_nothing(one_rank: dist.ProcessGroup) -> None:
     cp=st.sampled_from([1, 2, 3]),
     dp=st.integers(1, 3),
     rows=st.sampled_from(["trained", "response"]),
+    shares=st.booleans(),
 )
-def test_every_output_is_on_one_rank_and_points_at_its_predecessor(seed: int, cp: int, dp: int, rows: Any) -> None:
-    batch = make_batch(groups=2, per_group=2, seed=seed)
-    work = make_plan(batch.lengths.tolist(), dp, max_tokens=60, alignment=2 * cp if cp > 1 else 1)
+def test_every_output_is_on_one_rank_and_points_at_its_predecessor(
+    seed: int, cp: int, dp: int, rows: Any, shares: bool
+) -> None:
+    batch = make_batch(groups=3, per_group=2, seed=seed)
+    prefixes = Prefixes.of(inputs_of(batch)) if shares else None
+    alignment = 2 * cp if cp > 1 else 1
+    work = make_plan(batch.lengths.tolist(), dp, prefixes=prefixes, max_tokens=60, alignment=alignment)
     seen = []
     flat_targets = np.concatenate([batch.sample_tokens(i)[-batch.response_lengths[i] :] for i in range(len(batch))])
     before = np.concatenate([batch.sample_tokens(i)[-batch.response_lengths[i] - 1 : -1] for i in range(len(batch))])
     for rank in range(dp):
         for cp_rank in range(cp):
-            for mb in microbatches(batch, work, rank, rows=rows, cp=cp, cp_rank=cp_rank, device=CPU):
+            where: Any = SimpleNamespace(dp_rank=rank, cp=cp, cp_rank=cp_rank, tp=1)
+            packer = Packer(where, CPU, torch.ones(4), torch.float32, sequence_parallel=False)
+            for mb in packer.microbatches(batch, work, rows):
                 flat = mb.flat.numpy()
                 np.testing.assert_array_equal(mb.targets.numpy(), flat_targets[flat])
                 np.testing.assert_array_equal(mb.tokens[0, mb.rows].numpy(), before[flat])
-                assert mb.tokens.shape[1] * cp == int(mb.packed.cu_seqlens_q[-1])
                 seen.append(flat)
     wanted = np.flatnonzero(batch.loss_mask) if rows == "trained" else np.arange(len(batch.loss_mask))
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), wanted)

@@ -1,0 +1,269 @@
+"""Attention in blocks: which queries see which keys, the kernels that compute a block, and how blocks become one softmax.
+
+1. A `Part` is a set of blocks, each some queries that see some keys: all of them, or (causal) each those up to its own.
+   Within a part no query is in two blocks, so that a kernel may compute them all in one call.
+2. A kernel gives a block's output and its log-sum-exp; `merge` makes one softmax of two blocks' (the identity behind
+   FlashAttention, arXiv:2205.14135, and ring attention, arXiv:2310.01889). The backward pass of a block takes the merged
+   output and log-sum-exp: its probabilities are then shares of the whole.
+3. `kernel_for` takes what is installed: on the CPU torch's flash attention, on CUDA in half precision its variable-length
+   flash attention (one launch a part), elsewhere plain matrix products, a chunk of queries at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Rows = slice | Tensor
+"""Places of queries: a run of them, or int64 indices."""
+CHUNK_ELEMENTS = 1 << 24
+"""Scores that the plain kernel computes at once."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Blocks `(first query, end, first key, end)`; causal ones have as many keys as queries."""
+
+    blocks: tuple[tuple[int, int, int, int], ...]
+    causal: bool = False
+
+    @cached_property
+    def bounds(self) -> tuple[list[int], list[int]]:
+        """Where the blocks begin and end when their queries, and their keys, lie one after the other."""
+        queries, keys = [0], [0]
+        for a, b, s, e in self.blocks:
+            queries.append(queries[-1] + b - a)
+            keys.append(keys[-1] + e - s)
+        return queries, keys
+
+    def on(self, device: torch.device) -> _OnDevice:
+        """The same as tensors, made once."""
+        if device not in self._moved:
+            queries, keys = self.bounds
+            self._moved[device] = _OnDevice(
+                _rows([(a, b) for a, b, _, _ in self.blocks], device),
+                _rows([(s, e) for _, _, s, e in self.blocks], device),
+                torch.tensor(queries, dtype=torch.int32, device=device),
+                torch.tensor(keys, dtype=torch.int32, device=device),
+                max(b - a for a, b, _, _ in self.blocks),
+                max(e - s for _, _, s, e in self.blocks),
+            )
+        return self._moved[device]
+
+    _moved: dict[torch.device, _OnDevice] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    queries: Rows
+    keys: Rows
+    query_bounds: Tensor
+    key_bounds: Tensor
+    most_queries: int
+    most_keys: int
+
+
+class Kernel(ABC):
+    """Computes the blocks of a part. Queries are [t, heads, dim], keys and values [T, groups, dim]."""
+
+    @abstractmethod
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+    ) -> Iterator[tuple[Rows, Tensor, Tensor]]:
+        """Queries, their outputs [n, heads, dim] and log-sum-exps [n, heads], block by block or all in one."""
+
+    @abstractmethod
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+    ) -> Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]:
+        """Queries and keys with their gradients; `out` and `lse` are those of all parts together."""
+
+
+def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The attention over two sets of keys from the attention over each: outputs [n, heads, dim], log-sum-exps [n, heads]."""
+    total = torch.logaddexp(lse, other_lse)
+    weight, other_weight = (lse - total).exp(), (other_lse - total).exp()
+    return out * weight[..., None] + other * other_weight[..., None], total
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], scale: float, kernel: Kernel) -> Tensor:
+    """Attention [t, heads, dim], differentiable. The blocks of the first part hold every query, and no key twice."""
+    out: Tensor = _Attention.apply(q, k, v, tuple(parts), scale, kernel)
+    return out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: tuple[Part, ...], scale: float, kernel: Kernel
+    ) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out = torch.empty_like(q, dtype=wide if len(parts) > 1 else q.dtype)
+        lse = torch.empty(q.shape[:2], dtype=wide, device=q.device)
+        for number, part in enumerate(parts):
+            for rows, found, found_lse in kernel.forward(q, k, v, part, scale):
+                if number:
+                    found, found_lse = merge(out[rows], lse[rows], found, found_lse)
+                out[rows], lse[rows] = found, found_lse
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.parts, ctx.scale, ctx.kernel = parts, scale, kernel
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        wide = torch.promote_types(q.dtype, torch.float32) if len(ctx.parts) > 1 else q.dtype
+        dq = torch.empty_like(q, dtype=wide)
+        # With context parallelism there are keys that none of this rank's first part sees.
+        dk, dv = (torch.zeros_like(x, dtype=wide) for x in (k, v))
+        for number, part in enumerate(ctx.parts):
+            for rows, keys, *found in ctx.kernel.backward(grads[0], q, k, v, out, lse, part, ctx.scale):
+                for total, at, value in zip((dq, dk, dv), (rows, keys, keys), found, strict=True):
+                    if number == 0:
+                        total[at] = value
+                    elif isinstance(at, slice):
+                        total[at] += value
+                    else:  # the same key may be in several blocks
+                        total.index_add_(0, at, value.to(total.dtype))
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+
+
+class Plain(Kernel):
+    """Matrix products, on any device and in any precision."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+    ) -> Iterator[tuple[Rows, Tensor, Tensor]]:
+        for rows, keys, hidden in _chunks(part, q.size(1), q.device):
+            scores = _scores(q[rows], k[keys], scale, hidden)
+            lse = scores.logsumexp(-1)
+            yield rows, _heads((scores - lse[..., None]).exp(), v[keys]).to(q.dtype), lse.transpose(0, 1)
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+    ) -> Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]:
+        groups = k.size(1)
+        for first, end, s, e in part.blocks:
+            keys = slice(s, e)
+            dq, dk, dv = torch.empty_like(q[first:end]), torch.zeros_like(k[keys]), torch.zeros_like(v[keys])
+            for rows, _, hidden in _chunks(Part(((first, end, s, e),), part.causal), q.size(1), q.device):
+                here = slice(rows.start - first, rows.stop - first)
+                p = (_scores(q[rows], k[keys], scale, hidden) - lse[rows].transpose(0, 1)[..., None]).exp()
+                d_out = grad[rows].to(p.dtype)
+                delta = (d_out * out[rows]).sum(-1).transpose(0, 1)[..., None]
+                d_scores = p * (_scores(d_out, v[keys].to(p.dtype), 1.0, None) - delta) * scale
+                dq[here] = _heads(d_scores, k[keys]).to(dq.dtype)
+                dk += _summed_over_heads(d_scores, q[rows], groups).to(dk.dtype)
+                dv += _summed_over_heads(p, d_out, groups).to(dv.dtype)
+            yield slice(first, end), keys, dq, dk, dv
+
+
+class FlashOnCpu(Kernel):
+    """Torch's flash attention for the CPU, a block a call."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+    ) -> Iterator[tuple[Rows, Tensor, Tensor]]:
+        for a, b, s, e in part.blocks:
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                _batch(q[a:b]), _batch(k[s:e]), _batch(v[s:e]), 0.0, part.causal, scale=scale
+            )
+            yield slice(a, b), out[0].transpose(0, 1), lse[0].transpose(0, 1)
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+    ) -> Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]:
+        for a, b, s, e in part.blocks:
+            tensors = [_batch(x) for x in (grad[a:b], q[a:b], k[s:e], v[s:e], out[a:b])]
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *tensors, lse[a:b].transpose(0, 1)[None].contiguous(), 0.0, part.causal, scale=scale
+            )
+            dq, dk, dv = (x[0].transpose(0, 1) for x in found)
+            yield slice(a, b), slice(s, e), dq, dk, dv
+
+
+class FlashOnCuda(Kernel):
+    """Torch's variable-length flash attention, a part a launch. Written from its signatures: it has not been run here."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+    ) -> Iterator[tuple[Rows, Tensor, Tensor]]:
+        at = part.on(q.device)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q[at.queries], k[at.keys], v[at.keys], *self._shape(at), 0.0, part.causal, False, scale=scale
+        )
+        yield at.queries, out, lse.transpose(0, 1)
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+    ) -> Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]:
+        at = part.on(q.device)
+        tensors = (grad[at.queries].contiguous(), q[at.queries], k[at.keys], v[at.keys], out[at.queries])
+        lse = lse[at.queries].transpose(0, 1).contiguous()
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of a dropout that is not there
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            *tensors, lse, *self._shape(at), 0.0, part.causal, seed, seed, scale=scale
+        )
+        yield at.queries, at.keys, dq, dk, dv
+
+    @staticmethod
+    def _shape(at: _OnDevice) -> tuple[Tensor, Tensor, int, int]:
+        return at.query_bounds, at.key_bounds, at.most_queries, at.most_keys
+
+
+def kernel_for(q: Tensor) -> Kernel:
+    """The fastest kernel for queries [t, heads, dim] of this kind."""
+    if q.device.type == "cpu":
+        return FlashOnCpu()
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return FlashOnCuda() if q.is_cuda and half and q.size(-1) <= 256 and q.size(-1) % 8 == 0 else Plain()
+
+
+def _rows(ranges: Sequence[tuple[int, int]], device: torch.device) -> Rows:
+    """The ranges one after the other; as one range where they touch."""
+    if all(end == start for (_, end), (start, _) in itertools.pairwise(ranges)):
+        return slice(ranges[0][0], ranges[-1][1])
+    return torch.cat([torch.arange(a, b, device=device) for a, b in ranges])
+
+
+def _batch(x: Tensor) -> Tensor:
+    """[t, heads, dim] -> [1, heads, t, dim]."""
+    return x.transpose(0, 1)[None]
+
+
+def _chunks(part: Part, heads: int, device: torch.device) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """Some queries of a block, its keys, and which of them are hidden [queries, keys]."""
+    for a, b, s, e in part.blocks:
+        step = max(1, CHUNK_ELEMENTS // max(1, heads * (e - s)))
+        for first in range(a, b, step):
+            last, hidden = min(first + step, b), None
+            if part.causal:
+                hidden = torch.arange(s, e, device=device) - s > torch.arange(first, last, device=device)[:, None] - a
+            yield slice(first, last), slice(s, e), hidden
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
+    """[heads, queries, keys] of [queries, heads, dim] and [keys, groups, dim], at least in float32."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    k = k.repeat_interleave(q.size(1) // k.size(1), 1)
+    scores = torch.einsum("qhd,khd->hqk", q.to(wide), k.to(wide)) * scale
+    return scores if hidden is None else scores.masked_fill(hidden, -torch.inf)
+
+
+def _heads(weights: Tensor, values: Tensor) -> Tensor:
+    """[queries, heads, dim] of weights [heads, queries, keys] and values [keys, groups, dim]."""
+    values = values.repeat_interleave(weights.size(0) // values.size(1), 1)
+    return torch.einsum("hqk,khd->qhd", weights, values.to(weights.dtype))
+
+
+def _summed_over_heads(weights: Tensor, x: Tensor, groups: int) -> Tensor:
+    """[keys, groups, dim] of weights [heads, queries, keys] and x [queries, heads, dim]."""
+    return torch.einsum("hqk,qhd->khd", weights, x.to(weights.dtype)).unflatten(1, (groups, -1)).sum(2)

@@ -1,0 +1,141 @@
+"""Attention in blocks over packed trees against one dense softmax a sequence; values and gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agentrl.train.megatron.data import Laid
+from agentrl.train.megatron.kernels import FlashOnCpu, Kernel, Part, Plain, attention, kernel_for, merge
+from agentrl.train.tree import Ids, Prefixes, Tree
+from tests.train.test_tree import sequences
+
+HEADS, GROUPS, DIM, SCALE = 4, 2, 8, 0.3
+KERNELS: dict[str, Kernel] = {"plain": Plain(), "flash": FlashOnCpu()}
+
+
+def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(tokens, HEADS, DIM), (tokens, GROUPS, DIM), (tokens, GROUPS, DIM), (tokens, HEADS, DIM)]
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Softmax attention where query i sees key j if `seen[i, j]`."""
+    k, v = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
+
+
+def seen_by(tree: Tree, laid: Laid) -> Tensor:
+    """Which global places each real token's query sees, by the paths of the tree; padding sees itself."""
+    seen = torch.eye(laid.total, dtype=torch.bool)
+    for path in tree.paths:
+        places = np.concatenate([np.arange(laid.starts[n], laid.starts[n] + len(tree.nodes[n])) for n in path])
+        for i, place in enumerate(places):
+            seen[place, places[: i + 1]] = True
+    return seen
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(found=sequences(), cp=st.sampled_from([1, 2, 3]), pad=st.sampled_from([1, 4]), seed=st.integers(0, 99))
+def test_blocks_are_one_softmax_over_the_path(kernel: str, found: list[Ids], cp: int, pad: int, seed: int) -> None:
+    tree = Tree.of([len(ids) for ids in found], Prefixes.of(found))
+    alignment = 2 * cp if cp > 1 else 1
+    ranks = [Laid(tree, alignment, cp, rank, pad) for rank in range(cp)]
+    q, k, v, weight = inputs(ranks[0].total, seed)
+    for x in (q, k, v):
+        x.requires_grad_()
+    seen = seen_by(tree, ranks[0])
+    real = torch.from_numpy(np.concatenate([np.arange(ranks[0].starts[n], ranks[0].starts[n] + len(node)) for n, node in enumerate(tree.nodes)]))  # fmt: skip
+    total: Any = 0
+    for laid in ranks:
+        assert len(laid.held) % pad == 0
+        out = attention(q[laid.held], k, v, laid.parts(), SCALE, KERNELS[kernel])
+        whole = torch.zeros_like(q).index_copy(0, torch.from_numpy(laid.held), out)
+        total = total + whole
+    want = dense(q, k, v, seen)
+    torch.testing.assert_close(total[real], want[real], rtol=1e-10, atol=1e-12)
+    got_grads = torch.autograd.grad((total * weight)[real].sum(), (q, k, v))
+    want_grads = torch.autograd.grad((want * weight)[real].sum(), (q, k, v))
+    for got, expected in zip(got_grads, want_grads, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_merged_halves_are_the_whole() -> None:
+    q, k, v, _ = inputs(12, 0)
+    parts = [next(iter(Plain().forward(q, k, v, Part(((0, 12, s, e),)), SCALE))) for s, e in ((0, 5), (5, 12))]
+    (_, a, a_lse), (_, b, b_lse) = parts
+    out, lse = merge(a, a_lse, b, b_lse)
+    _, want, want_lse = next(iter(Plain().forward(q, k, v, Part(((0, 12, 0, 12),)), SCALE)))
+    torch.testing.assert_close((out, lse), (want, want_lse))
+    # A set of keys that is far less likely changes nothing, and nothing overflows.
+    out, _ = merge(a, a_lse + 1e4, b, b_lse - 1e4)
+    assert torch.equal(out, a)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_precision_of_the_merged_parts_is_that_of_one_call(dtype: torch.dtype) -> None:
+    exact = inputs(96, 1)
+    q, k, v, _ = (x.to(dtype) for x in exact)
+    cut = (Part(((0, 40, 0, 40), (40, 96, 40, 96)), causal=True), Part(((40, 96, 0, 40),)))
+    whole = (Part(((0, 96, 0, 96),), causal=True),)
+    want = dense(*exact[:3], torch.ones(96, 96, dtype=torch.bool).tril())
+    errors = [(attention(q, k, v, parts, SCALE, FlashOnCpu()) - want).abs().max() for parts in (cut, whole)]
+    assert errors[0] <= 1.5 * errors[1] + 1e-7
+
+
+def test_the_plain_kernel_in_chunks_is_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, grad = inputs(30, 2)
+    parts = (Part(((0, 10, 0, 10), (10, 30, 10, 30)), causal=True), Part(((10, 30, 0, 10),)))
+    results = []
+    for elements in (1 << 24, 100):
+        monkeypatch.setattr("agentrl.train.megatron.kernels.CHUNK_ELEMENTS", elements)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = attention(*leaves, parts, SCALE, Plain())
+        results.append((out, *torch.autograd.grad(out, leaves, grad)))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_the_same_key_in_several_blocks_gathers_all_its_gradients() -> None:
+    """As one launch computes a whole part: queries and keys as indices."""
+
+    class Gathered(Plain):
+        def backward(self, *args: Any) -> Any:
+            found = list(super().backward(*args))
+            places = [torch.cat([torch.arange(r.start, r.stop) for r in rows]) for rows in zip(*((a, b) for a, b, *_ in found), strict=True)]  # fmt: skip
+            yield (*places, *(torch.cat(grads) for grads in zip(*((dq, dk, dv) for _, _, dq, dk, dv in found), strict=True)))  # fmt: skip
+
+    q, k, v, grad = inputs(24, 3)
+    parts = (Part(((0, 24, 0, 24),), causal=True), Part(((8, 16, 0, 8), (16, 24, 0, 16))))
+    found = []
+    for kernel in (Plain(), Gathered()):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        found.append(torch.autograd.grad(attention(*leaves, parts, SCALE, kernel), leaves, grad))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_part_on_a_device() -> None:
+    touching, apart = Part(((0, 4, 0, 4), (4, 9, 4, 9)), causal=True), Part(((2, 4, 0, 2), (6, 9, 4, 6)))
+    at = touching.on(torch.device("cpu"))
+    assert (at.queries, at.keys) == (slice(0, 9), slice(0, 9))
+    assert at.query_bounds.tolist() == [0, 4, 9]
+    there = apart.on(torch.device("cpu"))
+    assert isinstance(there.queries, Tensor)
+    assert isinstance(there.keys, Tensor)
+    assert (there.queries.tolist(), there.keys.tolist()) == ([2, 3, 6, 7, 8], [0, 1, 4, 5])
+    assert (there.key_bounds.tolist(), there.most_queries, there.most_keys) == ([0, 2, 4], 3, 2)
+    assert dataclasses.replace(apart) == apart
+
+
+def test_the_cpu_has_its_own_kernel() -> None:
+    assert isinstance(kernel_for(torch.zeros(1, 1, 8)), FlashOnCpu)
