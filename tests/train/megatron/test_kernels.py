@@ -22,10 +22,17 @@ HEADS, GROUPS, DIM, SCALE = 4, 2, 8, 0.3
 KERNELS: dict[str, Kernel] = {"plain": Plain(), "flash": FlashOnCpu()}
 
 
-def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values, and a gradient of the outputs."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(tokens, HEADS, DIM), (tokens, GROUPS, DIM), (tokens, GROUPS, DIM), (tokens, HEADS, DIM)]
-    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+    q, k, v, grad = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+    return q, k, v, grad
+
+
+def leaves_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
+    return q, k, v
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
@@ -89,7 +96,7 @@ def test_precision_of_the_merged_parts_is_that_of_one_call(dtype: torch.dtype) -
     q, k, v, _ = (x.to(dtype) for x in exact)
     cut = (Part(((0, 40, 0, 40), (40, 96, 40, 96)), causal=True), Part(((40, 96, 0, 40),)))
     whole = (Part(((0, 96, 0, 96),), causal=True),)
-    want = dense(*exact[:3], torch.ones(96, 96, dtype=torch.bool).tril())
+    want = dense(exact[0], exact[1], exact[2], torch.ones(96, 96, dtype=torch.bool).tril())
     errors = [(attention(q, k, v, parts, SCALE, FlashOnCpu()) - want).abs().max() for parts in (cut, whole)]
     assert errors[0] <= 1.5 * errors[1] + 1e-7
 
@@ -100,7 +107,7 @@ def test_the_plain_kernel_in_chunks_is_the_plain_kernel(monkeypatch: pytest.Monk
     results = []
     for elements in (1 << 24, 100):
         monkeypatch.setattr("agentrl.train.megatron.kernels.CHUNK_ELEMENTS", elements)
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        leaves = leaves_of(q, k, v)
         out = attention(*leaves, parts, SCALE, Plain())
         results.append((out, *torch.autograd.grad(out, leaves, grad)))
     torch.testing.assert_close(results[0], results[1])
@@ -119,7 +126,7 @@ def test_the_same_key_in_several_blocks_gathers_all_its_gradients() -> None:
     parts = (Part(((0, 24, 0, 24),), causal=True), Part(((8, 16, 0, 8), (16, 24, 0, 16))))
     found = []
     for kernel in (Plain(), Gathered()):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        leaves = leaves_of(q, k, v)
         found.append(torch.autograd.grad(attention(*leaves, parts, SCALE, kernel), leaves, grad))
     torch.testing.assert_close(found[0], found[1])
 
