@@ -53,7 +53,8 @@ class Algorithm(ABC):
     @property
     def origin(self) -> str:
         """Whose loss it is, for messages."""
-        return self.name
+        path = self.settings.custom_loss_function_path
+        return f"--custom-loss-function-path {path}" if path else self.name
 
     @property
     def reads(self) -> frozenset[Computed]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from agentrl.algorithms.base import TokenLoss, TokenView, need
 from agentrl.algorithms.grpo import GRPO
 
@@ -14,9 +16,7 @@ class CISPO(GRPO):
 
     name = "cispo"
     takes = GRPO.takes - {"eps_clip_c"}
-
-    def problems(self) -> list[str]:
-        return self.unused_settings()
+    highest_eps_clip = math.inf
 
     def surrogate(self, view: TokenView) -> TokenLoss:
         from agentrl.algorithms.ops.clipping import clipped_weight_loss

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _LOSS, _WEIGHTS = "--custom-loss-function-path", "--custom-pg-loss-reducer-function-path"
 
 
-def load_function(path: str, flag: str) -> Callable[..., Any]:
+def load_function(path: str | None, flag: str) -> Callable[..., Any]:
     """The function at `path`.
 
     Raises:
         PluginError: it cannot be loaded.
         SettingsError: it cannot be called.
     """
-    found = load_object(path, what=flag)
+    found = load_object(path or "", what=flag)
     if not callable(found):
         raise SettingsError(f"{flag} {path}: expected a function, got {found!r}")
     function: Callable[..., Any] = found
@@ -33,12 +33,10 @@ def load_function(path: str, flag: str) -> Callable[..., Any]:
 
 def check_functions(settings: AlgorithmFields) -> None:
     """Load what the settings name, so that a wrong path is known before anything starts; raises as `load_function`."""
-    for path, flag in (
-        (settings.custom_loss_function_path, _LOSS),
-        (settings.custom_pg_loss_reducer_function_path, _WEIGHTS),
-    ):
-        if path:
-            load_function(path, flag)
+    if settings.custom_loss_function_path:
+        load_function(settings.custom_loss_function_path, _LOSS)
+    if settings.custom_pg_loss_reducer_function_path:
+        load_function(settings.custom_pg_loss_reducer_function_path, _WEIGHTS)
 
 
 def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
@@ -48,28 +46,25 @@ def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
         PluginError: it is no `TokenLoss` of [N] tensors, has another dtype than the log-probs, or no gradient.
     """
     path = f"{_LOSS} {settings.custom_loss_function_path}"
-    found = load_function(settings.custom_loss_function_path or "", _LOSS)(view, settings)
+    found = load_function(settings.custom_loss_function_path, _LOSS)(view, settings)
     if not isinstance(found, TokenLoss):
         raise PluginError(f"{path}: expected a TokenLoss, got {type(found).__name__}")
-    _like(found.loss, view.log_probs, f"{path}: the loss")
-    if found.loss.dtype != view.log_probs.dtype:
-        raise PluginError(f"{path}: the loss is {found.loss.dtype}, but the log-probs are {view.log_probs.dtype}")
-    if view.log_probs.requires_grad and not found.loss.requires_grad:
+    stats = {
+        name: _like(value, view.log_probs, f"{path}: the statistic {name!r}") for name, value in found.stats.items()
+    }
+    loss = _like(found.loss, view.log_probs, f"{path}: the loss")
+    if loss.dtype != view.log_probs.dtype:
+        raise PluginError(f"{path}: the loss is {loss.dtype}, but the log-probs are {view.log_probs.dtype}")
+    if view.log_probs.requires_grad and not loss.requires_grad:
         raise PluginError(f"{path}: the loss has no gradient; make it of view.log_probs, and detach nothing")
-    for name, value in found.stats.items():
-        _like(value, view.log_probs, f"{path}: the statistic {name!r}")
-    return TokenLoss(found.loss, {name: value.detach() for name, value in found.stats.items()})
+    return TokenLoss(loss, {name: value.detach() for name, value in stats.items()})
 
 
 def own_weights(inputs: WeightInputs, settings: AlgorithmFields) -> Tensor:
-    """The weights [N] of `custom_pg_loss_reducer_function_path`; tokens that do not train weigh 0 whatever it gave.
-
-    Raises:
-        PluginError: they are no finite numbers, or not one a token.
-    """
-    path = f"{_WEIGHTS} {settings.custom_pg_loss_reducer_function_path}"
-    found = load_function(settings.custom_pg_loss_reducer_function_path or "", _WEIGHTS)(inputs, settings)
-    return finite(found, inputs.loss_mask, f"{path}: the weights").masked_fill(inputs.loss_mask == 0, 0)
+    """The weights [N] of `custom_pg_loss_reducer_function_path`; tokens that do not train weigh 0 whatever it gave."""
+    path = settings.custom_pg_loss_reducer_function_path
+    found = load_function(path, _WEIGHTS)(inputs, settings)
+    return finite(found, inputs.loss_mask, f"{_WEIGHTS} {path}: the weights").masked_fill(inputs.loss_mask == 0, 0)
 
 
 def finite(found: Any, mask: Tensor, what: str) -> Tensor:
@@ -79,9 +74,9 @@ def finite(found: Any, mask: Tensor, what: str) -> Tensor:
         PluginError: it is something else; `what` says whose.
     """
     values = _like(found, mask, what)
-    wrong = (~values.isfinite() & (mask != 0)).nonzero().flatten()
-    if len(wrong):
-        at = int(wrong[0])
+    wrong = (~values.isfinite() & (mask != 0)).nonzero().flatten().tolist()
+    if wrong:
+        at = wrong[0]
         raise PluginError(f"{what} of {len(wrong)} trained token(s) are not finite, e.g. {values[at].item()} at {at}")
     return values
 
@@ -92,10 +87,8 @@ def _like(found: Any, like: Tensor, what: str) -> Tensor:
     if not isinstance(found, Tensor):
         raise PluginError(f"{what}: expected a tensor, got {type(found).__name__}")
     if found.shape != like.shape:
-        n = like.numel()
-        raise PluginError(
-            f"{what}: expected one value for each of the {n} response tokens, got shape {tuple(found.shape)}"
-        )
+        n, shape = like.numel(), tuple(found.shape)
+        raise PluginError(f"{what}: expected one value for each of the {n} response tokens, got shape {shape}")
     if not found.is_floating_point():
         raise PluginError(f"{what}: expected floating-point numbers, got {found.dtype}")
     return found

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import AdvantageInputs, Computed, TokenLoss, TokenView, need
+from agentrl.algorithms.own import own_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,9 +37,12 @@ class PolicyGradient(Algorithm):
     takes = frozenset(
         {"normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c", "use_rollout_logprobs"}
         | {"use_kl_loss", "kl_loss_coef", "kl_loss_type", "use_unbiased_kl", "entropy_coef"}
-        | {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}
+        | {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor", "custom_loss_function_path"}
         | {"use_opd", "opd_type", "opd_kl_coef"}
     )
+
+    highest_eps_clip: ClassVar[float] = 1.0
+    """`eps_clip` must be below it."""
 
     @property
     def distills(self) -> bool:
@@ -60,8 +64,10 @@ class PolicyGradient(Algorithm):
         return found
 
     def problems(self) -> list[str]:
+        if self.settings.custom_loss_function_path:
+            return []  # it may read any setting
         wide = f"eps_clip {self.settings.eps_clip} would bound the ratio by a negative number; use less than 1"
-        return self.unused_settings() + ([wide] if self.settings.eps_clip >= 1 else [])
+        return self.unused_settings() + ([wide] if self.settings.eps_clip >= self.highest_eps_clip else [])
 
     def surrogate(self, view: TokenView) -> TokenLoss:
         """The policy term; by default PPO's, see `ops.clipping.policy_loss`."""
@@ -73,7 +79,12 @@ class PolicyGradient(Algorithm):
         return policy_loss(view.log_probs, old, advantages, eps_clip=settings.eps_clip, **clips)
 
     def token_loss(self, view: TokenView) -> TokenLoss:
-        """The statistics are those of `surrogate`, `pg_loss`, and where they apply `kl_loss` and `entropy`."""
+        """The statistics are those of `surrogate`, `pg_loss`, and where they apply `kl_loss` and `entropy`.
+
+        With `custom_loss_function_path` loss and statistics are that function's alone.
+        """
+        if self.settings.custom_loss_function_path:
+            return own_loss(view, self.settings)
         from agentrl.algorithms.ops.clipping import ratio_of
         from agentrl.algorithms.ops.kl import approximate_kl
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import AdvantageInputs, Estimate, need
 from agentrl.algorithms.cispo import CISPO
-from agentrl.algorithms.custom import CustomLoss
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
 from agentrl.algorithms.on_policy_distillation import OnPolicyDistillation
@@ -37,17 +36,6 @@ ESTIMATORS: Mapping[str, type[Algorithm]] = {
 LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
 
 
-_MEANT = {
-    "dapo": "grpo with --calculate-per-token-loss, --eps-clip-high, --overlong-buffer-len and a group filter",
-    "dr_grpo": "grpo with --no-grpo-std-normalization and --loss-denominator constant",
-    "drgrpo": "grpo with --no-grpo-std-normalization and --loss-denominator constant",
-    "gae": "ppo with --gamma and --lambd",
-    "reinforce": "reinforce_plus_plus with --no-normalize-advantages",
-    "sft": "no estimator; set --loss-type sft_loss",
-}
-"""Names of methods that are settings here."""
-
-
 def check_estimator_name(name: str) -> str:
     """Return `name` if it is a built-in estimator or looks like a path to one.
 
@@ -56,8 +44,6 @@ def check_estimator_name(name: str) -> str:
     """
     if name in ESTIMATORS or ":" in name:
         return name
-    if meant := _MEANT.get(name.lower().replace("-", "_").replace(".", "")):
-        raise ValueError(f"advantage_estimator {name!r} is {meant}; see docs/algorithms.md")
     close = difflib.get_close_matches(name, ESTIMATORS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(
@@ -66,9 +52,7 @@ def check_estimator_name(name: str) -> str:
 
 
 def built_in(settings: AlgorithmFields) -> Algorithm | None:
-    """The algorithm that the settings name, or None if they give a path to its estimator or loss."""
-    if settings.loss_type == "custom_loss":
-        return None
+    """The algorithm that the settings name, or None if they give a path."""
     found = LOSS_TYPES.get(settings.loss_type) or ESTIMATORS.get(settings.advantage_estimator)
     return found(settings) if found else None
 
@@ -83,21 +67,13 @@ def algorithm_of(settings: AlgorithmFields) -> Algorithm:
     check_functions(settings)
     if algorithm := built_in(settings):
         return algorithm
-    estimator = _estimator(settings)
-    if settings.loss_type == "custom_loss":
-        return CustomLoss(settings, estimator)
-    if problems := estimator.problems():
-        raise SettingsError(f"--advantage-estimator {settings.advantage_estimator}: {'; '.join(problems)}")
-    return estimator
-
-
-def _estimator(settings: AlgorithmFields) -> Algorithm:
     path = settings.advantage_estimator
-    if path in ESTIMATORS:
-        return ESTIMATORS[path](settings)
     found = load_function(path, "--advantage-estimator")
     own = isinstance(found, type) and issubclass(found, Algorithm)
-    return found(settings) if own else Estimated(settings, found)
+    algorithm = found(settings) if own else Estimated(settings, found)
+    if problems := algorithm.problems():
+        raise SettingsError(f"--advantage-estimator {path}: {'; '.join(problems)}")
+    return algorithm
 
 
 def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Estimate:

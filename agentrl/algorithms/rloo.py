@@ -31,8 +31,9 @@ class RLOO(PolicyGradient):
         return True
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
-        from agentrl.algorithms.ops.normalization import leave_one_out
+        from agentrl.algorithms.ops.normalization import group_normalize
         from agentrl.algorithms.ops.returns import sample_rewards
 
         rewards = sample_rewards(inputs, self.settings.kl_coef)
-        return leave_one_out(rewards, inputs.group_ids, inputs.rollout_ids).repeat_interleave(inputs.lengths)
+        how = {"divide_by_std": False, "leave_one_out": True}
+        return group_normalize(rewards, inputs.group_ids, inputs.rollout_ids, **how).repeat_interleave(inputs.lengths)

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of, compute_advantages
-from agentrl.algorithms.ops.normalization import leave_one_out, whiten
+from agentrl.algorithms.ops.normalization import group_normalize, whiten
 from agentrl.algorithms.registry import ESTIMATORS
 from tests.algorithms.test_returns import inputs
 from tests.algorithms.views import view
@@ -29,9 +29,11 @@ def advantages(name: str, batch: AdvantageInputs, **changes: Any) -> list[float]
 def test_rloo_compares_with_the_others() -> None:
     batch = inputs([[1, 1], [1], [1]], [3.0, 1.0, 2.0])
     assert advantages("rloo", batch) == [1.5, 1.5, -1.5, 0.0]
-    fanned_out = leave_one_out(torch.tensor([4.0, 0.0, 1.0]), torch.zeros(3).long(), torch.tensor([0, 0, 1]))
+    how = {"divide_by_std": False, "leave_one_out": True}
+    fanned_out = group_normalize(torch.tensor([4.0, 0.0, 1.0]), torch.zeros(3).long(), torch.tensor([0, 0, 1]), **how)
     assert fanned_out.tolist() == [3.0, -1.0, -1.0]
-    alone = leave_one_out(torch.tensor([4.0, 7.0, 7.0, math.nan]), torch.tensor([0, 1, 1, 1]), torch.arange(4))
+    rewards, groups = torch.tensor([4.0, 7.0, 7.0, math.nan]), torch.tensor([0, 1, 1, 1])
+    alone = group_normalize(rewards, groups, torch.arange(4), **how)
     assert alone.tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
@@ -92,8 +94,6 @@ def test_which_of_them_compare_trajectories_of_a_prompt() -> None:
     ("name", "changes", "words"),
     [
         ("rlo", {}, "did you mean 'rloo'"),
-        ("DAPO", {}, "is grpo with --calculate-per-token-loss"),
-        ("dr-grpo", {}, "--loss-denominator constant"),
         ("reinforce++", {}, "did you mean 'reinforce_plus_plus'"),
         ("rloo", {"gamma": 0.9}, "gamma 0.9 has no effect with rloo, which has one advantage a sample"),
         ("rloo", {"grpo_std_normalization": False}, "which never divides"),

@@ -1,8 +1,5 @@
 """Rewards relative to their group, and values relative to the whole batch."""
 
-from dataclasses import dataclass
-from typing import Self
-
 import torch
 from torch import Tensor
 
@@ -10,71 +7,51 @@ STD_EPSILON = 1e-6
 """Added to the group's standard deviation, as in slime."""
 
 
-def group_normalize(rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor, *, divide_by_std: bool = True) -> Tensor:
+def group_normalize(
+    rewards: Tensor,
+    group_ids: Tensor,
+    rollout_ids: Tensor,
+    *,
+    divide_by_std: bool = True,
+    leave_one_out: bool = False,
+) -> Tensor:
     """Rewards [S] relative to their group.
 
     The members of a group are its trajectories. Samples that share a rollout id are one member, whose reward is
     their mean, so a trajectory that fanned out does not outvote its siblings; each sample's own reward is then
-    compared with the members' mean and (n - 1) standard deviation. A group whose members all have the same reward,
-    or that has only one, gives zeros. Samples with a NaN reward are left out of the statistics and get zero.
+    compared with the members' mean (with `leave_one_out` that of the other members) and (n - 1) standard deviation. A
+    group whose members all have the same reward, or that has only one, gives zeros. Samples with a NaN reward are left
+    out of the statistics and get zero.
 
     Returns:
         [S] float64.
     """
-    found = _Groups.of(rewards, group_ids, rollout_ids)
-    relative = found.rewards - found.mean
-    return found.where_known(relative / (found.std + STD_EPSILON) if divide_by_std else relative)
+    rewards = rewards.double()
+    known = ~rewards.isnan()
+    filled = torch.where(known, rewards, 0.0)
+    groups, group_of_sample = torch.unique(group_ids, return_inverse=True)
+    members, member_of_sample = torch.unique(rollout_ids, return_inverse=True)
+    group_of_member = torch.zeros(len(members), dtype=torch.long, device=rewards.device)
+    group_of_member[member_of_sample] = group_of_sample
 
+    counts = _sum_by(known.double(), member_of_sample, len(members))
+    member_rewards = _sum_by(filled, member_of_sample, len(members)) / counts.clamp(min=1)
+    counted = (counts > 0).double()
+    size = _sum_by(counted, group_of_member, len(groups))
+    mean = _sum_by(member_rewards * counted, group_of_member, len(groups)) / size.clamp(min=1)
+    deviation = (member_rewards - mean[group_of_member]) * counted
+    std = (_sum_by(deviation.square(), group_of_member, len(groups)) / (size - 1).clamp(min=1)).sqrt()
 
-def leave_one_out(rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
-    """Rewards [S] less the mean of the other members of their group, whose members are as in `group_normalize`.
-
-    Returns:
-        [S] float64; zeros where there is no other member, or all have the same reward.
-    """
-    found = _Groups.of(rewards, group_ids, rollout_ids)
-    others = (found.mean * found.size - found.member) / (found.size - 1).clamp(min=1)
-    return found.where_known(found.rewards - others)
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """For each sample [S]: its reward (0 if unknown), its member's, and its group's mean, std and number of members.
-
-    `signal` is whether the reward is known and those of the group differ.
-    """
-
-    rewards: Tensor
-    member: Tensor
-    mean: Tensor
-    std: Tensor
-    size: Tensor
-    signal: Tensor
-
-    @classmethod
-    def of(cls, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Self:
-        rewards = rewards.double()
-        known = ~rewards.isnan()
-        filled = torch.where(known, rewards, 0.0)
-        groups, group_of_sample = torch.unique(group_ids, return_inverse=True)
-        members, member_of_sample = torch.unique(rollout_ids, return_inverse=True)
-        group_of_member = torch.zeros(len(members), dtype=torch.long, device=rewards.device)
-        group_of_member[member_of_sample] = group_of_sample
-
-        counts = _sum_by(known.double(), member_of_sample, len(members))
-        member_rewards = _sum_by(filled, member_of_sample, len(members)) / counts.clamp(min=1)
-        counted = (counts > 0).double()
-        size = _sum_by(counted, group_of_member, len(groups))
-        mean = _sum_by(member_rewards * counted, group_of_member, len(groups)) / size.clamp(min=1)
-        deviation = (member_rewards - mean[group_of_member]) * counted
-        std = (_sum_by(deviation.square(), group_of_member, len(groups)) / (size - 1).clamp(min=1)).sqrt()
-        # Rounding in the mean must not turn equal rewards into a signal.
-        flat = std <= 1e-12 * (1 + mean.abs())
-        here = group_of_sample
-        return cls(filled, member_rewards[member_of_sample], mean[here], std[here], size[here], known & ~flat[here])
-
-    def where_known(self, values: Tensor) -> Tensor:
-        return torch.where(self.signal, values, 0.0)
+    baseline = mean[group_of_sample]
+    if leave_one_out:
+        own, n = member_rewards[member_of_sample], size[group_of_sample]
+        baseline = (n * baseline - own) / (n - 1).clamp(min=1)
+    relative = filled - baseline
+    if divide_by_std:
+        relative = relative / (std[group_of_sample] + STD_EPSILON)
+    # Rounding in the mean must not turn equal rewards into a signal.
+    flat = std <= 1e-12 * (1 + mean.abs())
+    return torch.where(known & ~flat[group_of_sample], relative, 0.0)
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
