@@ -82,7 +82,10 @@ class TrainSettings(Settings):
     sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
     use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
 
-    bf16: bool = Field(False, description="Compute in bfloat16 with fp32 master weights; off computes in fp32.")
+    bf16: bool | None = Field(
+        None,
+        description="Compute in bfloat16 with fp32 master weights; off computes in fp32. Default: on with CUDA, off without.",
+    )
     attention_softmax_in_fp32: bool = Field(True, description="Compute the attention softmax in fp32.")
     recompute_granularity: Literal["full", "selective"] | None = Field(
         None, description="Recompute activations in the backward pass: whole layers, or attention only."

@@ -52,6 +52,8 @@ class MegatronBackend(TrainBackend):
         family_of(self.folder.config)  # a model that cannot be trained is refused before the ranks meet
         devices.prepare()
         self.device = devices.pick(self.device_kind, where.local_rank)
+        if self.settings.bf16 is None:
+            self.settings = self.settings.model_copy(update={"bf16": self.device.type == "cuda"})
         if self.settings.train_threads:
             torch.set_num_threads(self.settings.train_threads)
         self.layout = Layout.join(self.settings, where, self.device)

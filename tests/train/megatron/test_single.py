@@ -62,6 +62,32 @@ def test_log_probs_gradients_and_steps_match_plain_torch(
             torch.testing.assert_close(weights, theirs[name].data, rtol=0, atol=1e-5, msg=name)
 
 
+def test_shared_prefixes_change_what_is_computed_and_no_number(folder: Path) -> None:
+    batch, algorithm = make_batch(groups=6), AlgorithmSettings(entropy_coef=0.01)
+    found = {}
+    for share in (True, False):
+        with backend(settings(folder, share_prefixes=share, max_tokens_per_gpu=200), algorithm) as made:
+            log_probs = made.log_probs(batch)
+            metrics = [dict(made.train(batch, number)) for number in range(2)]
+            found[share] = log_probs, metrics, exported(made)
+    np.testing.assert_allclose(found[True][0], found[False][0], rtol=0, atol=2e-6)
+    for ours, theirs in zip(found[True][1], found[False][1], strict=True):
+        assert (theirs["computed_tokens_share"], theirs["copied_tokens_share"]) == (1.0, 0.0)
+        assert ours["computed_tokens_share"] < 0.8
+        assert 0 <= ours["copied_tokens_share"] < 0.1
+        for key in ("loss", "grad_norm", "entropy", "tokens"):
+            assert ours[key] == pytest.approx(theirs[key], rel=2e-6), key
+    for name, weights in found[True][2].items():
+        torch.testing.assert_close(weights, found[False][2][name], rtol=0, atol=2e-6, msg=name)
+
+
+def test_half_precision_is_the_default_of_gpus_only(folder: Path) -> None:
+    assert settings(folder).bf16 is None
+    with backend(settings(folder)) as made:
+        assert made.settings.bf16 is False
+        assert {tensor.dtype for _, tensor in made.export_weights()} == {torch.float32}
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_learning_rate_is_counted_in_optimizer_steps(folder: Path, steps: int) -> None:
     train = settings(folder, num_steps_per_rollout=steps, lr_decay_style="linear", lr_warmup_iters=3)
