@@ -71,9 +71,18 @@ class Algorithm(ABC):
         """Whether a trajectory that is alone in its group has advantage 0."""
         return False
 
+    @property
+    def taken(self) -> frozenset[str]:
+        """`takes`, and what other settings give an effect to."""
+        return self.takes
+
     @abstractmethod
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
         """One advantage [N] a response token of the whole rollout, before any whitening."""
+
+    def metrics(self, inputs: AdvantageInputs, advantages: Tensor) -> Mapping[str, float]:
+        """What there is to say of the advantages [N] that it gave, beside their spread."""
+        return {}
 
     @abstractmethod
     def token_loss(self, view: TokenView) -> TokenLoss:
@@ -119,7 +128,7 @@ class Algorithm(ABC):
 
     def unused_settings(self) -> list[str]:
         """A sentence for each setting that was given and has no effect."""
-        chosen = {"loss_type", "advantage_estimator"} | WEIGHTS | self.takes
+        chosen = {"loss_type", "advantage_estimator"} | WEIGHTS | self.taken
         return [
             f"{name} {value} has no effect with {self.name}{self.hints.get(name, '; leave it out')}"
             for name, field in type(self.settings).model_fields.items()

@@ -32,7 +32,19 @@ class AlgorithmFields(Settings):
         description="Whiten the advantages over all trained tokens of the rollout (mean 0, variance 1). Default: on with "
         "reinforce_plus_plus and reinforce_plus_plus_baseline, whose papers do so.",
     )
-    gamma: float = Field(1.0, ge=0, le=1, description="Discount factor of estimators that use token-level returns.")
+    turn_credit: Literal["none", "returns", "gigpo"] = Field(
+        "none",
+        description="Advantages of turns, with estimators that compare within groups: returns compares what a turn and the "
+        "later ones earned with the same turn of the others; gigpo adds to the trajectory's advantage that of the turn "
+        "among those that answer the same.",
+    )
+    turn_credit_weight: float = Field(1.0, ge=0, description="Weight of the turn's advantage with turn_credit gigpo.")
+    gamma: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Discount factor a token of estimators with token rewards; a turn with turn_credit.",
+    )
     lambd: float = Field(1.0, ge=0, le=1, description="GAE lambda of estimators that use a value function.")
 
     eps_clip: float = Field(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from agentrl.algorithms.base import AdvantageInputs
-from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
+from agentrl.algorithms.group_relative import GroupRelative
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class GRPO(PolicyGradient):
-    """Group-relative advantages, the same for all tokens of a sample.
+class GRPO(GroupRelative):
+    """Group-relative advantages; without `turn_credit` the same for all tokens of a sample.
 
     A = (reward - mean) / (std + 1e-6) over the sample's group; without `grpo_std_normalization` only the mean is
     subtracted (Dr. GRPO, arXiv:2503.20783); without `rewards_normalization` the reward is used as it is. The reward is
@@ -21,20 +19,16 @@ class GRPO(PolicyGradient):
     """
 
     name = "grpo"
-    takes = PolicyGradient.takes | {"rewards_normalization", "grpo_std_normalization"}
-    hints: ClassVar[Mapping[str, str]] = ONE_EACH
+    takes = GroupRelative.takes | {"rewards_normalization", "grpo_std_normalization"}
 
     @property
     def compares_within_group(self) -> bool:
         return self.settings.rewards_normalization
 
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
         from agentrl.algorithms.ops.normalization import group_normalize
-        from agentrl.algorithms.ops.returns import sample_rewards
 
-        settings = self.settings
-        rewards = sample_rewards(inputs, settings.kl_coef)
-        if settings.rewards_normalization:
-            divide = settings.grpo_std_normalization
-            rewards = group_normalize(rewards, inputs.group_ids, inputs.rollout_ids, divide_by_std=divide)
-        return rewards.nan_to_num(nan=0.0).repeat_interleave(inputs.lengths)
+        if self.settings.rewards_normalization:
+            divide = self.settings.grpo_std_normalization
+            rewards = group_normalize(rewards, group_ids, rollout_ids, divide_by_std=divide)
+        return rewards.nan_to_num(nan=0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from agentrl.algorithms.base import TokenLoss, TokenView, need
 from agentrl.algorithms.grpo import GRPO
@@ -16,6 +18,11 @@ class GSPO(GRPO):
     """
 
     name = "gspo"
+    takes = GRPO.takes - {"turn_credit"}
+    hints: ClassVar[Mapping[str, str]] = {
+        **GRPO.hints,
+        "turn_credit": ", whose ratio is the sample's, so that a turn's advantage would move all of it; use grpo",
+    }
 
     def surrogate(self, view: TokenView) -> TokenLoss:
         old = need(view.old_log_probs, "old_log_probs", self.name)

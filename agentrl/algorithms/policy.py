@@ -26,6 +26,11 @@ ONE_EACH: Final[Mapping[str, str]] = {
 }
 """Why estimators that compare whole samples take no settings of steps."""
 
+TOKEN_REWARDS: Final[Mapping[str, str]] = {
+    "turn_credit": ", whose tokens are credited with the rewards of the turns after them as it is; leave it out"
+}
+"""Why estimators with token rewards take no turn credit."""
+
 
 class PolicyGradient(Algorithm):
     """surrogate + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.algorithms.base import AdvantageInputs, Computed, need
-from agentrl.algorithms.policy import PolicyGradient
+from agentrl.algorithms.policy import TOKEN_REWARDS, PolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +17,7 @@ class PPO(PolicyGradient):
 
     name = "ppo"
     takes = PolicyGradient.takes | {"gamma", "lambd", "value_clip"}
+    hints: ClassVar[Mapping[str, str]] = TOKEN_REWARDS
 
     @property
     def reads(self) -> frozenset[Computed]:

@@ -95,7 +95,7 @@ def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Es
     what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
     found = finite(algorithm.advantages(inputs), inputs.loss_mask, what)
     returns = (found + need(inputs.values, "values", algorithm.name)).float() if "values" in algorithm.reads else None
-    metrics: dict[str, float] = {}
+    metrics = dict(algorithm.metrics(inputs, found))
     if algorithm.distills:
         distance = reverse_kl(inputs)
         found = found - settings.opd_kl_coef * distance

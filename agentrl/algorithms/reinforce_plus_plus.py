@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.algorithms.base import AdvantageInputs
-from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
+from agentrl.algorithms.policy import ONE_EACH, TOKEN_REWARDS, PolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ class ReinforcePlusPlus(PolicyGradient):
 
     name = "reinforce_plus_plus"
     takes = PolicyGradient.takes | {"gamma"}
-    hints: ClassVar[Mapping[str, str]] = {"value_clip": ONE_EACH["value_clip"]}
+    hints: ClassVar[Mapping[str, str]] = {**TOKEN_REWARDS, "value_clip": ONE_EACH["value_clip"]}
     whitened = True
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:

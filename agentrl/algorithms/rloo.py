@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from agentrl.algorithms.base import AdvantageInputs
-from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
+from agentrl.algorithms.group_relative import GroupRelative
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class RLOO(PolicyGradient):
+class RLOO(GroupRelative):
     """The baseline does not contain the sample itself, so the gradient has no bias; the same for all its tokens.
 
     The reward is the environment's less `kl_coef` times the sample's KL. The paper's loss is REINFORCE, which the
@@ -21,19 +20,12 @@ class RLOO(PolicyGradient):
 
     name = "rloo"
     hints: ClassVar[Mapping[str, str]] = {
-        **ONE_EACH,
+        **GroupRelative.hints,
         "rewards_normalization": ", which always subtracts the mean of the others; leave it out",
         "grpo_std_normalization": ", which never divides by the standard deviation; leave it out",
     }
 
-    @property
-    def compares_within_group(self) -> bool:
-        return True
-
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
         from agentrl.algorithms.ops.normalization import group_normalize
-        from agentrl.algorithms.ops.returns import sample_rewards
 
-        rewards = sample_rewards(inputs, self.settings.kl_coef)
-        how = {"divide_by_std": False, "leave_one_out": True}
-        return group_normalize(rewards, inputs.group_ids, inputs.rollout_ids, **how).repeat_interleave(inputs.lengths)
+        return group_normalize(rewards, group_ids, rollout_ids, divide_by_std=False, leave_one_out=True)

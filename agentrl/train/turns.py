@@ -99,12 +99,12 @@ def weighed(sample: Sample) -> bool:
 
 
 def weights_of(sample: Sample) -> list[float]:
-    """The user's factor of each response token: the sample's "weight" times its turn's of the "turn_weights".
+    """The user's factor of each response token: the sample's "weight" times its turn's of the "turn_weights"; 1 if it is removed.
 
     Raises:
         SampleError: a weight is no finite number or negative, or there is not one for each turn up to the last.
     """
-    given, turns = sample.train_metadata or {}, turns_of(sample)
+    given, turns = (not sample.remove_sample and sample.train_metadata) or {}, turns_of(sample)
     where = f"sample index={sample.index}: train_metadata"
     last = max(turns, default=0)
     weights = given.get("turn_weights", [1.0] * last)

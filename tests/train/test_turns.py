@@ -12,7 +12,7 @@ from agentrl.algorithms import AlgorithmSettings, algorithm_of
 from agentrl.errors import SampleError
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
-from agentrl.train.objective import step_inputs
+from agentrl.train.objective import estimate, step_inputs
 from agentrl.train.turns import credit_of
 
 
@@ -123,6 +123,21 @@ def test_states_are_what_was_shown_before_a_turn() -> None:
     assert TrainBatch.from_samples([[interrupted]]).states.tolist() == [0, 0, 0]
 
 
+def test_six_turns_of_which_one_decides_from_samples_to_advantages() -> None:
+    rewards = [[None, None, float(right), None, None, None] for right in (True, False)]
+    group = [played(range(1, 7), math.fsum(r or 0 for r in given), step_rewards=given) for given in rewards]
+    batch = TrainBatch.from_samples([group])
+    settings = AlgorithmSettings(turn_credit="returns", gamma=0.5, grpo_std_normalization=False)
+    found = estimate(batch, {}, algorithm_of(settings))
+    first, second = found.advantages.split(17)
+    per_turn = [0.125, 0.25, 0.5, 0.0, 0.0, 0.0]
+    assert (first[0::3].tolist(), second[0::3].tolist()) == (per_turn, [-one for one in per_turn])
+    assert found.metrics["turn_credit/share"] == 1.0
+    gigpo = estimate(batch, {}, algorithm_of(settings.model_copy(update={"turn_credit": "gigpo"}))).advantages
+    # Turns 2 to 6 answer the same token: returns of .5, 1 and eight zeros have the mean .15.
+    assert gigpo[0::3][:6].tolist() == pytest.approx([0.5 + one for one in (0.125, 0.35, 0.85, -0.15, -0.15, -0.15)])
+
+
 # ---- weights of the user ----------------------------------------------------------------------------------------------
 
 
@@ -140,6 +155,8 @@ def test_weights_multiply_and_zero_masks() -> None:
     _, inputs = step_inputs(batch, np.arange(2), arrays, algorithm_of(AlgorithmSettings()))
     expected = [1 / 16, 1 / 16, 0, 0, 0, 0, 3 / 16, 3 / 16, 1 / 4, 1 / 4]
     assert inputs.weights.tolist() == pytest.approx(expected)
+    plain.remove_sample, plain.train_metadata = True, {"turn_weights": []}  # as of a trajectory that failed
+    assert TrainBatch.from_samples([[weighed, plain]]).loss_mask.tolist() == [1, 1, 0, 0, 0, 0, 1, 1, 0, 0]
     plain.train_metadata = weighed.train_metadata = {"mine": 1}
     assert TrainBatch.from_samples([[weighed, plain]]).loss_weights is None
 

@@ -18,7 +18,7 @@ from agentrl.algorithms.base import AdvantageInputs, need
 def sample_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
     """Each sample's reward, less kl_coef times its KL summed over its steps; [S] float64, NaN where unknown."""
     rewards = inputs.rewards.double()
-    return rewards - kl_coef * _per_sample(_kl(inputs), inputs) if kl_coef else rewards
+    return rewards - kl_coef * _per_sample(step_kl(inputs), inputs) if kl_coef else rewards
 
 
 def token_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
@@ -33,7 +33,7 @@ def token_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
         rewards = torch.zeros(len(inputs.loss_mask), dtype=torch.float64, device=own.device).index_copy(0, last, own)
     else:
         rewards = _onto_steps(inputs.step_rewards.double(), inputs)
-    return rewards - kl_coef * _kl(inputs) if kl_coef else rewards
+    return rewards - kl_coef * step_kl(inputs) if kl_coef else rewards
 
 
 def overlong_shaped(inputs: AdvantageInputs, buffer: int, limit: int, factor: float) -> AdvantageInputs:
@@ -57,7 +57,7 @@ def discounted_returns(rewards: Tensor, inputs: AdvantageInputs, gamma: float) -
     `rewards` [N] are read at steps only.
     """
     steps, sample = _steps(inputs)
-    return _onto_tokens(_discounted(rewards.double()[steps], sample, gamma), steps, inputs)
+    return _onto_tokens(discounted(rewards.double()[steps], sample, gamma), steps, inputs)
 
 
 def generalized_advantages(
@@ -73,13 +73,13 @@ def generalized_advantages(
     following = torch.zeros_like(here)
     following[:-1] = torch.where(sample[1:] == sample[:-1], here[1:], 0.0)
     delta = rewards.double()[steps] + gamma * following - here
-    return _onto_tokens(_discounted(delta, sample, gamma * lambd), steps, inputs)
+    return _onto_tokens(discounted(delta, sample, gamma * lambd), steps, inputs)
 
 
 def _steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     """Where the steps are among the tokens, [K], and the sample of each."""
     steps = inputs.loss_mask.nonzero().flatten()
-    return steps, _sample_of_token(inputs)[steps]
+    return steps, sample_of_token(inputs)[steps]
 
 
 def _last_steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
@@ -90,18 +90,18 @@ def _last_steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return steps[last], sample[last]
 
 
-def _sample_of_token(inputs: AdvantageInputs) -> Tensor:
+def sample_of_token(inputs: AdvantageInputs) -> Tensor:
     samples = torch.arange(len(inputs.lengths), device=inputs.lengths.device)
     return samples.repeat_interleave(inputs.lengths)
 
 
-def _kl(inputs: AdvantageInputs) -> Tensor:
+def step_kl(inputs: AdvantageInputs) -> Tensor:
     """[N] float64, 0 where there is no step, whatever was given."""
     return need(inputs.kl, "kl", "kl_coef").double().masked_fill(inputs.loss_mask == 0, 0)
 
 
 def _per_sample(values: Tensor, inputs: AdvantageInputs) -> Tensor:
-    return values.new_zeros(len(inputs.lengths)).index_add(0, _sample_of_token(inputs), values)
+    return values.new_zeros(len(inputs.lengths)).index_add(0, sample_of_token(inputs), values)
 
 
 def _onto_steps(rewards: Tensor, inputs: AdvantageInputs) -> Tensor:
@@ -111,7 +111,7 @@ def _onto_steps(rewards: Tensor, inputs: AdvantageInputs) -> Tensor:
     if not len(steps):
         return out
     before = torch.searchsorted(steps, tokens, right=True) - 1
-    own = (before >= 0) & (sample[before.clamp(min=0)] == _sample_of_token(inputs))
+    own = (before >= 0) & (sample[before.clamp(min=0)] == sample_of_token(inputs))
     return out.index_add(0, steps[before[own]], rewards[own])
 
 
@@ -119,7 +119,7 @@ def _onto_tokens(values: Tensor, steps: Tensor, inputs: AdvantageInputs) -> Tens
     return values.new_zeros(len(inputs.loss_mask)).index_copy(0, steps, values)
 
 
-def _discounted(values: Tensor, sample: Tensor, factor: float) -> Tensor:
+def discounted(values: Tensor, sample: Tensor, factor: float) -> Tensor:
     """sum over j of factor^j * values[k + j] within a sample [K]; spans double, so the passes are log2 of the longest."""
     ends = torch.searchsorted(sample, sample, right=True)
     left = ends - torch.arange(len(values), device=values.device)

@@ -1,0 +1,96 @@
+"""What estimators share that compare a trajectory with the others of its prompt: whole, or turn by turn."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from agentrl.algorithms.base import AdvantageInputs
+from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GroupRelative(PolicyGradient):
+    """A subclass says how rewards are compared (`compare`), and `turn_credit` what is compared.
+
+    1. none: samples, by their rewards; all tokens of a sample have the same advantage.
+    2. returns: turns, by what they and the later ones earned, discounted by `gamma` a turn. A turn is compared with the
+       turns of the same number in its group; a trajectory that had ended by then takes no part. With gamma 1, rewards
+       on last turns only and as many turns in each trajectory this is 1.
+    3. gigpo (arXiv:2505.10978): the advantage of 1, plus `turn_credit_weight` times that of the turn: its
+       discounted return, compared with those of the group's turns that were an answer to the same tokens: what the
+       model was shown since its last turn, at first the prompt. A turn that is alone in that has 0.
+
+    Rewards of turns are `AdvantageInputs.step_rewards`; where there are none a sample's reward is its last turn's. They
+    are lessened by `kl_coef` times the KL of the sample, or of the turn. Turns that do not train are compared with too.
+    """
+
+    takes = PolicyGradient.takes | {"turn_credit"}
+    hints: ClassVar[Mapping[str, str]] = {
+        **ONE_EACH,
+        "gamma": ", which has one advantage a sample; leave it out, or set turn_credit to returns or gigpo",
+        "turn_credit_weight": "; it is the weight of turn_credit gigpo",
+    }
+
+    @abstractmethod
+    def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
+        """Rewards [K] relative to their group, float64; 0 where they are NaN.
+
+        Those that share a rollout id are one member of their group.
+        """
+
+    @property
+    def compares_within_group(self) -> bool:
+        return True
+
+    @property
+    def taken(self) -> frozenset[str]:
+        credit = self.settings.turn_credit
+        more = {"none": set(), "returns": {"gamma"}, "gigpo": {"gamma", "turn_credit_weight"}}[credit]
+        return super().taken | more
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        settings = self.settings
+        if settings.turn_credit == "returns":
+            return self._by_number(inputs)
+        from agentrl.algorithms.ops.returns import sample_rewards
+
+        rewards = sample_rewards(inputs, settings.kl_coef)
+        whole = self.compare(rewards, inputs.group_ids, inputs.rollout_ids).repeat_interleave(inputs.lengths)
+        return (
+            whole + settings.turn_credit_weight * self._by_state(inputs) if settings.turn_credit == "gigpo" else whole
+        )
+
+    def _by_number(self, inputs: AdvantageInputs) -> Tensor:
+        from agentrl.algorithms.ops.turns import Turns
+
+        turns = Turns.of(inputs, self.settings.kl_coef)
+        width = turns.number.max() + 1
+        groups, rollouts = (ids[turns.sample] * width + turns.number for ids in (inputs.group_ids, inputs.rollout_ids))
+        return self.compare(turns.returns(self.settings.gamma), groups, rollouts)[turns.of_token]
+
+    def _by_state(self, inputs: AdvantageInputs) -> Tensor:
+        import torch
+
+        from agentrl.algorithms.ops.turns import Turns
+
+        turns = Turns.of(inputs, self.settings.kl_coef)
+        returns = turns.returns(self.settings.gamma).masked_fill(turns.state < 0, torch.nan)
+        return self.compare(returns, turns.state, torch.arange(len(returns)))[turns.of_token]
+
+    def metrics(self, inputs: AdvantageInputs, advantages: Tensor) -> Mapping[str, float]:
+        """With turn credit `turn_credit/share`, of trained tokens whose advantage is not their sample's mean, and
+        `turn_credit/mean_abs`, by how much."""
+        if self.settings.turn_credit == "none":
+            return {}
+        from agentrl.algorithms.ops.turns import beside_the_mean
+
+        own = beside_the_mean(advantages, inputs).abs()
+        size = max(own.numel(), 1)
+        return {
+            "turn_credit/share": float((own > 1e-9).sum()) / size,
+            "turn_credit/mean_abs": float(own.sum()) / size,
+        }
