@@ -17,8 +17,9 @@ from agentrl.run.parts import Batch, Parts, Start, within
 from agentrl.run.preflight import preflight
 from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
+from agentrl.run.training import total_steps
 from agentrl.runfolder import RunFolder
-from agentrl.train.checkpoints import latest
+from agentrl.train.checkpoints import check_curve, latest
 
 
 def train(settings: RunSettings, start: Start) -> int:
@@ -56,6 +57,8 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
     found = latest(folder.checkpoints) or latest(folder.load)
     first = 0 if found is None else found.step + 1
     progress.resume(first)
+    if found is not None and first < settings.rollout.num_rollout:
+        check_curve(found, settings.train, total_steps(settings), first * settings.train.num_steps_per_rollout)
     if found is not None and first >= settings.rollout.num_rollout:
         progress.note(
             f"nothing left to train: the newest checkpoint covers {counted(first, 'rollout')}, and --num-rollout is "

@@ -6,7 +6,7 @@ from agentrl.config import RunSettings
 from agentrl.train.backends import backend_class
 from agentrl.train.contracts import RankInfo, TrainBackend
 
-__all__ = ["RankInfo", "free_port", "start_backend"]
+__all__ = ["RankInfo", "free_port", "start_backend", "total_steps"]
 
 
 def start_backend(settings: RunSettings, where: RankInfo) -> TrainBackend:
@@ -15,11 +15,16 @@ def start_backend(settings: RunSettings, where: RankInfo) -> TrainBackend:
         settings.train,
         settings.algorithm,
         rollout_temperature=settings.rollout.rollout_temperature,
-        total_steps=settings.rollout.num_rollout * settings.train.num_steps_per_rollout,
+        total_steps=total_steps(settings),
         device=settings.cluster.device,
     )
     backend.init(where)
     return backend
+
+
+def total_steps(settings: RunSettings) -> int:
+    """Optimizer steps of the whole run."""
+    return settings.rollout.num_rollout * settings.train.num_steps_per_rollout
 
 
 def free_port() -> int:

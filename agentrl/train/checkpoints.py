@@ -20,6 +20,8 @@ from typing import Any
 
 from agentrl.errors import CheckpointError
 from agentrl.runfolder import MANIFEST
+from agentrl.train.learning_rate import learning_rate
+from agentrl.train.settings import TrainSettings
 
 FORMAT = 1
 
@@ -59,6 +61,28 @@ class Identity:
             raise CheckpointError(
                 f"{path}: its optimizer state is of another kind: {differ}; use its settings to load it"
             )
+
+
+def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: int) -> None:
+    """Raises `CheckpointError` if the learning rate would jump where the run goes on and `lr_decay_iters` does not ask for it.
+
+    The decay ends with the run, so that in a prolonged one it ends later.
+
+    Args:
+        total_steps: optimizer steps of the whole run.
+        step: optimizer steps taken before the checkpoint.
+    """
+    theirs = read_manifest(found.path).get("lr_decay_end")
+    if settings.lr_decay_iters is not None or type(theirs) is not int:
+        return
+    before = learning_rate(step, settings.model_copy(update={"lr_decay_iters": theirs}))
+    after = learning_rate(step, settings, total_steps)
+    if before != after:
+        raise CheckpointError(
+            f"{found.path}: its learning rate ({settings.lr_decay_style}) was planned until optimizer step {theirs}, and "
+            f"this run's is until step {total_steps}, with a jump from {before:.3g} to {after:.3g} here; set --lr-decay-iters {theirs} "
+            f"to keep the curve (--min-lr {settings.min_lr:g} from its end on), or {total_steps} to take the new one"
+        )
 
 
 def latest(root: str | Path) -> Found | None:

@@ -23,7 +23,7 @@ def learning_rate(step: int, settings: TrainSettings, total_steps: int | None = 
     Raises:
         SettingsError: the shape needs an end and neither is known, or the warm-up is not shorter than the decay.
     """
-    decay_end = settings.lr_decay_iters or total_steps
+    decay_end = end_of_decay(settings, total_steps)
     warmup = _warmup_steps(settings, decay_end)
     if warmup and step <= warmup:
         return settings.lr_warmup_init + (settings.lr - settings.lr_warmup_init) * step / warmup
@@ -39,6 +39,13 @@ def learning_rate(step: int, settings: TrainSettings, total_steps: int | None = 
         return max(settings.min_lr, settings.lr * math.sqrt(max(warmup, 1) / max(step, 1)))
     share = _share_of_peak(step, warmup, decay_end, settings)
     return settings.min_lr + share * (settings.lr - settings.min_lr)
+
+
+def end_of_decay(settings: TrainSettings, total_steps: int | None) -> int | None:
+    """The optimizer step at which the curve ends; None if it has no end."""
+    if settings.lr_decay_style == "constant" and settings.lr_warmup_fraction is None:
+        return None
+    return settings.lr_decay_iters or total_steps
 
 
 def muon_learning_rate(step: int, settings: TrainSettings, total_steps: int | None = None) -> float:

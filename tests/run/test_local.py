@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from agentrl.run.local import LocalTrainer
 from agentrl.run.parts import Batch, Found
 from agentrl.run.training import RankInfo
 from tests.support.audit import audit_ledger
-from tests.support.runs import RunKit
+from tests.support.runs import Run, RunKit
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -70,6 +71,23 @@ def test_a_run_in_one_process_trains_agrees_with_its_engine_and_resumes(kit: Run
     result = audit_ledger(again.folder / "ledger.sqlite", through_step=2, groups_per_step=4)
     assert result.ok, result.problems
     assert (again.folder / "model" / "model.safetensors").is_file()
+
+
+def test_a_prolonged_run_says_what_becomes_of_its_learning_rate(kit: RunKit) -> None:
+    def started(num_rollout: int, **changes: object) -> Run:
+        run = kit.start(
+            kit.arguments("longer", backend="local", num_rollout=num_rollout, lr_decay_style="linear", **changes)
+        )
+        run.wait()
+        return run
+
+    assert started(2).metrics()[-1]["train/lr"] > 0
+    refused = started(4)
+    assert re.search("planned until optimizer step 2, .* from 0 to .* --lr-decay-iters 2 to keep", refused.output)
+    assert started(3, lr_decay_iters=2).metrics()[-1]["train/lr"] == 0
+    longer = started(4, lr_decay_iters=8)
+    assert [row["step"] for row in longer.metrics()] == [0, 1, 2, 3]
+    assert longer.metrics()[-1]["train/lr"] > 0
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.errors import CheckpointError
 from agentrl.runfolder import MANIFEST
-from agentrl.train.checkpoints import Identity, latest, read_manifest, replace_folder, writing
+from agentrl.train.checkpoints import Found, Identity, check_curve, latest, read_manifest, replace_folder, writing
+from agentrl.train.settings import TrainSettings
 
 IDENTITY = Identity({"layers": 2, "hidden": 64}, {"optimizer": "adam"})
 
@@ -121,3 +124,32 @@ def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
 def test_finding_a_checkpoint_needs_no_torch() -> None:
     code = "import sys; from agentrl.train.checkpoints import latest; latest('.'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "total", "settings", "jump"),
+    [
+        (
+            100,
+            200,
+            {"lr_decay_style": "cosine"},
+            "until optimizer step 100, .* until step 200, .* from 0 to 0.5 .*--lr-decay-iters 100 ",
+        ),
+        (150, 120, {"lr_decay_style": "linear"}, "--lr-decay-iters 150 to keep"),
+        (100, 200, {"lr_warmup_fraction": 0.9}, "from 1 to 0.556"),
+        (100, 100, {"lr_decay_style": "cosine"}, None),
+        (100, 200, {"lr_decay_style": "cosine", "lr_decay_iters": 200}, None),
+        (120, 200, {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 20}, None),
+        (100, 200, {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 20}, "from 0 to 1 "),
+        (None, 200, {"lr_decay_style": "cosine"}, None),
+        (100, 200, {}, None),
+    ],
+)
+def test_a_jump_of_the_learning_rate_has_to_be_asked_for(
+    tmp_path: Path, end: int | None, total: int, settings: dict[str, Any], jump: str | None
+) -> None:
+    with writing(tmp_path, manifest(9) | {"lr_decay_end": end}, leader=True, barrier=lambda: None):
+        pass
+    asked = TrainSettings(lr=1.0, **settings)
+    with pytest.raises(CheckpointError, match=jump) if jump else contextlib.nullcontext():
+        check_curve(Found(tmp_path, 9), asked, total, 100)

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from agentrl.errors import CheckpointError
 from agentrl.runfolder import MANIFEST
 from agentrl.train.checkpoints import latest, read_manifest, writing
+from agentrl.train.learning_rate import end_of_decay
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.slots import TrainedSlot
 
@@ -38,6 +39,7 @@ def save(path: Path, slot: TrainedSlot, step: int) -> None:
     layout, stepped = slot.place.layout, slot.stepped
     state = slot.state(stepped=stepped, is_loading=False) | {"rng": _rng_object(layout)}
     manifest = {"step": step, "stepped": stepped, "layout": layout.describe(), **slot.identity.entries()}
+    manifest["lr_decay_end"] = end_of_decay(slot.place.settings, slot.optimizer.total_steps)
     with writing(path, manifest, leader=layout.rank == 0, barrier=dist.barrier) as partial:
         try:
             with _written_in_process():
