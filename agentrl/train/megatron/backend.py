@@ -24,6 +24,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.algorithms.ops.mismatch import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.errors import TrainError
 from agentrl.train.batch import TrainBatch
@@ -97,9 +98,10 @@ class MegatronBackend(TrainBackend):
 
         Returns:
             Means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`, `entropy`, `kl_loss`
-            and the other statistics of the loss; `advantages/mean`, `std`, `max` and `min`; `train_rollout_logprob_abs_diff`, the mean absolute difference
-            between the trainer's and the engine's log-probs of trained tokens, in the first step (before any update);
-            `tokens` trained in all; `steps`.
+            and the other statistics of the loss; `advantages/mean`, `std`, `max` and `min`; over tokens,
+            `train_rollout_logprob_abs_diff` and the rest of `mismatch_metrics`: the engine's log-probs beside the
+            trainer's before the first step (with `use_rollout_logprobs` only the first step's tokens, for want of
+            others); `tokens` trained in all; `steps`.
         """
         started = time.perf_counter()
         self._check_ids(batch, self.actor, self.folder.path)
@@ -110,13 +112,14 @@ class MegatronBackend(TrainBackend):
         history = []
         for number, indices in enumerate(parts):
             history.append(self._one_step(batch, indices, arrays, step + number))
-        for later in history[1:]:
-            # After the first update the trainer's policy is no longer the one that generated.
-            later.pop("train_rollout_logprob_abs_diff", None)
+        apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
+        if self.algorithm.use_rollout_logprobs:
+            apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
         tokens = sum(entry.pop("tokens") for entry in history)
         keys = sorted({key for entry in history for key in entry})
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
         seconds = time.perf_counter() - started
+        metrics |= mismatch_metrics(apart)
         return {**metrics, **advantages, "tokens": tokens, "steps": float(len(parts)), "train_seconds": seconds}
 
     @staticmethod
@@ -174,8 +177,6 @@ class MegatronBackend(TrainBackend):
                 f"optimizer step {number}: the loss of {algorithm.origin} is {metrics['loss']}; the weights were left "
                 "as they are. Look at the batch's log-probs, advantages and rewards"
             )
-        if "train_rollout_logprob_abs_diff" in metrics:
-            metrics["train_rollout_logprob_abs_diff"] /= max(metrics["tokens"], 1.0)
         try:
             return metrics | self.actor.optimizer.step(number)
         except TrainError as error:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.algorithm import Algorithm
+from agentrl.algorithms.ops.mismatch import PEAK, mismatch_sums
 from agentrl.train.batch import TrainBatch
 from agentrl.train.megatron.data import MicrobatchTensors, Packer, Rows
 from agentrl.train.megatron.layout import Layout
@@ -122,7 +123,7 @@ class Passes:
         sums["computed_tokens"] = torch.tensor(mb.computed / self.layout.cp, dtype=torch.float64, device=loss.device)
         sums["tokens"] = torch.tensor(float(len(mb.flat)), dtype=torch.float64, device=loss.device)
         if view.rollout_log_probs is not None:
-            sums["train_rollout_logprob_abs_diff"] = (log_probs.detach() - view.rollout_log_probs).abs().double().sum()
+            sums |= mismatch_sums(view, engine_is_old=bool(algorithm.settings.use_rollout_logprobs))
         return loss, torch.ones((), dtype=torch.int, device=loss.device), sums
 
     def _join(self, sums: Tensor) -> Tensor:
@@ -134,11 +135,14 @@ class Passes:
             sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=self.device))
             for entry in found:
                 for name, value in entry.items():
-                    sums[name] = sums[name] + value
-            names = sorted(sums)
+                    sums[name] = torch.maximum(sums[name], value) if name == PEAK else sums[name] + value
+            peak, names = sums.pop(PEAK, None), sorted(sums)
             vector = torch.stack([sums[name] for name in names])
             dist.all_reduce(vector, group=self.layout.dp_cp_group)
             totals = dict(zip(names, vector.tolist(), strict=True))
+            if peak is not None:
+                dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.layout.dp_cp_group)
+                totals[PEAK] = float(peak)
         return _along_pipeline(totals, self.layout)
 
 
