@@ -6,6 +6,8 @@ from pydantic import Field
 
 from agentrl.settings import Settings
 
+RatioLevel = Literal["token", "sequence", "geometric"]
+
 
 class AlgorithmFields(Settings):
     """What is optimised. Names are slime's flags; formulas are in the algorithms' files and `ops/`."""
@@ -59,7 +61,8 @@ class AlgorithmFields(Settings):
     use_rollout_logprobs: bool | None = Field(
         None,
         description="Take the old log-probs from the engine; off takes the trainer's own before the step, so that the first "
-        "step's ratio is 1 whatever sampled the tokens. Default: on where max_staleness allows older tokens.",
+        "step's ratio is 1 whatever sampled the tokens. Default: on where max_staleness allows older tokens, and neither "
+        "use_tis nor use_rs is set.",
     )
     calculate_per_token_loss: bool = Field(
         False,
@@ -95,6 +98,39 @@ class AlgorithmFields(Settings):
         0.2, gt=0, description="The critic's loss is clipped where a value moved further than this from its old one."
     )
 
+    use_tis: bool = Field(
+        False,
+        description="Multiply each token's policy term by the trainer's probability before the step over the engine's "
+        "(truncated importance sampling); the old log-probs are then the trainer's.",
+    )
+    tis_clip: float = Field(2.0, gt=0, description="Upper bound of the importance weights.")
+    tis_clip_low: float = Field(0.0, ge=0, description="Lower bound of the importance weights.")
+    tis_level: RatioLevel = Field(
+        "token", description="What the weights are ratios of: tokens, whole samples, or samples by geometric mean."
+    )
+    tis_mode: Literal["truncate", "mask"] = Field(
+        "truncate",
+        description="What becomes of a weight outside the bounds: the bound (TIS), or 0 (MIS, as in IcePop).",
+    )
+    custom_tis_function_path: str | None = Field(
+        None, description="pkg.mod:function of (view, settings) for importance weights of your own."
+    )
+    use_rs: bool = Field(False, description="Train no token whose ratio of trainer to engine is outside rs_*_bound.")
+    rs_level: RatioLevel = Field("token", description="What the bounds are for, as tis_level.")
+    rs_lower_bound: float | None = Field(None, gt=0, description="Least ratio; by default 1 / rs_upper_bound.")
+    rs_upper_bound: float = Field(2.0, gt=0, description="Greatest ratio.")
+    rs_veto_threshold: float | None = Field(
+        None, gt=0, lt=1, description="Train no sample that holds a token with a ratio below this, such as 1e-4."
+    )
+    use_opsm: bool = Field(
+        False,
+        description="No policy term for samples with a negative advantage that the policy has moved away from "
+        "(off-policy sequence masking).",
+    )
+    opsm_delta: float = Field(
+        1e-4, ge=0, description="How far: the mean of the engine's log-probs minus the policy's, in nats a token."
+    )
+
     kl_coef: float = Field(
         0.0,
         ge=0,
@@ -124,3 +160,8 @@ class AlgorithmFields(Settings):
     opd_kl_coef: float = Field(
         1.0, ge=0, description="What is subtracted from a token's advantage is this times log(student / teacher)."
     )
+
+    @property
+    def old_is_trainers(self) -> bool:
+        """Whether a correction compares the engine's log-probs with the trainer's, which the old ones are then."""
+        return self.use_tis or self.use_rs

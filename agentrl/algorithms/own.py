@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
 
 _LOSS, _WEIGHTS = "--custom-loss-function-path", "--custom-pg-loss-reducer-function-path"
+_TIS = "--custom-tis-function-path"
 
 
 def load_function(path: str | None, flag: str) -> Callable[..., Any]:
@@ -37,6 +38,8 @@ def check_functions(settings: AlgorithmFields) -> None:
         load_function(settings.custom_loss_function_path, _LOSS)
     if settings.custom_pg_loss_reducer_function_path:
         load_function(settings.custom_pg_loss_reducer_function_path, _WEIGHTS)
+    if settings.custom_tis_function_path:
+        load_function(settings.custom_tis_function_path, _TIS)
 
 
 def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
@@ -65,6 +68,13 @@ def own_weights(inputs: WeightInputs, settings: AlgorithmFields) -> Tensor:
     path = settings.custom_pg_loss_reducer_function_path
     found = load_function(path, _WEIGHTS)(inputs, settings)
     return finite(found, inputs.loss_mask, f"{_WEIGHTS} {path}: the weights").masked_fill(inputs.loss_mask == 0, 0)
+
+
+def own_importance(view: TokenView, settings: AlgorithmFields) -> Tensor:
+    """The importance weights [N] of `custom_tis_function_path`, detached."""
+    path = settings.custom_tis_function_path
+    found = finite(load_function(path, _TIS)(view, settings), view.loss_mask, f"{_TIS} {path}: the weights")
+    return found.detach().to(view.log_probs.dtype)
 
 
 def finite(found: Any, mask: Tensor, what: str) -> Tensor:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     from agentrl.algorithms.fields import AlgorithmFields
 
+CORRECTIONS = frozenset(
+    {"use_tis", "tis_clip", "tis_clip_low", "tis_level", "tis_mode", "custom_tis_function_path"}
+    | {"use_rs", "rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "use_opsm", "opsm_delta"}
+)
+"""The settings of `ops.corrections`."""
 
 ONE_EACH: Final[Mapping[str, str]] = {
     "gamma": ", which has one advantage a sample; leave it out",
@@ -33,7 +38,7 @@ TOKEN_REWARDS: Final[Mapping[str, str]] = {
 
 
 class PolicyGradient(Algorithm):
-    """surrogate + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token.
+    """surrogate * importance weight + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token.
 
     With `use_unbiased_kl` the KL is multiplied by the ratio to the old policy, through which its gradient goes too
     (DeepSeek-V3.2, arXiv:2512.02556).
@@ -44,6 +49,7 @@ class PolicyGradient(Algorithm):
         | {"use_kl_loss", "kl_loss_coef", "kl_loss_type", "use_unbiased_kl", "entropy_coef"}
         | {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor", "custom_loss_function_path"}
         | {"use_opd", "opd_type", "opd_kl_coef"}
+        | CORRECTIONS
     )
 
     highest_eps_clip: ClassVar[float] = 1.0
@@ -84,27 +90,31 @@ class PolicyGradient(Algorithm):
         return policy_loss(view.log_probs, old, advantages, eps_clip=settings.eps_clip, **clips)
 
     def token_loss(self, view: TokenView) -> TokenLoss:
-        """The statistics are those of `surrogate`, `pg_loss`, and where they apply `kl_loss` and `entropy`.
+        """The statistics are those of `surrogate` and `correct`, `pg_loss`, and where they apply `kl_loss` and `entropy`.
 
         With `custom_loss_function_path` loss and statistics are that function's alone.
         """
         if self.settings.custom_loss_function_path:
             return own_loss(view, self.settings)
         from agentrl.algorithms.ops.clipping import ratio_of
+        from agentrl.algorithms.ops.corrections import correct
         from agentrl.algorithms.ops.kl import approximate_kl
 
-        settings, policy = self.settings, self.surrogate(view)
-        loss, stats = policy.loss, {**policy.stats, "pg_loss": policy.loss.detach()}
+        settings, corrected = self.settings, correct(view, self.settings)
+        seen = corrected.view
+        policy = self.surrogate(seen)
+        loss = policy.loss * corrected.weights
+        stats = {**policy.stats, **corrected.stats, "pg_loss": loss.detach()}
         if settings.use_kl_loss:
-            reference = need(view.ref_log_probs, "ref_log_probs", "use_kl_loss")
+            reference = need(seen.ref_log_probs, "ref_log_probs", "use_kl_loss")
             weight = None
             if settings.use_unbiased_kl:
-                weight = ratio_of(view.log_probs, need(view.old_log_probs, "old_log_probs", "use_unbiased_kl"))
-            kl = approximate_kl(view.log_probs, reference, settings.kl_loss_type, weight=weight)
+                weight = ratio_of(seen.log_probs, need(seen.old_log_probs, "old_log_probs", "use_unbiased_kl"))
+            kl = approximate_kl(seen.log_probs, reference, settings.kl_loss_type, weight=weight)
             loss = loss + settings.kl_loss_coef * kl
             stats["kl_loss"] = kl.detach()
         if settings.entropy_coef:
-            loss = loss - settings.entropy_coef * need(view.entropy, "entropy", "entropy_coef")
+            loss = loss - settings.entropy_coef * need(seen.entropy, "entropy", "entropy_coef")
         if view.entropy is not None:
             stats["entropy"] = view.entropy.detach()
         return TokenLoss(loss, stats)

@@ -1,11 +1,15 @@
 """The settings of the objective, checked by the algorithm that they name."""
 
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import field_validator, model_validator
 
 from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.registry import algorithm_of, built_in, check_estimator_name
+
+_SWITCHES = {"tis_": "use_tis", "custom_tis_": "use_tis", "rs_": "use_rs", "opsm_": "use_opsm"}
+"""Which setting the settings of that beginning need."""
 
 
 class AlgorithmSettings(AlgorithmFields):
@@ -26,9 +30,27 @@ class AlgorithmSettings(AlgorithmFields):
             raise ValueError("loss_type custom_loss and custom_loss_function_path go together; set both or none")
         self._check_weights()
         algorithm = built_in(self)
-        if algorithm and (problems := algorithm.problems()):
+        problems = [*(algorithm.problems() if algorithm else ()), *self._correction_problems()]
+        if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _correction_problems(self) -> Iterator[str]:
+        if self.custom_loss_function_path:
+            return  # it may read any setting
+        for name, field in type(self).model_fields.items():
+            owner = next((switch for start, switch in _SWITCHES.items() if name.startswith(start)), None)
+            if owner and not getattr(self, owner) and (value := getattr(self, name)) != field.default:
+                yield f"{name} {value} has no effect without {owner}; set it, or leave {name} out"
+        if self.use_rollout_logprobs and self.old_is_trainers:
+            yield (
+                "use_rollout_logprobs already takes the ratio against the policy that sampled, so there is nothing that "
+                "use_tis or use_rs could correct; leave it out, or them"
+            )
+        if self.tis_clip_low >= self.tis_clip:
+            yield f"tis_clip_low {self.tis_clip_low} must be below tis_clip {self.tis_clip}"
+        if (self.rs_lower_bound or 1 / self.rs_upper_bound) >= self.rs_upper_bound:
+            yield f"rs_lower_bound (by default 1 / rs_upper_bound) must be below rs_upper_bound {self.rs_upper_bound}"
 
     def _check_weights(self) -> None:
         apart = ("calculate_per_token_loss", "loss_denominator", "custom_pg_loss_reducer_function_path")

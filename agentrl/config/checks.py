@@ -172,6 +172,11 @@ def staleness(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         )
     if masked and not partial:
         yield "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout; set both or none"
+    kept = flat["mask_staleness"]
+    if kept is not None and (masked or kept >= allowed):
+        why = f"--max-staleness {allowed} allows none that is staler"
+        why = "--mask-offpolicy-in-partial-rollout masks them all" if masked else why
+        yield f"--mask-staleness {kept} has no effect: {why}; leave it out"
 
 
 def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:

@@ -75,6 +75,9 @@ _ALIASES: Mapping[str, Alias] = {
     "--use-tensorboard-logging": Alias("use_tensorboard", True),
     "--train-async": Alias("max_staleness", 1),
     "--async-buffer-size": Alias("max_staleness"),
+    "--tis-threshold": Alias("tis_clip"),
+    "--tis-upper-bound": Alias("tis_clip"),
+    "--tis-lower-bound": Alias("tis_clip_low"),
 }
 
 

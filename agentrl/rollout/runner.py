@@ -135,9 +135,9 @@ class RolloutRunner:
     async def _hand_over(self, step: int) -> list[Group]:
         async with self._recording:
             groups = await self._write(self._store.next_batch, self._admission.batch, step)
-            if self._settings.mask_offpolicy_in_partial_rollout:
+            if (oldest := self._oldest_trained(step)) is not None:
                 for sample in (sample for group in groups for sample in group):
-                    self._ended.lose("off-policy", mask_older(sample, self._admission.version))
+                    self._ended.lose("off-policy", mask_older(sample, oldest))
             self._trained += sum(sample.trained_tokens for group in groups for sample in group)
             self._admission.handed()
             kept = await self._write(self._store.kept, step + 1)
@@ -151,6 +151,12 @@ class RolloutRunner:
         with anyio.CancelScope(shield=True):
             await self._give_back(lambda group: self._admission.stale(group.version))
         return groups
+
+    def _oldest_trained(self, step: int) -> int | None:
+        """The weights before which no token is trained, where the settings mask some."""
+        if self._settings.mask_offpolicy_in_partial_rollout:
+            return self._admission.version
+        return None if self._settings.mask_staleness is None else step - self._settings.mask_staleness
 
     def _account(self, kept: int) -> Account:
         total, playing = Tokens(), [group.stats.tokens for group in self._playing.values()]

@@ -68,6 +68,9 @@ class RolloutSettings(Settings):
         False,
         description="Train only those tokens of a trajectory that the newest weights sampled; none is too old then.",
     )
+    mask_staleness: NonNegativeInt | None = Field(
+        None, description="Train no token staler than this; the rest of its sample is, as far as max_staleness allows."
+    )
     rollout_seed: int = Field(42, description="Seed of prompt order and of each trajectory's sampling.")
     rollout_deterministic: bool = Field(True, description="Send the engine a sampling seed with every request.")
 

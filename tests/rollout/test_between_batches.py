@@ -134,6 +134,18 @@ async def test_tokens_of_older_weights_are_masked_and_counted(chat: Chat) -> Non
     assert stats.account.lost["off-policy"] == stats.account.generated > 0
 
 
+@pytest.mark.parametrize(("most", "trained"), [(0, False), (1, True)])
+async def test_tokens_that_are_too_stale_are_masked_and_counted(chat: Chat, most: int, trained: bool) -> None:
+    store = Store()
+    loop, _ = build(chat, [HELLO], store=store, max_staleness=2, mask_staleness=most)
+    async with RolloutRunner.running(loop.player, store) as runner:
+        runner.updated(4)  # the scripted engine says that its weights are of version 3
+        groups, stats = await runner.batch(4)
+    assert all((sample.trained_tokens > 0) == trained for group in groups for sample in group)
+    assert (stats.account.trained > 0) == trained
+    assert (stats.account.lost["off-policy"] == 0) == trained
+
+
 async def test_every_token_that_an_engine_gave_is_accounted_for(chat: Chat) -> None:
     """Retries, masked failures, filtered groups, stragglers left behind, groups that wait."""
 

@@ -21,7 +21,19 @@ from tests.train.megatron.helpers import backend, make_batch, settings
 
 STEPS = 3
 ALGORITHM = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.05, kl_loss_type="k3", entropy_coef=0.01)
-SEQUENCES = AlgorithmSettings(advantage_estimator="gspo", eps_clip=0.5)
+SEQUENCES = AlgorithmSettings(
+    advantage_estimator="gspo",
+    eps_clip=0.5,
+    use_tis=True,
+    tis_level="geometric",
+    tis_clip=0.03,
+    use_rs=True,
+    rs_level="geometric",
+    rs_lower_bound=0.013,
+    rs_veto_threshold=5e-4,
+    use_opsm=True,
+    opsm_delta=3.7,
+)
 """Its loss sees whole samples, which context parallelism cuts apart."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},
@@ -124,6 +136,8 @@ def test_same_numbers_as_one_process(single: dict[str, Any], double: list[dict[s
     for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
         for key in ("loss", "grad_norm", "entropy", "kl_loss", "train_rollout_logprob_abs_diff", "tokens"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), key
+        for key in ("mismatch_kl", "mismatch_ratio_max", "mismatch_ess"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), key
 
 
 @pytest.mark.parametrize(("name", "tie"), CASES)
@@ -140,7 +154,8 @@ def test_a_loss_over_whole_samples_is_the_same_where_they_are_cut_apart(
     want, got = single["sequences"], double[0]["sequences"]
     assert any(abs(step["ppo_kl"]) > 1e-4 for step in want["metrics"])
     for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
-        for key in ("loss", "grad_norm", "ppo_kl", "pg_clipfrac"):
+        assert 0 < theirs["rs_masked"] < 1
+        for key in ("loss", "grad_norm", "ppo_kl", "pg_clipfrac", "tis", "rs_masked", "opsm_clipfrac"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), key
     for tensor, value in got["weights"].items():
         np.testing.assert_allclose(value, want["weights"][tensor], rtol=0, atol=2e-5, err_msg=tensor)
