@@ -111,6 +111,8 @@ def a_list(batch: AdvantageInputs, settings: AlgorithmSettings) -> list[float]:
 def test_advantages_must_be_finite_numbers_where_a_token_trains() -> None:
     batch = inputs([[1, 0, 1]], [1.0])
     assert compute_advantages(batch, AlgorithmSettings(advantage_estimator=path("infinite"))).advantages[0] == 0
+    whitened = AlgorithmSettings(advantage_estimator=path("infinite"), normalize_advantages=True)
+    assert compute_advantages(batch, whitened).advantages[[0, 2]].tolist() == [0, 0]
     for name, words in [
         ("spoiled", "spoiled: the advantages of 1 trained token(s) are not finite, e.g. nan at 2"),
         ("whole_numbers", "whole_numbers: the advantages: expected floating-point numbers, got torch.int64"),

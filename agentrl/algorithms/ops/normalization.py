@@ -55,11 +55,15 @@ def group_normalize(
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale `values` [N] to mean 0 and (biased) variance 1 over the tokens where `mask` [N] is 1."""
-    weights = mask.to(values.dtype)
-    total = weights.sum().clamp(min=1)
-    mean = (values * weights).sum() / total
-    variance = ((values - mean).square() * weights).sum() / total
+    """Shift and scale `values` [N] to mean 0 and (biased) variance 1 over the tokens where `mask` [N] is 1.
+
+    Whatever stands at the others does not matter; nothing happens if there is no token.
+    """
+    chosen = values[mask > 0]
+    if not chosen.numel():
+        return values
+    mean = chosen.mean()
+    variance = (chosen - mean).square().mean()
     return (values - mean) * (variance + 1e-8).rsqrt()
 
 
