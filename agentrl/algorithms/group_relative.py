@@ -53,44 +53,26 @@ class GroupRelative(PolicyGradient):
         return super().taken | more
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
-        settings = self.settings
-        if settings.turn_credit == "returns":
-            return self._by_number(inputs)
         from agentrl.algorithms.ops.returns import sample_rewards
 
+        settings = self.settings
+        if settings.turn_credit == "returns":
+            return self._of_turns(inputs)
         rewards = sample_rewards(inputs, settings.kl_coef)
         whole = self.compare(rewards, inputs.group_ids, inputs.rollout_ids).repeat_interleave(inputs.lengths)
-        return (
-            whole + settings.turn_credit_weight * self._by_state(inputs) if settings.turn_credit == "gigpo" else whole
-        )
+        if settings.turn_credit == "gigpo":
+            whole = whole + settings.turn_credit_weight * self._of_turns(inputs)
+        return whole
 
-    def _by_number(self, inputs: AdvantageInputs) -> Tensor:
+    def _of_turns(self, inputs: AdvantageInputs) -> Tensor:
         from agentrl.algorithms.ops.turns import Turns
 
         turns = Turns.of(inputs, self.settings.kl_coef)
-        width = turns.number.max() + 1
-        groups, rollouts = (ids[turns.sample] * width + turns.number for ids in (inputs.group_ids, inputs.rollout_ids))
-        return self.compare(turns.returns(self.settings.gamma), groups, rollouts)[turns.of_token]
-
-    def _by_state(self, inputs: AdvantageInputs) -> Tensor:
-        import torch
-
-        from agentrl.algorithms.ops.turns import Turns
-
-        turns = Turns.of(inputs, self.settings.kl_coef)
-        returns = turns.returns(self.settings.gamma).masked_fill(turns.state < 0, torch.nan)
-        return self.compare(returns, turns.state, torch.arange(len(returns)))[turns.of_token]
+        peers = turns.by_number if self.settings.turn_credit == "returns" else turns.by_state
+        return self.compare(*peers(turns.returns(self.settings.gamma), inputs))[turns.of_token]
 
     def metrics(self, inputs: AdvantageInputs, advantages: Tensor) -> Mapping[str, float]:
-        """With turn credit `turn_credit/share`, of trained tokens whose advantage is not their sample's mean, and
-        `turn_credit/mean_abs`, by how much."""
-        if self.settings.turn_credit == "none":
-            return {}
-        from agentrl.algorithms.ops.turns import beside_the_mean
+        """With turn credit those of `ops.turns.turn_metrics`."""
+        from agentrl.algorithms.ops.turns import turn_metrics
 
-        own = beside_the_mean(advantages, inputs).abs()
-        size = max(own.numel(), 1)
-        return {
-            "turn_credit/share": float((own > 1e-9).sum()) / size,
-            "turn_credit/mean_abs": float(own.sum()) / size,
-        }
+        return {} if self.settings.turn_credit == "none" else turn_metrics(inputs, advantages)

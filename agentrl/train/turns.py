@@ -61,10 +61,8 @@ def _step_numbers(sample: Sample, key: str) -> list[float]:
     numbers = [0.0 if number is None else number for number in sample.metadata.get(key) or ()]
     for turn, number in enumerate(numbers, 1):
         if not _finite(number):
-            name = "reward" if key == "step_rewards" else "credit"
-            raise SampleError(
-                f"sample index={sample.index}: the {name} of step {turn} is {number!r:.80}, expected a finite number"
-            )
+            where = f"sample index={sample.index}: {key} of turn {turn}"
+            raise SampleError(f"{where} must be a finite number or None, got {number!r:.80}")
     return numbers
 
 

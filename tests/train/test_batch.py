@@ -193,7 +193,7 @@ def test_without_step_rewards_there_is_no_array() -> None:
     silent.metadata["step_rewards"] = [None, None]
     assert TrainBatch.from_samples([[silent, make_sample(metadata={})]]).step_rewards is None
     broken = make_sample(index=41, metadata={"step_rewards": [0.5, math.inf]})
-    with pytest.raises(SampleError, match="index=41: the reward of step 2 is inf"):
+    with pytest.raises(SampleError, match="index=41: step_rewards of turn 2 must be a finite number or None, got inf"):
         TrainBatch.from_samples([[broken]])
 
 

@@ -100,7 +100,7 @@ def test_the_batch_reads_the_entry_that_trains_and_removed_samples() -> None:
     only = TrainBatch.from_samples([[played(range(1, 3), step_credit=[0.5, 0.5])]])
     assert only.step_rewards is not None
     for broken in (math.nan, "1", True):
-        with pytest.raises(SampleError, match="index=41: the credit of step 2 is"):
+        with pytest.raises(SampleError, match="index=41: step_credit of turn 2 must be a finite number"):
             TrainBatch.from_samples([[played(range(1, 3), step_credit=[0.5, broken])]])
 
 

@@ -63,11 +63,22 @@ class Turns:
         """Of each turn the sum over it and its sample's later ones of gamma^(turns between) * reward; [K] float64."""
         return discounted(self.rewards, self.sample, gamma)
 
+    def by_number(self, returns: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns, groups and members [K] that compare a turn with those of its number in the prompt's trajectories."""
+        width = self.number.max() + 1
+        groups, members = (ids[self.sample] * width + self.number for ids in (inputs.group_ids, inputs.rollout_ids))
+        return returns, groups, members
 
-def beside_the_mean(advantages: Tensor, inputs: AdvantageInputs) -> Tensor:
-    """Of each trained token its advantage less the mean over its sample's trained tokens."""
+    def by_state(self, returns: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """The same to compare it with all turns that answer what it answers; NaN where that is unknown."""
+        return returns.masked_fill(self.state < 0, torch.nan), self.state, torch.arange(len(returns))
+
+
+def turn_metrics(inputs: AdvantageInputs, advantages: Tensor) -> dict[str, float]:
+    """`turn_credit/share` of trained tokens whose advantage is not their sample's mean, `turn_credit/mean_abs` by how much."""
     trained = inputs.loss_mask > 0
-    values, sample = advantages[trained], sample_of_token(inputs)[trained]
-    sums = torch.zeros(len(inputs.lengths), 2, dtype=values.dtype)
-    sums.index_add_(0, sample, torch.stack([values, torch.ones_like(values)], 1))
-    return values - (sums[:, 0] / sums[:, 1].clamp(min=1))[sample]
+    values, sample = advantages[trained].double(), sample_of_token(inputs)[trained]
+    count = torch.bincount(sample, minlength=len(inputs.lengths)).clamp(min=1)
+    mean = torch.bincount(sample, values, minlength=len(inputs.lengths)) / count
+    own, size = (values - mean[sample]).abs(), max(len(values), 1)
+    return {"turn_credit/share": (own > 1e-9).sum().item() / size, "turn_credit/mean_abs": own.sum().item() / size}
