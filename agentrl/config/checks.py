@@ -220,9 +220,6 @@ def teacher(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"{flags}: a teacher is asked over HTTP or held by the trainer; leave one of them out"
     elif flat["opd_type"] and given and given != [flat["opd_type"]]:
         yield f"--opd-type {flat['opd_type']} needs {kinds[flat['opd_type']]}, not {flags}"
-    elif algorithm and algorithm.distills and not given:
-        wanted = [kinds[flat["opd_type"]]] if flat["opd_type"] else kinds.values()
-        yield f"on-policy distillation needs a teacher: give {' or '.join(wanted)}"
     if given == ["sglang"] and flat["rollout_temperature"] != 1:
         yield (
             f"--rollout-temperature {flat['rollout_temperature']:g} with --opd-teacher-url: SGLang says log-probs of given "
@@ -276,6 +273,8 @@ def untrainable(flat: Flat) -> Iterator[str]:
             "probabilities to train; use 1 (--eval-temperature 0 evaluates greedily)"
         )
     algorithm = algorithm_of(_algorithm_settings(flat))
+    if "teacher_log_probs" in algorithm.reads and not (flat["opd_teacher_url"] or flat["opd_teacher_load"]):
+        yield f"{algorithm.name} needs a teacher here: give --opd-teacher-url or --opd-teacher-load"
     alone = flat["n_samples_per_prompt"] == 1 and flat["load_debug_rollout_data"] is None
     if alone and algorithm.compares_within_group and not algorithm.distills:
         otherwise = ", or --no-rewards-normalization" if "rewards_normalization" in algorithm.takes else ""

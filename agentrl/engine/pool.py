@@ -153,6 +153,7 @@ class EnginePool:
         rid: str | None = None,
         session_id: str | None = None,
         deadline: float | None = None,
+        scored: int = 0,
     ) -> Generation:
         """Sample one continuation of `input_ids`.
 
@@ -163,6 +164,7 @@ class EnginePool:
                 whose id merely starts with an aborted one, so ids should not be prefixes of each other.
             session_id: turns of one conversation share it and stay on one engine.
             deadline: seconds for the whole call; default `engine_request_timeout`.
+            scored: of so many of the last `input_ids` the log-probs are asked for as well.
 
         Raises:
             EngineTimeout: the deadline passed.
@@ -170,7 +172,12 @@ class EnginePool:
             EngineRejected: the engine refused the request (`status`), or its answer is malformed or does not fit the
                 request; kind `context_overflow` where the prompt or the answer does not fit the context.
         """
-        return await self._asked(rid or uuid.uuid4().hex, input_ids, params, session_id, deadline)
+        seconds = self.settings.engine_request_timeout if deadline is None else deadline
+        try:
+            with self.held.patience(seconds):
+                return await self._requests.generate(rid or uuid.uuid4().hex, input_ids, params, session_id, scored)
+        except TimeoutError:
+            raise EngineTimeout(f"no answer to a prompt of {len(input_ids)} tokens within {seconds:g} s") from None
 
     async def log_probs(self, ids: Sequence[int], count: int, *, session_id: str | None = None) -> list[float]:
         """Natural-log probabilities of the last `count` of `ids`, each behind all ids before it. Nothing is sampled.
@@ -181,27 +188,9 @@ class EnginePool:
             EngineTimeout, EngineUnreachable, EngineRejected: as `generate`.
         """
         if not 0 < count < len(ids):
-            raise ValueError(
-                f"log-probs of {count} tokens were asked for, behind {len(ids) - count}; expected some of each"
-            )
+            raise ValueError(f"log-probs of {count} of {len(ids)} tokens: expected at least one, and one before them")
         params = SamplingParams(temperature=1.0, max_new_tokens=0)
-        return (await self._asked(uuid.uuid4().hex, ids, params, session_id, None, count)).prompt_log_probs
-
-    async def _asked(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        params: SamplingParams,
-        session_id: str | None,
-        deadline: float | None,
-        scored: int = 0,
-    ) -> Generation:
-        seconds = self.settings.engine_request_timeout if deadline is None else deadline
-        try:
-            with self.held.patience(seconds):
-                return await self._requests.generate(rid, ids, params, session_id, scored)
-        except TimeoutError:
-            raise EngineTimeout(f"no answer to a prompt of {len(ids)} tokens within {seconds:g} s") from None
+        return (await self.generate(ids, params, session_id=session_id, scored=count)).prompt_log_probs
 
     async def abort(self, rid: str) -> None:
         """End the request that was started as `rid`; its `generate` returns what there is, finish type `abort`.

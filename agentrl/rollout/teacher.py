@@ -32,15 +32,13 @@ async def teach(group: Group, context: RolloutContext, stats: RolloutStats) -> N
         EngineFailure: the teacher failed, and the policy says that this ends the run.
         DropGroup: the policy says anything else.
     """
-    teacher = context.teacher
-    if teacher is None:
+    if (teacher := context.teacher) is None:
         return
 
     async def ask(sample: Sample) -> None:
         # One session a group: of several servers the one that has the prompt in its cache is asked.
-        session = str(sample.group_index)
-        ids, count = list(sample.tokens), sample.response_length
-        sample.teacher_log_probs = await teacher.log_probs(ids, count, session_id=session)
+        session, count = str(sample.group_index), sample.response_length
+        sample.teacher_log_probs = await teacher.log_probs(list(sample.tokens), count, session_id=session)
 
     try:
         with ungrouped():
@@ -93,10 +91,9 @@ def probe_text(tokenizer: Any) -> str:
 def same_vocabulary(tokenizer: Any, text: str, ids: Sequence[int], who: str) -> None:
     """Refuse a teacher to which `text` is other `ids` than to the student's tokenizer."""
     own = tokenizer(text)["input_ids"]
-    if list(ids) == own:
-        return
-    at = next((i for i, (mine, its) in enumerate(zip(own, ids, strict=False)) if mine != its), min(len(own), len(ids)))
-    raise SettingsError(
-        f"{who} has another vocabulary than --hf-checkpoint: {tokenizer.decode(own[at : at + 1])!r} is {own[at : at + 1]} to "
-        f"the student and {list(ids[at : at + 1])} to the teacher; choose a teacher of the same family"
-    )
+    if list(ids) != own:
+        at = next(i for i in range(len(own) + 1) if own[: i + 1] != list(ids[: i + 1]))
+        raise SettingsError(
+            f"{who} has another vocabulary than --hf-checkpoint: {tokenizer.decode(own[at : at + 1])!r} is "
+            f"{own[at : at + 1]} to the student and {ids[at : at + 1]} to the teacher; choose one of the same family"
+        )

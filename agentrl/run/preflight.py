@@ -108,20 +108,31 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
     """The files that must be there, and whole; the built-in engine reads `.bin` files as well, the trainer does not."""
     assert settings.train.hf_checkpoint is not None
     folder = Path(settings.train.hf_checkpoint)
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise SettingsError(f"--hf-checkpoint {folder}: no tokenizer.json in it; expected a Hugging Face model folder")
+    _has_tokenizer("--hf-checkpoint", folder)
     read_config(folder)
     if purpose == "train" or any(folder.glob("*.safetensors*")):
         check_weights(folder)
     elif settings.engine.engine == "embedded" and not any(folder.glob("*.bin")):
         raise CheckpointError(f"{folder}: no weights in it; expected files like model.safetensors")
-    if purpose == "train" and settings.algorithm.needs_reference and settings.train.ref_load is not None:
-        try:
-            check_weights(Path(settings.train.ref_load))
-        except CheckpointError as error:
-            raise CheckpointError(f"--ref-load {error}") from error
+    if purpose == "train":
+        train, needs = settings.train, settings.algorithm
+        _other_model("--ref-load", train.ref_load if needs.needs_reference else None)
+        _other_model("--opd-teacher-load", train.opd_teacher_load if needs.needs_teacher else None)
     if purpose == "train":
         algorithm_of(settings.algorithm)
+
+
+def _has_tokenizer(flag: str, folder: Path) -> None:
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise SettingsError(f"{flag} {folder}: no tokenizer.json in it; expected a Hugging Face model folder")
+
+
+def _other_model(flag: str, folder: str | None) -> None:
+    try:
+        if folder is not None:
+            check_weights(Path(folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"{flag} {error}") from error
 
 
 def _checkpoint(settings: RunSettings) -> None:
@@ -188,32 +199,26 @@ def teacher_pool(settings: RunSettings, chat: Chat) -> EnginePool | None:
 
 
 def _teacher(settings: RunSettings, chat: Chat) -> None:
-    """It answers, or is a whole model, and reads ids as the student does."""
+    """It answers, and reads ids as the student does."""
+    model, longest = read_model_info(settings.train.hf_checkpoint), settings.rollout.rollout_max_context_len
+    if longest is not None:
+        longest += 1  # a server takes no prompt that fills its context
+    elif model is not None:
+        longest = model.context_length
 
     async def asked(pool: EnginePool) -> None:
         async with pool:
-            await check_teacher(pool, chat.tokenizer, _longest(settings))
+            await check_teacher(pool, chat.tokenizer, longest)
 
     if pool := teacher_pool(settings, chat):
         anyio.run(asked, pool)
     if settings.algorithm.needs_teacher and (folder := settings.train.opd_teacher_load):
         from transformers import AutoTokenizer
 
-        try:
-            check_weights(Path(folder))
-        except CheckpointError as error:
-            raise CheckpointError(f"--opd-teacher-load {error}") from error
+        _has_tokenizer("--opd-teacher-load", Path(folder))
         text = probe_text(chat.tokenizer)
         ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
         same_vocabulary(chat.tokenizer, text, ids, f"--opd-teacher-load {folder}")
-
-
-def _longest(settings: RunSettings) -> int | None:
-    """What a teacher's context must hold: more than a trajectory, since a server takes no prompt that fills it."""
-    model = read_model_info(settings.train.hf_checkpoint)
-    if (longest := settings.rollout.rollout_max_context_len) is not None:
-        return longest + 1
-    return None if model is None else model.context_length
 
 
 def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | None) -> None:

@@ -156,7 +156,7 @@ async def test_log_probs_that_an_engine_gets_wrong_are_asked_of_another() -> Non
 @pytest.mark.parametrize("count", [0, 3])
 async def test_log_probs_need_a_token_before_them(count: int) -> None:
     async with EnginePool(["http://nowhere"], FAST, vocab_size=None) as pool:
-        with pytest.raises(ValueError, match="some of each"):
+        with pytest.raises(ValueError, match="expected at least one, and one before them"):
             await pool.log_probs([4, 5, 6], count)
 
 

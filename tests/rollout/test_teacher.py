@@ -81,7 +81,7 @@ def test_a_probe_holds_every_kind_of_token(chat: Chat) -> None:
     assert set(chat.tokenizer.get_added_vocab().values()) <= set(ids)
     assert len(set(ids)) > 100
     same_vocabulary(chat.tokenizer, text, ids, "me")
-    with pytest.raises(SettingsError, match="me has another vocabulary .* choose a teacher of the same family"):
+    with pytest.raises(SettingsError, match="me has another vocabulary .* choose one of the same family"):
         same_vocabulary(chat.tokenizer, text, [*ids[:5], 3, *ids[6:]], "me")
     with pytest.raises(SettingsError, match="me has another vocabulary"):
         same_vocabulary(chat.tokenizer, text, ids[:-1], "me")

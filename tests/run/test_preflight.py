@@ -1,6 +1,7 @@
 """What `agentrl train`, `rollout` and `eval` say about mistakes in their inputs: at once, before anything is started."""
 
 import json
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,11 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
         (kit.folder / name).mkdir()
         (kit.folder / name / "config.json").write_text((kit.folder / "model" / "config.json").read_text())
     (kit.folder / "no_weights" / "tokenizer.json").write_text("{}")
+    shutil.copytree(kit.folder / "model", kit.folder / "stranger")
+    tokenizer = json.loads((kit.folder / "stranger" / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (kit.folder / "stranger" / "tokenizer.json").write_text(json.dumps(tokenizer))
     return kit
 
 
@@ -130,6 +136,18 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"load_debug_rollout_data": "one_dump"}, ["one_dump/1.jsonl, which is not there; set --num-rollout 1"]),
         ({"use_kl_loss": True, "ref_load": "nowhere"}, ["--ref-load nowhere: expected a Hugging Face model folder"]),
         ({"use_kl_loss": True, "ref_load": "no_weights"}, ["--ref-load no_weights: expected model.safetensors"]),
+        ({"use_opd": True}, ["needs a teacher", "--opd-teacher-url or --opd-teacher-load"]),
+        ({"opd_teacher_load": "model"}, ["--opd-teacher-load: grpo listens to no teacher; set --use-opd too"]),
+        ({"use_opd": True, "opd_teacher_load": "nowhere"}, ["--opd-teacher-load nowhere: expected a Hugging Face"]),
+        ({"use_opd": True, "opd_teacher_load": "stranger"}, ["--opd-teacher-load stranger has another vocabulary"]),
+        ({"use_opd": True, "opd_teacher_load": "model", "opd_teacher_url": "x:1"}, ["leave one of them out"]),
+        ({"use_opd": True, "opd_teacher_load": "model", "opd_type": "sglang"}, ["sglang needs --opd-teacher-url, not"]),
+        (
+            {"use_opd": True, "opd_teacher_url": "x:1", "rollout_temperature": 0.7},
+            ["0.7 with", "at temperature 1 only"],
+        ),
+        ({"use_opd": True, "opd_teacher_url": "127.0.0.1:9"}, ["--opd-teacher-url: cannot connect", "127.0.0.1:9"]),
+        ({"use_opd": True, "opd_teacher_load": "model", "loss_type": "sft_loss"}, ["no effect with sft_loss"]),
         ({"save": "prompts.jsonl"}, ["--save", "prompts.jsonl cannot be written", "choose another folder"]),
         ({"tensor_model_parallel_size": 4, "actor_num_gpus_per_node": 4}, ["2 key-value heads", "1, 2"]),
         ({"global_batch_size": 3}, ["= 8 samples", "set --global-batch-size"]),
@@ -140,6 +158,13 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
 ) -> None:
     said = refused(["train", *here.arguments(**changes)], capsys)
     assert [part for part in parts if part not in said] == [], said
+
+
+def test_distillation_alone_needs_neither_a_grader_nor_groups(here: RunKit) -> None:
+    changes: dict[str, Any] = {"advantage_estimator": "on_policy_distillation", "opd_teacher_load": "model"}
+    changes |= {"env": "plugins.py:Ungraded", "n_samples_per_prompt": 1, "label_key": None}
+    settings = RunSettings.from_cli(here.arguments(**changes))
+    preflight(settings.check_complete("train"), "train")
 
 
 def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,54 @@
+"""A run whose only signal is a teacher: over HTTP, and held by the trainer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.groups import read_groups
+from tests.engine.protocol_checks import reference_log_probs
+from tests.support.embedded_server import embedded_server
+from tests.support.runs import RunKit
+from tests.support.tiny_models import make_tiny_model
+
+PLAIN = """
+from agentrl import Environment
+
+
+class Plain(Environment):
+    max_turns = 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_student_comes_nearer_to_its_teacher(tmp_path: Path) -> None:
+    kit = RunKit.make(tmp_path)
+    (tmp_path / "plain.py").write_text(PLAIN)
+    teacher = make_tiny_model(tmp_path / "teacher", "qwen3", seed=5)
+    common = {
+        "env": "plain.py:Plain",
+        "backend": "local",
+        "advantage_estimator": "on_policy_distillation",
+        "label_key": None,
+        "rollout_batch_size": 32,
+        "n_samples_per_prompt": 1,
+        "rollout_max_response_len": 24,
+        "lr": "1e-2",
+    }
+    dump = "dump/{rollout_id}.jsonl"
+    with embedded_server(teacher) as url:
+        flags = {"opd_teacher_url": url, "num_rollout": 24, "save_debug_rollout_data": dump}
+        asked = kit.start(kit.arguments("asked", **common, **flags))
+        assert asked.wait() == 0, asked.output
+    rows = [row["train/opd_reverse_kl"] for row in asked.metrics()]
+    assert sum(rows[-3:]) < 0.75 * sum(rows[:3]), rows
+    for sample in (sample for group in read_groups(tmp_path / "dump" / "0.jsonl") for sample in group):
+        said, prompt = sample.teacher_log_probs, sample.prompt_length
+        want = reference_log_probs(teacher, list(sample.tokens[:prompt]), list(sample.tokens[prompt:]))
+        assert (torch.tensor(said) - want).abs().max().item() <= 1e-4
+    flags = {"opd_teacher_load": "teacher", "num_rollout": 1, "load_debug_rollout_data": dump}
+    held = kit.start(kit.arguments("held", **common, **flags))
+    assert held.wait() == 0, held.output
+    for name in ("loss", "grad_norm", "opd_reverse_kl"):
+        assert held.metrics()[0][f"train/{name}"] == pytest.approx(asked.metrics()[0][f"train/{name}"], rel=1e-4)
