@@ -13,6 +13,7 @@ more with unequal rewards, and no tools' tokens where returns run along tokens.
 
 import argparse
 import importlib
+import itertools
 import sys
 import warnings
 from argparse import Namespace
@@ -112,8 +113,9 @@ def batch_of(made: Case) -> dict[str, Any]:
 
 def shared(count: int, *, tools: bool) -> Iterator[Case]:
     """Cases on which both define the same; without `tools` only trained tokens are left."""
-    for seed in range(count):
-        made = case(seed)
+    found, seeds = 0, itertools.count()
+    while found < count:
+        made = case(seed := next(seeds))
         sizes = dict(zip(*np.unique(made.groups, return_counts=True), strict=True))
         chosen = np.zeros(len(made.mask), bool)
         alive = np.zeros(len(made.lengths), bool)
@@ -133,6 +135,7 @@ def shared(count: int, *, tools: bool) -> Iterator[Case]:
             for name in ("log_probs", "rollout", "ref", "teacher")
         }
         if sum(left) and (np.unique(made.groups, return_counts=True)[1] > 1).all():
+            found += 1
             yield replace(made, **near)
 
 

@@ -402,10 +402,13 @@ def veto(case: Case, threshold: float) -> Floats:
 
 
 def opsm(case: Case, delta: float) -> Floats:
-    """[slime --use-opsm] 0 where A < 0 and the sample's mean of log old - log pi is above delta (2512.02556 sec. 3.1)."""
+    """2512.02556 eq. 9: 0 where A < 0 and the sample's mean of log(behaviour / pi) is above delta.
+
+    The paper's pi_old is the engine's; [slime] takes its old log-probs, which are the engine's with use_rollout_logprobs.
+    """
     out = np.ones(len(case.mask))
     for _, steps in case.steps():
-        mean = sum(float(case.old[t] - case.log_probs[t]) for t in steps) / max(len(steps), 1)
+        mean = sum(float(case.rollout[t] - case.log_probs[t]) for t in steps) / max(len(steps), 1)
         for t in steps:
             out[t] = 0.0 if case.advantages[t] < 0 and mean > delta else 1.0
     return out

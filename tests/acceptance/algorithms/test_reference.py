@@ -187,8 +187,9 @@ def test_corrections() -> None:
     near(ref.rejected(made, "geometric", 0.4, 2.0)[trained], [1, 1, 0])
     near(ref.veto(made, 0.2)[trained], [0, 0, 1])
     near(ref.decoupled(made)[trained], [2, 1 / 8, 4])
-    # mean of old - new is -log(2) in the first sample (new = 0): (log 2 - log 8) / 2; log 4 in the second
-    near(ref.opsm(made, 0.0)[trained], [1, 1, 0])
+    # mean of rollout - new in the first sample (log 2 - log 8) / 2 < 0, log 4 in the second, whose A is negative
+    near(ref.opsm(replace(made, rollout=made.old), 0.0)[trained], [1, 1, 0])
+    near(ref.opsm(replace(made, rollout=made.old), 1.5)[trained], [1, 1, 1])
     near(ref.fresh(replace(made, staleness=np.array([0, -1, 2, 3])), 2)[trained], [1, 1, 0])
 
 
