@@ -28,6 +28,7 @@ class Case:
     Attributes:
         rewards: [S], NaN where there is none. groups, rollouts, lengths: [S].
         mask, turns, tokens, staleness: [N]; a turn is its model tokens and what the model was shown after them.
+        written: [N], 1 where the model wrote the token, masked or not.
         log_probs, old, rollout, ref, teacher: [N] under the trained, proximal, engine's, reference and teacher model.
         values, old_values, returns, advantages: [N]. kl: [N], token KL for the reward.
         step_rewards: [N], a turn's reward on the turn's last model token; a sample's sum to its reward.
@@ -38,6 +39,7 @@ class Case:
     rollouts: Ints
     lengths: Ints
     mask: Ints
+    written: Ints
     turns: Ints
     tokens: Ints
     staleness: Ints
@@ -59,7 +61,8 @@ class Case:
         samples, tokens = len(masks), sum(map(len, masks))
         arrays: dict[str, Any] = {f.name: [0] * (samples if f.name == "groups" else tokens) for f in fields(cls)}
         arrays |= {"rewards": rewards, "rollouts": range(samples), "lengths": list(map(len, masks))}
-        arrays |= {"mask": [bit for row in masks for bit in row]} | given
+        flat = [bit for row in masks for bit in row]
+        arrays |= {"mask": flat, "written": flat} | given
         real = {*FLOATS, "rewards", "step_rewards"}
         return cls(**{name: np.array(list(a), float if name in real else np.int64) for name, a in arrays.items()})
 
@@ -84,6 +87,7 @@ def case(seed: int) -> Case:
     rollouts: list[int] = []
     masks: list[list[int]] = []
     turns: list[int] = []
+    written: list[int] = []
     for group in range(rng.integers(1, 5)):
         equal = rng.random() < 0.25
         level = float(rng.normal())
@@ -94,6 +98,7 @@ def case(seed: int) -> Case:
                 failed = rng.random() < 0.1
                 masks.append([0] * len(mask) if failed or rng.random() < 0.08 else mask)
                 turns += turn
+                written += mask
                 groups.append(group)
                 rollouts.append(rollout)
                 rewards.append(float("nan") if failed else level if equal else float(rng.normal(level)))
@@ -110,9 +115,10 @@ def case(seed: int) -> Case:
     kinds["kl"] = np.abs(kinds["kl"])
     flat = np.array([bit for row in masks for bit in row], np.int64)
     kinds = {name: np.where(flat == 1, array, 0.0) for name, array in kinds.items()}
-    made = Case.of(masks, rewards, groups=groups, rollouts=rollouts, turns=turns, tokens=rng.integers(3, 5, n), **kinds)
-    for sample, steps in made.steps():
-        _credit(made, rng, sample, steps)
+    kinds |= {"groups": groups, "rollouts": rollouts, "turns": turns, "written": written}
+    made = Case.of(masks, rewards, tokens=rng.integers(3, 5, n), **kinds)
+    for sample, positions in made.samples():
+        _credit(made, rng, sample, [t for t in positions if made.written[t]])
     made.staleness[:] = np.where(flat == 1, rng.integers(-1, 5, n), -1)
     return made
 
@@ -137,10 +143,12 @@ def _sample(rng: np.random.Generator) -> tuple[list[int], list[int]]:
     return mask, turns
 
 
-def _credit(made: Case, rng: np.random.Generator, sample: int, steps: list[int]) -> None:
+def _credit(made: Case, rng: np.random.Generator, sample: int, written: list[int]) -> None:
     """Puts rewards on the turns' last model tokens; the last turn gets what is left of the sample's reward."""
-    last = [t for i, t in enumerate(steps) if made.turns[t] not in made.turns[steps[i + 1 :]]]
+    last = [t for i, t in enumerate(written) if made.turns[t] not in made.turns[written[i + 1 :]]]
     for t in last[:-1]:
         made.step_rewards[t] = rng.choice([0.0, 1.0, -0.5])
-    if last:
+    if np.isnan(made.rewards[sample]):
+        made.step_rewards[last] = 0.0
+    elif last:
         made.step_rewards[last[-1]] = made.rewards[sample] - made.step_rewards[last[:-1]].sum()

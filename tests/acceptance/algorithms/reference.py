@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Literal
 
 import numpy as np
@@ -38,23 +38,36 @@ def scores(case: Case, kl_coef: float = 0.0) -> list[float]:
     return [float(case.rewards[s]) - kl_coef * sum(float(case.kl[t]) for t in steps) for s, steps in case.steps()]
 
 
-def members(case: Case, of: list[float]) -> dict[int, dict[int, float]]:
-    """For each group its trajectories' means over the samples that have a number."""
-    found: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for group, rollout, score in zip(case.groups.tolist(), case.rollouts.tolist(), of, strict=True):
-        if not math.isnan(score):
-            found[group][rollout].append(score)
-    return {g: {r: sum(all_) / len(all_) for r, all_ in inside.items()} for g, inside in found.items()}
+How = Literal["std", "mean", "others"]
+Entry = tuple[Hashable, Hashable, float]
+"""A group, a member of it, and a number."""
 
 
-def centre_and_scale(numbers: list[float], scale: bool) -> tuple[float, float]:
-    """Mean and divisor of a group. [ours] numbers that do not differ, or one, compare nothing: divided by infinity."""
+def relative(entries: list[Entry], how: How) -> list[float]:
+    """Each number beside those of its group, whose members count once, by their mean; 0 for NaN, which does not count.
+
+    std: minus the mean, by the standard deviation [slime: n - 1, plus 1e-6]. mean: minus the mean. others: minus the
+    mean of the other members. [ours] one member, or members that do not differ, compare nothing: 0.
+    """
+    found: dict[Hashable, dict[Hashable, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for group, member, number in entries:
+        if not math.isnan(number):
+            found[group][member].append(number)
+    means = {g: {m: sum(xs) / len(xs) for m, xs in inside.items()} for g, inside in found.items()}
+    return [0.0 if math.isnan(x) else _beside(x, member, means[group], how) for group, member, x in entries]
+
+
+def _beside(number: float, member: Hashable, means: dict[Hashable, float], how: How) -> float:
+    numbers = list(means.values())
     mean = sum(numbers) / len(numbers)
     if max(numbers) - min(numbers) <= 1e-12 * (1 + abs(mean)):
-        return mean, math.inf
-    if not scale:
-        return mean, 1.0
-    return mean, math.sqrt(sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1)) + EPSILON
+        return 0.0
+    if how == "others":
+        rest = [x for m, x in means.items() if m != member]
+        return number - sum(rest) / len(rest)
+    if how == "mean":
+        return number - mean
+    return (number - mean) / (math.sqrt(sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1)) + EPSILON)
 
 
 def spread(case: Case, per_sample: list[float]) -> Floats:
@@ -66,32 +79,20 @@ def spread(case: Case, per_sample: list[float]) -> Floats:
     return out
 
 
-def grpo(case: Case, *, std: bool = True, kl_coef: float = 0.0) -> Floats:
-    """2402.03300 sec. 4.1.2: (r - mean) / std; without std Dr. GRPO, 2503.20783 sec. 3.2: r - mean.
+def compared(case: Case, kl_coef: float, how: How) -> Floats:
+    """Samples' scores beside their group's. [ours] a sample of a trajectory of several keeps its own reward."""
+    entries = zip(case.groups.tolist(), case.rollouts.tolist(), scores(case, kl_coef), strict=True)
+    return spread(case, relative(list(entries), how))
 
-    [slime] std with n - 1, plus 1e-6. [ours] a sample of a trajectory of several keeps its own reward; the group's mean
-    and spread are those of the trajectories' means.
-    """
-    own = scores(case, kl_coef)
-    stats = {g: centre_and_scale(list(inside.values()), std) for g, inside in members(case, own).items()}
-    out = []
-    for group, score in zip(case.groups.tolist(), own, strict=True):
-        mean, scale = stats.get(group, (0.0, 1.0))
-        out.append((score - mean) / scale)
-    return spread(case, out)
+
+def grpo(case: Case, *, std: bool = True, kl_coef: float = 0.0) -> Floats:
+    """2402.03300 sec. 4.1.2: (r - mean) / std; without std Dr. GRPO, 2503.20783 sec. 3.2: r - mean."""
+    return compared(case, kl_coef, "std" if std else "mean")
 
 
 def rloo(case: Case, *, kl_coef: float = 0.0) -> Floats:
-    """2402.14740 sec. 2.2: r_i minus the mean of the other k - 1. [ours] alone, or in a group of equals: 0, as GRPO."""
-    own = scores(case, kl_coef)
-    groups = members(case, own)
-    out = []
-    for group, rollout, score in zip(case.groups.tolist(), case.rollouts.tolist(), own, strict=True):
-        inside = groups.get(group, {})
-        others = [x for r, x in inside.items() if r != rollout]
-        differ = bool(inside) and math.isfinite(centre_and_scale(list(inside.values()), False)[1])
-        out.append(score - sum(others) / len(others) if differ else 0.0)
-    return spread(case, out)
+    """2402.14740 sec. 2.2: r_i minus the mean of the other k - 1."""
+    return compared(case, kl_coef, "others")
 
 
 def token_rewards(case: Case, kl_coef: float, by_turn: bool = False) -> Floats:
@@ -160,29 +161,38 @@ def gae(case: Case, rewards: Floats, *, gamma: float, lambd: float) -> tuple[Flo
     return advantages, np.where(case.mask == 1, advantages + case.values, 0.0)
 
 
-def turn_returns(case: Case, gamma: float) -> list[tuple[int, int, list[int], float]]:
-    """2505.10978 eq. 5: R_k = sum_j gamma^(j-k) r_j over a sample's turns: (sample, turn, its trained tokens, R)."""
-    out = []
-    for sample, steps in case.steps():
-        turns = sorted({int(case.turns[t]) for t in steps})
-        rewards = [sum(float(case.step_rewards[t]) for t in steps if case.turns[t] == k) for k in turns]
+def turn_returns(case: Case, gamma: float, kl_coef: float = 0.0) -> dict[tuple[int, int], float]:
+    """2505.10978 eq. 5: R_k = sum_j gamma^(j-k) r_j over a sample's turns, by (sample, turn); NaN without a reward.
+
+    [ours] a turn's reward is lessened by kl_coef times its trained tokens' KL; turns that do not train are turns too.
+    """
+    out = {}
+    for sample, positions in case.samples():
+        turns = sorted({int(case.turns[t]) for t in positions})
+        rewards = [0.0 * float(case.rewards[sample])] * len(turns)
+        for t in positions:
+            rewards[turns.index(int(case.turns[t]))] += float(
+                case.step_rewards[t] - kl_coef * case.kl[t] * case.mask[t]
+            )
         for i, turn in enumerate(turns):
-            total = sum(gamma**j * r for j, r in enumerate(rewards[i:]))
-            out.append((sample, turn, [t for t in steps if case.turns[t] == turn], total))
+            out[sample, turn] = sum(gamma**j * r for j, r in enumerate(rewards[i:]))
     return out
 
 
-def compared(case: Case, gamma: float, keys: Mapping[tuple[int, int], Hashable], std: bool) -> Floats:
-    """(R - mean) / std of turn returns among the (sample, turn) that share a key (2505.10978 eq. 7); alone: 0."""
-    turns = turn_returns(case, gamma)
-    together: dict[Hashable, list[float]] = defaultdict(list)
-    for sample, turn, _, total in turns:
-        together[keys[sample, turn]].append(total)
+def over_turns(case: Case, per_turn: dict[tuple[int, int], float]) -> Floats:
+    """A turn's number on each of its trained tokens."""
     out = np.zeros(len(case.mask))
-    for sample, turn, steps, total in turns:
-        mean, scale = centre_and_scale(together[keys[sample, turn]], std)
-        out[steps] = (total - mean) / scale
+    for sample, steps in case.steps():
+        for t in steps:
+            out[t] = per_turn[sample, int(case.turns[t])]
     return out
+
+
+def turn_credit(case: Case, *, gamma: float, kl_coef: float = 0.0, how: How = "std") -> Floats:
+    """[ours] A turn's return beside those of the same turn of the group's other trajectories."""
+    found = turn_returns(case, gamma, kl_coef)
+    entries: list[Entry] = [((case.groups[s], k), case.rollouts[s], total) for (s, k), total in found.items()]
+    return over_turns(case, dict(zip(found, relative(entries, how), strict=True)))
 
 
 def states(case: Case) -> dict[tuple[int, int], Hashable]:
@@ -191,7 +201,7 @@ def states(case: Case) -> dict[tuple[int, int], Hashable]:
     for sample, positions in case.samples():
         shown: list[int] = []
         for t in positions:
-            if case.mask[t]:
+            if case.written[t]:
                 out.setdefault((sample, int(case.turns[t])), (int(case.groups[sample]), tuple(shown)))
                 shown = []
             else:
@@ -199,9 +209,13 @@ def states(case: Case) -> dict[tuple[int, int], Hashable]:
     return out
 
 
-def gigpo(case: Case, *, gamma: float, weight: float, std: bool = True) -> Floats:
-    """2505.10978 eq. 8: A = A_episode + w A_step; the episode's (eq. 3) is GRPO's."""
-    return grpo(case, std=std) + weight * compared(case, gamma, states(case), std)
+def gigpo(case: Case, *, gamma: float, weight: float, kl_coef: float = 0.0, how: How = "std") -> Floats:
+    """2505.10978 eq. 8: A = A_episode + w A_step; the step's (eq. 7) is a turn's return beside those of the turns with the
+    same state, the episode's (eq. 3) the sample's beside its group's."""
+    found, anchors = turn_returns(case, gamma, kl_coef), states(case)
+    entries: list[Entry] = [(anchors[turn], turn, total) for turn, total in found.items()]
+    steps = over_turns(case, dict(zip(found, relative(entries, how), strict=True)))
+    return compared(case, kl_coef, how) + weight * steps
 
 
 def distilled(case: Case, *, base: Floats | None = None, coef: float = 1.0) -> Floats:

@@ -52,6 +52,10 @@ def inputs(made: Case, by_turn: bool = False) -> AdvantageInputs:
     arrays |= {"loss_mask": made.mask, "kl": made.kl, "values": made.values, "turns": made.turns, "tokens": made.tokens}
     arrays |= {"old_log_probs": made.old, "ref_log_probs": made.ref, "teacher_log_probs": made.teacher}
     arrays |= {"step_rewards": made.step_rewards} if by_turn else {}
+    anchors = ref.states(made)
+    known, sample = list(dict.fromkeys(anchors.values())), np.repeat(np.arange(len(made.lengths)), made.lengths)
+    state = [known.index(anchors[s, k]) for s, k in zip(sample.tolist(), made.turns.tolist(), strict=True)]
+    arrays |= {"states": np.array(state, np.int64)}
     return AdvantageInputs(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
@@ -109,6 +113,11 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Advantages]] = {
     "rewards": ({"rewards_normalization": False}, lambda c: ref.spread(c, ref.scores(c))),
     "grpo, whitened": ({"normalize_advantages": True}, lambda c: ref.whitened(c, ref.grpo(c))),
     "grpo, overlong": (OVERLONG, lambda c: ref.grpo(shaped(c))),
+    "distillation": (of("on_policy_distillation", opd_kl_coef=0.5), partial(ref.distilled, coef=0.5)),
+    "grpo + teacher": (
+        {"use_opd": True, "opd_kl_coef": 0.1},
+        lambda c: ref.distilled(c, base=ref.grpo(c), coef=0.1),
+    ),
     "gspo": (of("gspo"), ref.grpo),
     "cispo": (of("cispo"), ref.grpo),
     "rloo": (of("rloo"), ref.rloo),
@@ -122,9 +131,18 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Advantages]] = {
     "ppo": (of("ppo", **GAMMA, lambd=0.8), lambda c: ppo(c)[0]),
     "ppo, whitened": (of("ppo", **GAMMA, lambd=0.8, normalize_advantages=True), lambda c: ref.whitened(c, ppo(c)[0])),
 }
+TURNS = {"turn_credit": "returns", "gamma": 0.9, "kl_coef": 0.1}
+GIGPO = TURNS | {"turn_credit": "gigpo", "turn_credit_weight": 0.5}
 BY_TURN: dict[str, tuple[dict[str, Any], Advantages]] = {
     "reinforce++": (ADVANTAGES["reinforce++, raw"][0], partial(rpp, by_turn=True)),
     "ppo": (ADVANTAGES["ppo"][0], lambda c: ppo(c, by_turn=True)[0]),
+    "turn credit": (TURNS, partial(ref.turn_credit, gamma=0.9, kl_coef=0.1)),
+    "turn credit, rloo": (TURNS | of("rloo"), partial(ref.turn_credit, gamma=0.9, kl_coef=0.1, how="others")),
+    "gigpo": (GIGPO, partial(ref.gigpo, gamma=0.9, weight=0.5, kl_coef=0.1)),
+    "gigpo, mean": (
+        GIGPO | {"grpo_std_normalization": False},
+        partial(ref.gigpo, gamma=0.9, weight=0.5, kl_coef=0.1, how="mean"),
+    ),
     "ppo, overlong": (ADVANTAGES["ppo"][0] | OVERLONG, lambda c: ppo(shaped(c), by_turn=True)[0]),
 }
 

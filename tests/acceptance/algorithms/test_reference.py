@@ -82,12 +82,18 @@ def turns() -> Case:
 
 def test_turns() -> None:
     # gamma .5: .5 + .5 * .5 = .75 and .5; the second sample 0 and 0
-    near([total for *_, total in ref.turn_returns(turns(), 0.5)], [0.75, 0.5, 0, 0])
+    near(list(ref.turn_returns(turns(), 0.5).values()), [0.75, 0.5, 0, 0])
+    near(ref.turn_credit(turns(), gamma=0.5, how="mean"), [0.375, 0.375, 0, 0.25, -0.375, 0, -0.25])
+    near(ref.turn_credit(turns(), gamma=0.5, how="others"), [0.75, 0.75, 0, 0.5, -0.75, 0, -0.5])
     # Step groups: both first turns (mean .375), both second turns after token 3 (mean .25). Episodes: mean .5.
-    near(ref.gigpo(turns(), gamma=0.5, weight=1.0, std=False), [0.875, 0.875, 0, 0.75, -0.875, 0, -0.75])
+    near(ref.gigpo(turns(), gamma=0.5, weight=1.0, how="mean"), [0.875, 0.875, 0, 0.75, -0.875, 0, -0.75])
     # Another token shown: each second turn is alone in its state, and only the episode counts.
     other = replace(turns(), tokens=np.array([4, 4, 3, 4, 4, 4, 4]))
-    near(ref.gigpo(other, gamma=0.5, weight=1.0, std=False), [0.875, 0.875, 0, 0.5, -0.875, 0, -0.5])
+    near(ref.gigpo(other, gamma=0.5, weight=1.0, how="mean"), [0.875, 0.875, 0, 0.5, -0.875, 0, -0.5])
+    # A state is what was shown last: in a third turn after token 3 the model is again where it was in the second.
+    again = Case.of([[1, 0, 1, 0, 1]], [3.0], turns=[1, 1, 2, 2, 3], tokens=[4, 3, 4, 3, 4])
+    again = replace(again, step_rewards=np.array([0, 0, 1.0, 0, 2.0]))
+    near(ref.gigpo(again, gamma=1.0, weight=1.0, how="mean"), [0, 0, 0.5, 0, -0.5])
     # With two members (R - mean) / std is +-sqrt(1/2), but for the 1e-6: twice, from episode and step
     expected = math.sqrt(2) * np.array([1, 1, 0, 1, -1, 0, -1])
     np.testing.assert_allclose(ref.gigpo(turns(), gamma=0.5, weight=1.0), expected, rtol=1e-5)
