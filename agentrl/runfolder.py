@@ -19,6 +19,9 @@ from agentrl.files import write_atomic
 METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
 """Files of a run, and the file that makes a checkpoint's folder complete."""
 
+CRITIC = "critic"
+"""The folder in a checkpoint that holds the critic's part, itself like a checkpoint."""
+
 BELOW: Mapping[str, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
 """Where below the output folder each command writes."""
 

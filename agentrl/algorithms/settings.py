@@ -75,6 +75,11 @@ class AlgorithmSettings(AlgorithmFields):
         return algorithm_of(self).supervised
 
     @property
+    def needs_critic(self) -> bool:
+        """Whether a critic is learned."""
+        return "values" in algorithm_of(self).reads
+
+    @property
     def needs_reference(self) -> bool:
         """Whether log-probs under the reference model are needed."""
         return "ref_log_probs" in algorithm_of(self).reads

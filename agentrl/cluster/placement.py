@@ -22,7 +22,7 @@ from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError, ungrouped
 from agentrl.run.parts import Announcer, Found, Parts, Start, Weights, counted, within
 from agentrl.run.rollouts import DumpedRollouts
-from agentrl.run.training import RankInfo
+from agentrl.run.training import Learners, RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights
 from agentrl.runfolder import RunFolder
 
@@ -45,7 +45,7 @@ async def start(
         stack.enter_context(library_output(folder.logs / "ray.log"))
         joined, began = settings.cluster.ray_address, time.monotonic()
         progress.begin(f"joining Ray at {joined}" if joined else "starting Ray")
-        stack.enter_context(ray_runtime(settings.cluster, cpus=settings.cluster.world_size + engines + 1))
+        stack.enter_context(ray_runtime(settings.cluster, cpus=_trainers(settings) + engines + 1))
         progress.ready("Ray is up", began)
         yield await _Starting(settings, folder, resume, progress, engines).on(stack)
 
@@ -71,14 +71,14 @@ class _Starting:
     async def on(self, stack: contextlib.AsyncExitStack) -> Parts:
         """All parts; `stack` stops them."""
         s, timeout = self.settings, self.settings.cluster.start_timeout
-        names = counted(self.engines, "engine"), counted(s.cluster.world_size, "trainer process", "trainer processes")
+        names = counted(self.engines, "engine"), counted(_trainers(s), "trainer process", "trainer processes")
         loading = f"loading the model into {names[0]}, " if self.engines else ""
         self.progress.begin(f"{loading}starting {names[1]}")
         generates = s.cluster.load_debug_rollout_data is None
         worker = rollout_actor(s, self.here, self.folder) if generates else None
         placement = await stack.enter_async_context(_placed(s, self.engines))
         trainer, ranks = self._trainer(placement)
-        actors = [self._engine(placement, s.cluster.world_size + i) for i in range(self.engines)]
+        actors = [self._engine(placement, _trainers(s) + i) for i in range(self.engines)]
         stack.push_async_callback(_stop_engines, actors)
         urls: list[str] = list(s.engine.rollout_external_engine_addrs)
         pids: list[int] = []
@@ -103,7 +103,7 @@ class _Starting:
         await self._load(trainer)
         parts, generating = await self._rollouts(stack, trainer, urls, worker)
         with within(timeout, "asking for process ids"):
-            trainers = await values([actor.pid.remote() for actor in trainer.actors])
+            trainers = await values([process.pid.remote() for process in trainer.processes])
         self.folder.write_processes({"driver": [os.getpid()], "trainer": trainers, "engine": pids, **generating})
         return parts
 
@@ -135,23 +135,34 @@ class _Starting:
         return Parts(rollouts, trainer, weights), {"rollout_worker": [rollouts.pid]}
 
     def _trainer(self, placement: PlacementGroup) -> tuple[RayTrainer, list[RankInfo]]:
-        cluster, threads = self.settings.cluster, self.settings.train.train_threads
-        nodes = _nodes(placement)[: cluster.world_size]
+        actor, own = self.settings.cluster.world_size, self.settings.cluster.critic_world_size
+        actors, ranks = self._learners(placement, range(actor), "actor" if own else "all")
+        critics, places = self._learners(placement, range(actor, actor + own), "critic")
+        return RayTrainer(actors, critics), [*ranks, *places]
+
+    def _learners(
+        self, placement: PlacementGroup, bundles: range, learners: Learners
+    ) -> tuple[list[Any], list[RankInfo]]:
+        """Processes that train together, in the order of their ranks."""
+        threads, nodes = self.settings.train.train_threads, [_nodes(placement)[bundle] for bundle in bundles]
         order = rank_order(nodes)
-        local = local_ranks([nodes[bundle] for bundle in order])
+        local = local_ranks([nodes[at] for at in order])
         environment = worker_environment() | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
         kind: Any = TrainActor
-        gpus = 1 if cluster.device == "cuda" else 0
-        actors = [
-            kind.options(**_options(placement, bundle, gpus, environment)).remote(self.settings, self.here)
-            for bundle in order
-        ]
-        return RayTrainer(actors), [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
+        gpus = 1 if self.settings.cluster.device == "cuda" else 0
+        options = [_options(placement, bundles[at], gpus, environment) for at in order]
+        actors = [kind.options(**chosen).remote(self.settings, self.here, learners) for chosen in options]
+        return actors, [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
 
     def _engine(self, placement: PlacementGroup, bundle: int) -> Any:
         cluster = self.settings.cluster
         gpus = cluster.rollout_num_gpus_per_engine if cluster.device == "cuda" else 0
         return engine_actor(self.settings, self.here, _options(placement, bundle, gpus, worker_environment()))
+
+
+def _trainers(settings: RunSettings) -> int:
+    """Processes that train, the critic's own among them."""
+    return settings.cluster.world_size + settings.cluster.critic_world_size
 
 
 def _options(placement: PlacementGroup, bundle: int, gpus: int, environment: dict[str, str]) -> dict[str, Any]:
@@ -165,9 +176,9 @@ def _options(placement: PlacementGroup, bundle: int, gpus: int, environment: dic
 
 @contextlib.asynccontextmanager
 async def _placed(settings: RunSettings, engines: int) -> AsyncIterator[PlacementGroup]:
-    """Room for the trainer's ranks, then for the engines."""
+    """Room for the trainer's ranks, the critic's own, then for the engines."""
     cluster, cuda = settings.cluster, settings.cluster.device == "cuda"
-    bundles = [{"CPU": 1.0, **({"GPU": 1.0} if cuda else {})} for _ in range(cluster.world_size)]
+    bundles = [{"CPU": 1.0, **({"GPU": 1.0} if cuda else {})} for _ in range(_trainers(settings))]
     per_engine = float(cluster.rollout_num_gpus_per_engine)
     bundles += [{"CPU": 1.0, **({"GPU": per_engine} if cuda else {})} for _ in range(engines)]
     placement = placement_group(bundles, strategy="PACK")
@@ -176,7 +187,7 @@ async def _placed(settings: RunSettings, engines: int) -> AsyncIterator[Placemen
         if not await to_thread.run_sync(placement.wait, seconds, abandon_on_cancel=True):
             raise SettingsError(
                 f"the cluster has no room for {len(bundles)} processes ({bundles}); it has {ray.available_resources()}; "
-                "lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a larger cluster"
+                "lower --actor-num-gpus-per-node, --critic-num-gpus-per-node or --rollout-num-gpus, or join a larger cluster"
             )
         yield placement
     finally:

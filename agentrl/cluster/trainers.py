@@ -12,16 +12,16 @@ from agentrl.cluster.runtime import enter_workspace, node_address
 from agentrl.cluster.waiting import value, values
 from agentrl.config import RunSettings
 from agentrl.run.parts import Batch, TensorSpec, Trainer, WeightGroup, WeightSource
-from agentrl.run.training import RankInfo, free_port, start_backend
+from agentrl.run.training import Learners, RankInfo, free_port, start_backend
 
 
 @ray.remote
 class TrainActor:
     """One rank of the trainer; only rank 0 sends back results."""
 
-    def __init__(self, settings: RunSettings, workspace: str) -> None:
+    def __init__(self, settings: RunSettings, workspace: str, learners: Learners = "all") -> None:
         enter_workspace(workspace)
-        self._settings = settings
+        self._settings, self._learners = settings, learners
 
     def address(self) -> tuple[str, int]:
         """This node's address and a free port on it, for others to meet at."""
@@ -33,17 +33,25 @@ class TrainActor:
 
     def start(self, where: RankInfo) -> None:
         """Join the other ranks, build the model and load its first weights."""
-        self._backend, self._first = start_backend(self._settings, where), where.rank == 0
+        self._backend, self._first = start_backend(self._settings, where, self._learners), where.rank == 0
 
     def load(self, path: Path) -> None:
         self._backend.load(path)
 
-    def train(self, payload: Any, steps: int) -> Mapping[str, float] | None:
-        metrics = self._backend.train(payload, steps)
+    def values(self, payload: Any) -> Any:
+        found = self._backend.values(payload)
+        return found if self._first else None
+
+    def prepare(self, payload: Any, values: Any) -> Any:
+        prepared = self._backend.prepare(payload, values)
+        return prepared if self._first else None
+
+    def train(self, payload: Any, steps: int, prepared: Any = None) -> Mapping[str, float] | None:
+        metrics = self._backend.train(payload, steps, prepared)
         return metrics if self._first else None
 
-    def save(self, path: Path, step: int) -> None:
-        self._backend.save(path, step)
+    def save(self, path: Path, step: int, critic: Path | None = None) -> None:
+        self._backend.save(path, step, critic)
 
     def save_hf(self, path: Path) -> None:
         self._backend.save_hf(path)
@@ -62,32 +70,56 @@ class TrainActor:
 
 
 class RayTrainer(Trainer, WeightSource):
-    """All ranks; the driver's handle."""
+    """All ranks; the driver's handle.
 
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self.actors = actors
+    Args:
+        actors: the actor's, in the order of their ranks.
+        critics: those of a critic with processes of its own. What the two sides tell each other goes through the object
+            store; they take their optimizer steps at the same time.
+    """
+
+    def __init__(self, actors: Sequence[Any], critics: Sequence[Any] = ()) -> None:
+        self.actors, self.critics = actors, critics
+
+    @property
+    def processes(self) -> list[Any]:
+        """All of them."""
+        return [*self.actors, *self.critics]
 
     async def start(self, ranks: Sequence[RankInfo]) -> None:
-        """Start all ranks; `ranks` say where each stands, but not where they meet."""
-        address, port = await self.address()
+        """Start all processes; `ranks` say where each of them stands among its own, but not where they meet."""
+        places = {0: await value(self.actors[0].address.remote())}
+        if self.critics:
+            places[1] = await value(self.critics[0].address.remote())
         await values(
             [
-                actor.start.remote(RankInfo(r.rank, r.world_size, r.local_rank, address, port))
-                for actor, r in zip(self.actors, ranks, strict=True)
+                process.start.remote(RankInfo(r.rank, r.world_size, r.local_rank, *places[i >= len(self.actors)]))
+                for i, (process, r) in enumerate(zip(self.processes, ranks, strict=True))
             ]
         )
 
     async def load(self, path: Path) -> None:
         """Restore a checkpoint."""
-        await values([actor.load.remote(path) for actor in self.actors])
+        await values([process.load.remote(path) for process in self.processes])
 
     async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
-        found = await values([actor.train.remote(batch.payload, steps) for actor in self.actors])
-        metrics: Mapping[str, float] = found[0]
-        return metrics
+        prepared = await self._prepared(batch) if self.critics else None
+        found = await values([process.train.remote(batch.payload, steps, prepared) for process in self.processes])
+        critic: Mapping[str, float] = found[len(self.actors)] if self.critics else {}
+        return {**critic, **found[0]}
+
+    async def _prepared(self, batch: Batch) -> Any:
+        """A reference to what both sides train on."""
+        found = [critic.values.remote(batch.payload) for critic in self.critics]
+        await values(found)
+        prepared = [actor.prepare.remote(batch.payload, found[0]) for actor in self.actors]
+        await values(prepared)
+        return prepared[0]
 
     async def save(self, path: Path, step: int) -> None:
-        await values([actor.save.remote(path, step) for actor in self.actors])
+        part = path.with_name(f".{path.name}.critic") if self.critics else None
+        await values([critic.save.remote(part, step) for critic in self.critics])
+        await values([actor.save.remote(path, step, part) for actor in self.actors])
 
     async def save_hf(self, path: Path) -> None:
         await values([actor.save_hf.remote(path) for actor in self.actors])

@@ -12,11 +12,15 @@ from typing import Any
 from agentrl.algorithms.registry import algorithm_of, built_in
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.config.model_info import ModelInfo
+from agentrl.config.placement import ClusterSettings
+from agentrl.train.settings import TrainSettings
 
 Flat = Mapping[str, Any]
 Check = Callable[[Flat, ModelInfo | None], Iterator[str]]
 
 
+_CRITICS_PROCESSES = ("critic_num_nodes", "critic_num_gpus_per_node")
+_CRITICS = ("critic_load", "critic_lr", "critic_lr_warmup_iters", "num_critic_only_steps", *_CRITICS_PROCESSES)
 _PARTS = ("tensor_model", "pipeline_model", "context")
 
 
@@ -90,6 +94,23 @@ def layout(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
         yield (
             f"--global-batch-size {batch} gives {ranks} data-parallel ranks less than one sample each; "
             f"use at least {ranks}, or fewer trainer processes"
+        )
+
+
+def critic(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """A critic's own processes divide by TP x PP x CP too, and each data-parallel rank of it has a sample."""
+    own = ClusterSettings(**{name: flat[name] for name in ClusterSettings.model_fields}).critic_world_size
+    product = math.prod(flat.get(f"{part}_parallel_size") or 1 for part in _PARTS)
+    batch = steps_and_batch(flat)[0]
+    if own % product:
+        yield (
+            f"--critic-num-nodes x --critic-num-gpus-per-node = {own} processes of the critic cannot hold its {product} "
+            f"model parts, which are cut as the actor's; use a multiple of {product}, or smaller parallel sizes"
+        )
+    elif own // product > batch:
+        yield (
+            f"--global-batch-size {batch} gives {own // product} data-parallel ranks of the critic less than one sample "
+            "each; use fewer --critic-num-gpus-per-node"
         )
 
 
@@ -183,8 +204,7 @@ def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Flags of slime's that this version knows but does not carry out: ignoring them would be worse."""
     for name in ("colocate", "offload_train", "offload_rollout"):
         if flat.get(name):
-            flag = f"--{name.replace('_', '-')}"
-            yield f"{flag} is not supported yet: trainer and engines run on devices of their own; leave it out"
+            yield f"{_flag(name)} is not supported yet: trainer and engines run on devices of their own; leave it out"
 
 
 def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
@@ -200,6 +220,9 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield "--engine-port-base has no effect with --backend local, whose built-in engine listens at no port; leave it out"
     if flat["ray_address"] is not None:
         yield "--ray-address has no effect with --backend local; leave one of them out"
+    for name in _CRITICS_PROCESSES:
+        if flat[name] is not None:
+            yield f"{_flag(name)} has no effect with --backend local, whose critic learns in its one process; use --backend ray"
     threads = {flat["train_threads"], flat["embedded_threads"]} - {None}
     if len(threads) > 1:
         yield (
@@ -232,6 +255,7 @@ CHECKS: tuple[Check, ...] = (
     sharing_devices,
     batch_arithmetic,
     layout,
+    critic,
     engines,
     lengths,
     overlong,
@@ -282,12 +306,23 @@ def untrainable(flat: Flat) -> Iterator[str]:
             f"--n-samples-per-prompt 1: {algorithm.name} compares a trajectory with the others of its prompt, so that "
             f"one alone has advantage 0 and nothing is learned; use at least 2{otherwise}"
         )
+    if "values" not in algorithm.reads:
+        defaults = ClusterSettings.model_fields | TrainSettings.model_fields
+        for name in _CRITICS:
+            if flat[name] != defaults[name].default:
+                yield f"{_flag(name)} {flat[name]} has no effect with {algorithm.name}, which learns no critic; leave it out"
+    elif (alone := flat["num_critic_only_steps"]) >= flat["num_rollout"]:
+        yield f"--num-critic-only-steps {alone}: the actor would not learn in --num-rollout {flat['num_rollout']}; use fewer"
     if flat["eval_interval"] is not None and not flat["eval_prompt_data"]:
         yield f"--eval-interval {flat['eval_interval']}: there is nothing to evaluate; give --eval-prompt-data NAME PATH"
 
 
 def _algorithm_settings(flat: Flat) -> AlgorithmSettings:
     return AlgorithmSettings(**{name: flat[name] for name in AlgorithmSettings.model_fields})
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _samples(flat: Flat) -> int:

@@ -136,6 +136,12 @@ def describe(settings: RunSettings, placement: Placement) -> list[str]:
             f"trainer: {train.train_backend}, {len(placement.trainer)} process(es) on {cluster.actor_num_nodes} node(s), "
             f"{layout}, device {cluster.device}"
         )
+        if own := cluster.critic_world_size:
+            lines.append(
+                f"critic: {own} process(es) of its own, DP {own // train.model_parallel_size}, cut as the trainer"
+            )
+        elif settings.algorithm.needs_critic:
+            lines.append("critic: in the trainer's processes")
     else:
         lines.append("trainer: none (--debug-rollout-only)")
     lines += [_engine_line(settings, e) for e in placement.engines]

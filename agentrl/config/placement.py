@@ -17,6 +17,13 @@ class ClusterSettings(Settings):
     ray_address: str | None = Field(None, description="A running Ray cluster to join; default: start one here.")
     actor_num_nodes: PositiveInt = Field(1, description="Nodes of the trainer.")
     actor_num_gpus_per_node: PositiveInt = Field(1, description="Trainer processes a node.")
+    critic_num_nodes: PositiveInt | None = Field(
+        None, description="Nodes of a critic with processes of its own; by default it learns in the trainer's."
+    )
+    critic_num_gpus_per_node: PositiveInt | None = Field(
+        None,
+        description="The critic's own processes a node; by default the trainer's number if it has nodes of its own.",
+    )
     rollout_num_gpus: PositiveInt = Field(1, description="Devices for all inference engines together.")
     rollout_num_gpus_per_engine: PositiveInt = Field(1, description="Devices one inference engine uses.")
     colocate: bool = Field(False, description="Trainer and engines share the same devices and take turns.")
@@ -43,8 +50,15 @@ class ClusterSettings(Settings):
 
     @property
     def world_size(self) -> int:
-        """Number of trainer processes."""
+        """Number of the actor's trainer processes."""
         return self.actor_num_nodes * self.actor_num_gpus_per_node
+
+    @property
+    def critic_world_size(self) -> int:
+        """Number of the critic's own processes; 0 where it learns in the trainer's."""
+        if self.critic_num_nodes is None and self.critic_num_gpus_per_node is None:
+            return 0
+        return (self.critic_num_nodes or 1) * (self.critic_num_gpus_per_node or self.actor_num_gpus_per_node)
 
     @property
     def num_engines(self) -> int:

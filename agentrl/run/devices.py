@@ -35,4 +35,5 @@ def resolve_threads(settings: RunSettings) -> RunSettings:
         return settings
     beside = cluster.num_engines if settings.rollout.max_staleness else 0
     cores = len(os.sched_getaffinity(0))
-    return settings.replace(train_threads=max(1, cores // (cluster.world_size + beside)))
+    trainers = cluster.world_size + cluster.critic_world_size
+    return settings.replace(train_threads=max(1, cores // (trainers + beside)))

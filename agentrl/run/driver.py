@@ -19,7 +19,7 @@ from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.run.training import total_steps
 from agentrl.runfolder import RunFolder
-from agentrl.train.checkpoints import check_curve, latest
+from agentrl.train.checkpoints import check_critic, check_curve, latest
 
 
 def train(settings: RunSettings, start: Start) -> int:
@@ -55,10 +55,13 @@ def open_folder(settings: RunSettings, command: str = "train") -> Iterator[RunFo
 
 def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: Start) -> None:
     found = latest(folder.checkpoints) or latest(folder.load)
+    if found is not None:
+        check_critic(found.path, wanted=settings.algorithm.needs_critic)
     first = 0 if found is None else found.step + 1
     progress.resume(first)
     if found is not None and first < settings.rollout.num_rollout:
-        check_curve(found, settings.train, total_steps(settings), first * settings.train.num_steps_per_rollout)
+        alone, step = settings.train.actor_starts, first * settings.train.num_steps_per_rollout
+        check_curve(found, settings.train, total_steps(settings) - alone, max(step - alone, 0))
     if found is not None and first >= settings.rollout.num_rollout:
         progress.note(
             f"nothing left to train: the newest checkpoint covers {counted(first, 'rollout')}, and --num-rollout is "

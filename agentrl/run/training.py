@@ -4,12 +4,12 @@ import socket
 
 from agentrl.config import RunSettings
 from agentrl.train.backends import backend_class
-from agentrl.train.contracts import RankInfo, TrainBackend
+from agentrl.train.contracts import Learners, RankInfo, TrainBackend
 
-__all__ = ["RankInfo", "free_port", "start_backend", "total_steps"]
+__all__ = ["Learners", "RankInfo", "free_port", "start_backend", "total_steps"]
 
 
-def start_backend(settings: RunSettings, where: RankInfo) -> TrainBackend:
+def start_backend(settings: RunSettings, where: RankInfo, learners: Learners = "all") -> TrainBackend:
     """Build the rank's backend and load the starting weights. Blocks until all ranks have joined."""
     backend = backend_class(settings.train.train_backend)(
         settings.train,
@@ -17,6 +17,7 @@ def start_backend(settings: RunSettings, where: RankInfo) -> TrainBackend:
         rollout_temperature=settings.rollout.rollout_temperature,
         total_steps=total_steps(settings),
         device=settings.cluster.device,
+        learners=learners,
     )
     backend.init(where)
     return backend

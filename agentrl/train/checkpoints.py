@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import CheckpointError
-from agentrl.runfolder import MANIFEST
+from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.learning_rate import learning_rate
 from agentrl.train.settings import TrainSettings
 
@@ -61,6 +61,21 @@ class Identity:
             raise CheckpointError(
                 f"{path}: its optimizer state is of another kind: {differ}; use its settings to load it"
             )
+
+
+def check_critic(path: Path, *, wanted: bool) -> None:
+    """Raises `CheckpointError` unless the checkpoint at `path` holds a critic exactly if one is wanted."""
+    if (path / CRITIC / MANIFEST).is_file() == wanted:
+        return
+    differ = (
+        "it holds no critic, and this run's algorithm learns one"
+        if wanted
+        else "it holds a critic, and this run has none"
+    )
+    raise CheckpointError(
+        f"{path}: {differ}; use its --advantage-estimator to go on, or start another --output-dir from its model: "
+        "--hf-checkpoint with the folder that its run wrote"
+    )
 
 
 def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: int) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ModelRole = Literal["actor", "ref", "teacher"]
+Learners = Literal["all", "actor", "critic"]
+"""The learning models of a process: those of the run, or one of two that have processes of their own."""
 Device = Literal["auto", "cuda", "cpu"]
 
 
@@ -49,8 +51,26 @@ class WeightSpec(NamedTuple):
     shape: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is fixed of a rollout before its first optimizer step.
+
+    Attributes:
+        arrays: float32 [R] each, in the batch's flat response layout: `advantages`, with a critic `values` and `returns`
+            (what it is to predict), and the log-probs that the loss reads, by their names in `TokenView`.
+        metrics: of the advantages, and of the critic before it learns.
+    """
+
+    arrays: Mapping[str, NDArray[np.float32]]
+    metrics: Mapping[str, float]
+
+
 class Training(ABC):
-    """Optimizer steps and log-probabilities."""
+    """Optimizer steps, log-probabilities and values.
+
+    A critic with processes of its own takes part in a rollout so: its processes give `values`, the actor's `prepare` the
+    batch with them, and both `train` on what was prepared.
+    """
 
     @abstractmethod
     def init(self, where: RankInfo) -> None:
@@ -62,12 +82,27 @@ class Training(ABC):
         """
 
     @abstractmethod
-    def train(self, batch: TrainBatch, step: int) -> Mapping[str, float]:
+    def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
+        """What `train` starts from; the same on every rank. Collective.
+
+        Args:
+            batch: the rollout's samples.
+            values: `values` of a critic that has processes of its own.
+
+        Raises:
+            TrainError: the algorithm reads what no model of this process computes.
+        """
+
+    @abstractmethod
+    def train(self, batch: TrainBatch, step: int, prepared: Prepared | None = None) -> Mapping[str, float]:
         """Train on one rollout's batch: `num_steps_per_rollout` optimizer steps. Collective.
+
+        The first `num_critic_only_steps` rollouts leave the actor as it is.
 
         Args:
             batch: the rollout's samples.
             step: the number of optimizer steps (not rollouts) taken before this call; it places the learning rate.
+            prepared: by default `prepare(batch)`.
 
         Returns:
             Metrics averaged as the loss is, the same on every rank; `steps` is how many optimizer steps were taken.
@@ -85,6 +120,14 @@ class Training(ABC):
 
         Raises:
             TrainError: the run has no such model.
+        """
+
+    @abstractmethod
+    def values(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The critic's value [R] of the state before each trained token, 0 at others, on every rank. Collective.
+
+        Raises:
+            TrainError: this process has no critic.
         """
 
     @abstractmethod
@@ -141,8 +184,11 @@ class Durable(ABC):
     """What outlives the process."""
 
     @abstractmethod
-    def save(self, path: str | Path, step: int) -> None:
+    def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
         """Write model, optimizer, random state and `step` into the folder `path`, whole or not at all. Collective.
+
+        The critic's part is in a folder of it, so that one placement of the critic resumes from another's. `critic`:
+        what the processes of the critic alone have saved; it is moved there.
 
         Raises:
             CheckpointError: it could not be written; earlier ones are as they were.
@@ -155,7 +201,8 @@ class Durable(ABC):
         `path` is a checkpoint, or a folder of checkpoints of which the newest complete one is taken.
 
         Raises:
-            CheckpointError: nothing complete is there, or it is damaged, or of another model.
+            CheckpointError: nothing complete is there, or it is damaged, or of another model, or it holds a critic and
+                the run has none, or the other way round.
         """
 
     @abstractmethod
@@ -172,6 +219,7 @@ class TrainBackend(Training, Weights, Durable, ABC):
         rollout_temperature: the sampling temperature, by which logits are divided.
         total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
         device: `cuda`, `cpu`, or whichever this machine has.
+        learners: the models that learn in this process; one of the critic alone knows values, training and checkpoints.
     """
 
     @final
@@ -183,9 +231,11 @@ class TrainBackend(Training, Weights, Durable, ABC):
         rollout_temperature: float = 1.0,
         total_steps: int | None = None,
         device: Device = "auto",
+        learners: Learners = "all",
     ) -> None:
         if settings.hf_checkpoint is None:
             raise TrainError("the trainer needs hf_checkpoint, the Hugging Face folder to start from")
         self.settings, self.algorithm = settings, algorithm
         self.temperature, self.total_steps, self.device_kind = rollout_temperature, total_steps, device
+        self.learners = learners
         self.folder = HFFolder(settings.hf_checkpoint)

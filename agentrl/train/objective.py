@@ -32,12 +32,14 @@ class StepInputs:
         total_weight: their sum (1 if that is 0): statistics are means by these weights, whatever their scale.
         per_token: [R] each, by the field names of `TokenView`.
         num_samples: samples of the step.
+        returns: [R], what a critic is to predict.
     """
 
     weights: Tensor
     total_weight: float
     per_token: Mapping[str, Tensor]
     num_samples: int
+    returns: Tensor | None = None
 
     def view(self, flat: Tensor, log_probs: Tensor, entropy: Tensor, join: Callable[[Tensor], Tensor]) -> TokenView:
         """The tokens at `flat` int64 [N], with the model's log-probs and entropies [N] of them.
@@ -81,7 +83,7 @@ def step_inputs(
     Args:
         batch: the whole rollout.
         indices: the step's samples.
-        arrays: flat [R] arrays over the whole rollout, by the field names of `TokenView`; `advantages` among them.
+        arrays: flat [R] arrays over the whole rollout, those of `train.contracts.Prepared`.
     """
     part, device = batch.select(indices), arrays["advantages"].device
     mask, lengths = _tensor(part.loss_mask), _tensor(part.response_lengths)
@@ -100,7 +102,15 @@ def step_inputs(
     }
     chosen = {name: array[tokens] for name, array in arrays.items()}
     chosen |= {name: array.to(device) for name, array in known.items()}
-    return part, StepInputs(weights.float().to(device), total_weight, chosen, len(part))
+    returns = chosen.pop("returns", None)
+    return part, StepInputs(weights.float().to(device), total_weight, chosen, len(part), returns)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns) over trained tokens; 0 where the returns [R] do not differ."""
+    kept, target = values[mask > 0].double(), returns[mask > 0].double()
+    spread = target.var(correction=0) if len(target) else target.sum()
+    return float(1 - (target - kept).var(correction=0) / spread) if spread > 0 else 0.0
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

@@ -70,6 +70,18 @@ class TrainSettings(Settings):
     lr_warmup_init: float = Field(0.0, ge=0, description="Learning rate of the first step of the warm-up.")
     lr_wsd_decay_iters: int | None = Field(None, ge=1, description="Steps of the final decay of the WSD style.")
     lr_wsd_decay_style: WsdDecayStyle = Field("exponential", description="Shape of the final decay of the WSD style.")
+    critic_load: str | None = Field(
+        None,
+        description="Hugging Face folder that PPO's critic starts from, its value head (score.weight) too if there is one; "
+        "by default the actor's starting weights, with a value head of zeros.",
+    )
+    critic_lr: float | None = Field(
+        None, ge=0, description="Peak learning rate of the critic, on the actor's curve; by default 10 times lr."
+    )
+    critic_lr_warmup_iters: int = Field(0, ge=0, description="Optimizer steps of the critic's linear warm-up.")
+    num_critic_only_steps: int = Field(
+        0, ge=0, description="Rollouts at the beginning of the run that train the critic alone."
+    )
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay of matrices.")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
@@ -110,7 +122,7 @@ class TrainSettings(Settings):
         10, ge=1, description="A collective that takes longer than this fails the trainer."
     )
 
-    @field_validator("hf_checkpoint", "ref_load", "opd_teacher_load")
+    @field_validator("hf_checkpoint", "ref_load", "critic_load", "opd_teacher_load")
     @classmethod
     def _at_home(cls, folder: str | None) -> str | None:
         """A settings file has no shell to expand `~`."""
@@ -141,6 +153,8 @@ class TrainSettings(Settings):
             problems.append("set lr_warmup_iters or lr_warmup_fraction, not both")
         if self.lr_decay_iters is not None and self.lr_warmup_iters >= self.lr_decay_iters:
             problems.append(f"lr_warmup_iters {self.lr_warmup_iters} must be below lr_decay_iters")
+        if self.lr_decay_iters is not None and self.critic_lr_warmup_iters >= self.lr_decay_iters:
+            problems.append(f"critic_lr_warmup_iters {self.critic_lr_warmup_iters} must be below lr_decay_iters")
         if self.lr_decay_style == "WSD" and self.lr_wsd_decay_iters is None:
             problems.append("lr_decay_style WSD needs lr_wsd_decay_iters")
         if self.muon_lr is not None and self.optimizer != "muon":
@@ -167,6 +181,21 @@ class TrainSettings(Settings):
                 "attention_softmax_in_fp32 cannot be turned off: torch's attention always works so; leave it out"
             )
         return problems
+
+    @property
+    def of_critic(self) -> "TrainSettings":
+        """The critic's: the same curve with its own peak and warm-up, all else alike."""
+        rate = 10 * self.lr if self.critic_lr is None else self.critic_lr
+        scale = rate / self.lr if self.lr else 1.0
+        scaled = {name: getattr(self, name) * scale for name in ("min_lr", "lr_warmup_init")}
+        muon = None if self.muon_lr is None else self.muon_lr * scale
+        warmup = {"lr_warmup_iters": self.critic_lr_warmup_iters, "lr_warmup_fraction": None}
+        return self.model_copy(update={"lr": rate, "muon_lr": muon, **scaled, **warmup})
+
+    @property
+    def actor_starts(self) -> int:
+        """The optimizer step that is the actor's first; before it the critic learns alone."""
+        return self.num_critic_only_steps * self.num_steps_per_rollout
 
     @property
     def model_parallel_size(self) -> int:

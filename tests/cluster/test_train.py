@@ -114,6 +114,40 @@ def test_two_trainer_processes_agree_with_the_engines(kit: RunKit, layout: dict[
     assert all(row["train/train_rollout_logprob_abs_diff"] <= 1e-4 for row in run.metrics())
 
 
+@pytest.mark.slow
+def test_a_critic_learns_the_same_on_processes_of_its_own(kit: RunKit) -> None:
+    """On Ray beside the actor and apart, and resumed in the other place; on the same rollouts, so numbers are equal."""
+    ppo = {
+        "advantage_estimator": "ppo",
+        "kl_coef": 0.1,
+        "lambd": 0.9,
+        "critic_lr": "1e-3",
+        "num_critic_only_steps": 1,
+        "num_steps_per_rollout": 2,
+        "save_debug_rollout_data": None,
+    }
+    first = kit.start(kit.arguments("ppo", **{**ppo, "save_debug_rollout_data": "ppo/dump_{rollout_id}.jsonl"}))
+    assert first.wait() == 0, first.output
+    replay = {**ppo, "load_debug_rollout_data": "ppo/dump_{rollout_id}.jsonl", "env": None, "prompt_data": None}
+    apart = kit.start(kit.arguments("apart", **replay, critic_num_gpus_per_node=2, num_rollout=2))
+    assert apart.wait() == 0, apart.output
+    assert "3 trainer processes ready" in apart.output
+    again = kit.start(kit.arguments("apart", **replay))
+    assert again.wait() == 0, again.output
+    want, got = first.metrics(), again.metrics()
+    assert [row["step"] for row in got] == [0, 1, 2]
+    for ours, theirs in zip(got, want, strict=True):
+        for key in ("loss", "grad_norm", "value_loss", "critic/grad_norm", "critic/lr", "critic/explained_variance"):
+            assert (f"train/{key}" in ours) == (f"train/{key}" in theirs), key
+            if f"train/{key}" in ours:
+                assert ours[f"train/{key}"] == pytest.approx(theirs[f"train/{key}"], rel=1e-4, abs=1e-6), key
+    assert "train/loss" not in got[0]
+    assert got[1]["train/loss"] != 0
+    other = kit.start(kit.arguments("apart", num_rollout=4))
+    assert other.wait(60) != 0
+    assert "it holds a critic, and this run has none" in other.output
+
+
 def test_ctrl_c_ends_within_seconds_and_leaves_nothing_running(kit: RunKit) -> None:
     run = kit.start(kit.arguments("interrupted", num_rollout=1000))
     run.until(lambda: run.metrics() and run.processes())

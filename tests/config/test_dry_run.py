@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.config import RunSettings
-from agentrl.config.dry_run import place, show
+from agentrl.config.dry_run import describe, place, show
 
 
 def build(line: str) -> RunSettings:
@@ -35,6 +35,21 @@ def test_engines() -> None:
 def test_debug_modes_leave_out_what_does_not_start() -> None:
     assert place(build("--debug-rollout-only")).trainer == ()
     assert place(build("--load-debug-rollout-data d")).engines == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--advantage-estimator ppo", "critic: in the trainer's processes"),
+        (
+            "--advantage-estimator ppo --critic-num-nodes 2",
+            "critic: 4 process(es) of its own, DP 2, cut as the trainer",
+        ),
+    ],
+)
+def test_where_a_critic_learns(line: str, said: str) -> None:
+    settings = build(f"--actor-num-gpus-per-node 2 --tp 2 {line}")
+    assert said in describe(settings, place(settings))
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -174,6 +174,21 @@ def test_broken_config_json(tmp_path: Path) -> None:
     assert "not valid JSON" in message(f"--hf-checkpoint {tmp_path}")
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--actor-num-gpus-per-node 2 --tp 2 --critic-num-gpus-per-node 3", "= 3 processes of the critic cannot hold"),
+        (
+            "--critic-num-nodes 4 --global-batch-size 2 --rollout-batch-size 2 --n-samples-per-prompt 1",
+            "4 data-parallel",
+        ),
+        ("--lr-decay-iters 4 --critic-lr-warmup-iters 4", "critic_lr_warmup_iters 4 must be below"),
+    ],
+)
+def test_a_critic_that_cannot_be_is_refused(line: str, words: str) -> None:
+    assert words in message(f"--advantage-estimator ppo {line}")
+
+
 def test_several_contradictions_come_at_once() -> None:
     found = message("--actor-num-gpus-per-node 3 --tp 2 --global-batch-size 100")
     assert found.startswith("2 settings need attention")
@@ -202,6 +217,9 @@ def test_what_is_missing_is_said(model: Path, tmp_path: Path) -> None:
     [
         ("--rollout-temperature 0", "--eval-temperature 0 evaluates greedily"),
         ("--n-samples-per-prompt 1", "use at least 2, or --no-rewards-normalization"),
+        ("--critic-lr 0", "--critic-lr 0.0 has no effect with grpo, which learns no critic"),
+        ("--critic-num-gpus-per-node 2", "--critic-num-gpus-per-node 2 has no effect with grpo"),
+        ("--advantage-estimator ppo --num-critic-only-steps 9 --num-rollout 9", "the actor would not learn in"),
         ("--eval-interval 5", "--eval-interval 5: there is nothing to evaluate; give --eval-prompt-data"),
     ],
 )

@@ -148,6 +148,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         ({"use_opd": True, "opd_teacher_url": "127.0.0.1:9"}, ["--opd-teacher-url: cannot connect", "127.0.0.1:9"]),
         ({"use_opd": True, "opd_teacher_load": "model", "loss_type": "sft_loss"}, ["no effect with sft_loss"]),
+        ({"advantage_estimator": "ppo", "critic_load": "no_weights"}, ["--critic-load no_weights: expected model"]),
         ({"save": "prompts.jsonl"}, ["--save", "prompts.jsonl cannot be written", "choose another folder"]),
         ({"tensor_model_parallel_size": 4, "actor_num_gpus_per_node": 4}, ["2 key-value heads", "1, 2"]),
         ({"global_batch_size": 3}, ["= 8 samples", "set --global-batch-size"]),

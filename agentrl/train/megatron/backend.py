@@ -6,13 +6,13 @@
 3. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the
    trainer's own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a
    pass over the batch is saved).
-4. The reference, and a teacher of any size, are models of their own that stay on the device: they cost the memory of
+4. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
+5. The reference, and a teacher of any size, are models of their own that stay on the device: they cost the memory of
    the weights alone, and their passes move none of them.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,8 +27,10 @@ from torch import Tensor
 from agentrl.algorithms.ops.mismatch import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.errors import TrainError
+from agentrl.runfolder import CRITIC
 from agentrl.train.batch import TrainBatch
-from agentrl.train.contracts import ModelRole, RankInfo, TrainBackend, WeightSpec
+from agentrl.train.checkpoints import check_critic
+from agentrl.train.contracts import ModelRole, Prepared, RankInfo, TrainBackend, WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
 from agentrl.train.megatron import checkpoint
@@ -36,13 +38,16 @@ from agentrl.train.megatron import device as devices
 from agentrl.train.megatron.data import Rows
 from agentrl.train.megatron.families import ModelShape, family_of
 from agentrl.train.megatron.layout import Layout
-from agentrl.train.megatron.slots import ModelSlot, Place, TrainedSlot
+from agentrl.train.megatron.slots import CriticSlot, ModelSlot, Place, TrainedSlot
 from agentrl.train.megatron.weight_group import WeightGroup
 
 
 class MegatronBackend(TrainBackend):
-    """One rank of the trainer: the actor's slot, the reference's where the objective needs one, and what is done with them."""
+    """One rank of the trainer: the actor's slot, the critic's and the reference's where the objective needs them."""
 
+    actor: TrainedSlot
+    """Not there in a process of the critic alone."""
+    critic: CriticSlot | None = None
     reference: ModelSlot | None = None
     teacher: ModelSlot | None = None
     _group: WeightGroup | None = None
@@ -60,11 +65,15 @@ class MegatronBackend(TrainBackend):
         self.layout = Layout.join(self.settings, where, self.device)
         self._seed()
         place = Place(self.settings, self.layout, self.device, self.temperature)
-        self.actor = TrainedSlot(self.folder, place, self.total_steps)
-        if self.algorithm.needs_reference:
-            self.reference = ModelSlot(self._reference_folder(), place)
-        if self.algorithm.needs_teacher and self.settings.opd_teacher_load:
-            self.teacher = ModelSlot(HFFolder(self.settings.opd_teacher_load), place)
+        if self.learners != "critic":
+            total = None if self.total_steps is None else self.total_steps - self.settings.actor_starts
+            self.actor = TrainedSlot(self.folder, place, total)
+            if self.algorithm.needs_reference:
+                self.reference = ModelSlot(self._reference_folder(), place)
+            if self.algorithm.needs_teacher and self.settings.opd_teacher_load:
+                self.teacher = ModelSlot(HFFolder(self.settings.opd_teacher_load), place)
+        if self.algorithm.needs_critic and self.learners != "actor":
+            self.critic = CriticSlot(self._critic_folder(), place, self.total_steps)
 
     def _seed(self) -> None:
         seed = self.settings.seed + 100 * self.layout.pp_rank
@@ -79,6 +88,15 @@ class MegatronBackend(TrainBackend):
             raise TrainError(f"ref_load {folder.path} has other sizes than hf_checkpoint {self.folder.path}")
         return folder
 
+    def _critic_folder(self) -> HFFolder:
+        folder = HFFolder(self.settings.critic_load or self.folder.path)
+        if (theirs := folder.config.get("vocab_size")) != (ours := self.folder.config.get("vocab_size")):
+            raise TrainError(
+                f"critic_load {folder.path} has a vocabulary of {theirs}, hf_checkpoint {self.folder.path} one of {ours}; "
+                "both must read the same tokens"
+            )
+        return folder
+
     # ---- log-probs ----------------------------------------------------------------------------------------
 
     def log_probs(self, batch: TrainBatch, model: ModelRole = "actor") -> NDArray[np.float32]:
@@ -91,36 +109,54 @@ class MegatronBackend(TrainBackend):
             raise TrainError(f"there is no {what} model: set {remedy} to have one loaded")
         return slot.log_probs(batch, rows)
 
+    def values(self, batch: TrainBatch) -> NDArray[np.float32]:
+        if self.critic is None:
+            raise TrainError(f"there is no critic: {algorithm_of(self.algorithm).name} learns none, or it is elsewhere")
+        self._check_ids(batch, self.critic, self.settings.critic_load or self.folder.path)
+        return self.critic.values(batch)
+
     # ---- training -----------------------------------------------------------------------------------------
 
-    def train(self, batch: TrainBatch, step: int) -> Mapping[str, float]:
+    def train(self, batch: TrainBatch, step: int, prepared: Prepared | None = None) -> Mapping[str, float]:
         """See `Training.train`.
 
         Returns:
             Means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`, `entropy`, `kl_loss`
-            and the other statistics of the loss; `advantages/mean`, `std`, `max` and `min`; over tokens,
-            `train_rollout_logprob_abs_diff` and the rest of `mismatch_metrics`: the engine's log-probs beside the
+            and the other statistics of the loss; the critic's `value_loss`, `value_clipfrac`, `critic/grad_norm`,
+            `critic/lr` and, before it learned, `critic/explained_variance`; `advantages/mean`, `std`, `max` and `min`;
+            over tokens, `train_rollout_logprob_abs_diff` and the rest of `mismatch_metrics`: the engine's log-probs beside the
             trainer's before the first step (with `use_rollout_logprobs` only the first step's tokens, for want of
             others); `tokens` trained in all; `steps`.
         """
         started = time.perf_counter()
-        self._check_ids(batch, self.actor, self.folder.path)
-        if self.teacher is not None:
-            self._check_ids(batch, self.teacher, self.settings.opd_teacher_load)
+        prepared = prepared or self.prepare(batch)
         parts = list(batch.split(self.settings.num_steps_per_rollout))
-        arrays, advantages = self._per_token(batch, len(parts))
-        history = []
-        for number, indices in enumerate(parts):
-            history.append(self._one_step(batch, indices, arrays, step + number))
+        arrays = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in prepared.arrays.items()}
+        history = [self._one_step(batch, indices, arrays, step + number) for number, indices in enumerate(parts)]
         apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
         if self.algorithm.use_rollout_logprobs:
             apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
-        tokens = sum(entry.pop("tokens") for entry in history)
-        keys = sorted({key for entry in history for key in entry})
+        keys = sorted({key for entry in history for key in entry} - {"tokens"})
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
-        seconds = time.perf_counter() - started
         metrics |= mismatch_metrics(apart)
-        return {**metrics, **advantages, "tokens": tokens, "steps": float(len(parts)), "train_seconds": seconds}
+        sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(parts))}
+        return {**metrics, **prepared.metrics, **sizes, "train_seconds": time.perf_counter() - started}
+
+    def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
+        from agentrl.train.objective import estimate, explained_variance
+
+        self._check_ids(batch, self.actor, self.folder.path)
+        if self.teacher is not None:
+            self._check_ids(batch, self.teacher, self.settings.opd_teacher_load)
+        algorithm = algorithm_of(self.algorithm)
+        found = self._computed(batch, values)
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
+        advantages = estimate(batch, arrays, algorithm)
+        found["advantages"], metrics = advantages.advantages.numpy(), dict(advantages.metrics)
+        if advantages.returns is not None:
+            found["returns"], mask = advantages.returns.numpy(), torch.from_numpy(batch.loss_mask.copy())
+            metrics["critic/explained_variance"] = explained_variance(arrays["values"], advantages.returns, mask)
+        return Prepared(found, metrics)
 
     @staticmethod
     def _check_ids(batch: TrainBatch, slot: ModelSlot, folder: object) -> None:
@@ -132,12 +168,10 @@ class MegatronBackend(TrainBackend):
                 "were they made with another model's tokenizer?"
             )
 
-    def _per_token(self, batch: TrainBatch, num_steps: int) -> tuple[dict[str, Tensor], Mapping[str, float]]:
-        """Flat float32 [R] arrays over the whole batch, fixed before the first step, and metrics of the advantages."""
-        from agentrl.train.objective import estimate
-
+    def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
+        """What models say of the batch before the first step, [R] each."""
         algorithm = algorithm_of(self.algorithm)
-        reads = algorithm.reads
+        reads, several = algorithm.reads, self.settings.num_steps_per_rollout > 1
         found: dict[str, NDArray[np.float32]] = {}
         if batch.rollout_log_probs is not None:
             found["rollout_log_probs"] = batch.rollout_log_probs
@@ -145,7 +179,7 @@ class MegatronBackend(TrainBackend):
             if batch.rollout_log_probs is None:
                 raise TrainError("use_rollout_logprobs is set, but samples of the batch have no rollout_log_probs")
             found["old_log_probs"] = batch.rollout_log_probs
-        elif "old_log_probs" in reads or (num_steps > 1 and not algorithm.supervised):
+        elif "old_log_probs" in reads or (several and not algorithm.supervised):
             found["old_log_probs"] = self._log_probs(batch, "actor", "trained")
         if "ref_log_probs" in reads:
             found["ref_log_probs"] = self._log_probs(batch, "ref", "trained")
@@ -153,14 +187,13 @@ class MegatronBackend(TrainBackend):
             found["teacher_log_probs"] = self._log_probs(batch, "teacher", "trained")
         elif "teacher_log_probs" in reads and batch.teacher_log_probs is not None:
             found["teacher_log_probs"] = batch.teacher_log_probs
+        if "values" in reads:
+            found["values"] = self.values(batch) if values is None else values
         if missing := sorted(reads - found.keys()):
             raise TrainError(
                 f"{algorithm.name} reads {', '.join(missing)}, which neither a model of this run nor the samples have"
             )
-        arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
-        found_advantages = estimate(batch, arrays, algorithm)
-        arrays["advantages"] = found_advantages.advantages
-        return {name: array.to(self.device) for name, array in arrays.items()}, found_advantages.metrics
+        return found
 
     def _one_step(
         self, batch: TrainBatch, indices: NDArray[np.int64], arrays: Mapping[str, Tensor], number: int
@@ -169,18 +202,10 @@ class MegatronBackend(TrainBackend):
 
         algorithm = algorithm_of(self.algorithm)
         part, inputs = step_inputs(batch, indices, arrays, algorithm)
-        work = self.actor.plan(part)
-        self.actor.zero_grad()
-        metrics = self.actor.passes.gradients(part, work, inputs, algorithm)
-        if not math.isfinite(metrics["loss"]):
-            raise TrainError(
-                f"optimizer step {number}: the loss of {algorithm.origin} is {metrics['loss']}; the weights were left "
-                "as they are. Look at the batch's log-probs, advantages and rewards"
-            )
-        try:
-            return metrics | self.actor.optimizer.step(number)
-        except TrainError as error:
-            raise TrainError(f"{algorithm.origin}: {error}") from error
+        learned = {} if self.critic is None else self.critic.step(part, inputs, algorithm, number)
+        if self.learners == "critic" or number < self.settings.actor_starts:
+            return learned
+        return learned | self.actor.step(part, inputs, algorithm, number - self.settings.actor_starts)
 
     # ---- weights out --------------------------------------------------------------------------------------
 
@@ -220,11 +245,18 @@ class MegatronBackend(TrainBackend):
 
     # ---- what lasts ---------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, step: int) -> None:
-        checkpoint.save(Path(path), self.actor, step)
+    def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
+        if self.learners == "critic" and self.critic is not None:
+            checkpoint.save(Path(path), self.critic, step)
+        else:
+            checkpoint.save(Path(path), self.actor, step, self.critic or (None if critic is None else Path(critic)))
 
     def load(self, path: str | Path) -> int:
-        return checkpoint.load(Path(path), self.actor)
+        newest = checkpoint.newest_of(Path(path))
+        check_critic(newest.path, wanted=self.algorithm.needs_critic)
+        if self.critic is not None:
+            checkpoint.load(newest.path / CRITIC, self.critic)
+        return newest.step if self.learners == "critic" else checkpoint.load(newest.path, self.actor)
 
     def save_hf(self, path: str | Path) -> None:
         stream = self.export_weights()

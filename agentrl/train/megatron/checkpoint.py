@@ -2,7 +2,8 @@
 
 1. The tensors are in its fully reshardable form: saved under one layout, loadable under another.
 2. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
-3. What makes a folder a checkpoint, and of which model, is `agentrl.train.checkpoints`'.
+3. The critic's part is a checkpoint in the actor's, so that it does not matter which processes wrote it.
+4. What makes a folder a checkpoint, and of which model, is `agentrl.train.checkpoints`'.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.errors import CheckpointError
-from agentrl.runfolder import MANIFEST
-from agentrl.train.checkpoints import latest, read_manifest, writing
+from agentrl.runfolder import CRITIC, MANIFEST
+from agentrl.train.checkpoints import Found, latest, read_manifest, replace_folder, writing
 from agentrl.train.learning_rate import end_of_decay
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.slots import TrainedSlot
 
 
-def save(path: Path, slot: TrainedSlot, step: int) -> None:
-    """Write a checkpoint at `path`, replacing one of that name. Collective.
+def save(path: Path, slot: TrainedSlot, step: int, critic: TrainedSlot | Path | None = None) -> None:
+    """Write a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it. Collective.
 
     Raises:
         CheckpointError: it could not be written; earlier ones are as they were.
@@ -41,6 +42,10 @@ def save(path: Path, slot: TrainedSlot, step: int) -> None:
     manifest = {"step": step, "stepped": stepped, "layout": layout.describe(), **slot.identity.entries()}
     manifest["lr_decay_end"] = end_of_decay(slot.place.settings, slot.optimizer.total_steps)
     with writing(path, manifest, leader=layout.rank == 0, barrier=dist.barrier) as partial:
+        if isinstance(critic, TrainedSlot):
+            save(partial / CRITIC, critic, step)
+        elif critic is not None and layout.rank == 0:
+            replace_folder(critic, partial / CRITIC)
         try:
             with _written_in_process():
                 dist_checkpointing.save(state, str(partial))
@@ -55,15 +60,25 @@ def save(path: Path, slot: TrainedSlot, step: int) -> None:
             ) from error
 
 
-def load(path: Path, slot: TrainedSlot) -> int:
-    """Restore a checkpoint (the newest one in a folder of several); returns its step. Collective.
+def newest_of(path: Path) -> Found:
+    """The checkpoint at `path`, or the newest one in a folder of several.
 
     Raises:
-        CheckpointError: nothing complete is there, it is of another model, or it is damaged.
+        CheckpointError: nothing complete is there.
     """
     newest = latest(path)
     if newest is None:
         raise CheckpointError(f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)")
+    return newest
+
+
+def load(path: Path, slot: TrainedSlot) -> int:
+    """Restore a checkpoint as `newest_of` finds it; returns its step. Collective.
+
+    Raises:
+        CheckpointError: nothing complete is there, it is of another model, or it is damaged.
+    """
+    newest = newest_of(path)
     manifest = read_manifest(newest.path)
     slot.identity.check(newest.path, manifest)
     layout, stepped = slot.place.layout, manifest["stepped"]

@@ -88,8 +88,13 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
         raise TrainError(f"pipeline_model_parallel_size {pp} must divide the model's {shape.layers} layers")
 
 
-def build_model(config: Any, shape: ModelShape, layout: Layout, device: torch.device) -> torch.nn.Module:
-    """This rank's part of the model on `device`, in bf16 wrapped as megatron wraps half-precision models."""
+def build_model(
+    config: Any, shape: ModelShape, layout: Layout, device: torch.device, *, values: bool = False
+) -> torch.nn.Module:
+    """This rank's part of the model on `device`, in bf16 wrapped as megatron wraps half-precision models.
+
+    With `values` it ends in a `ValueHead` in place of the layer to the vocabulary; `shape` is then not tied.
+    """
     vocab = shape.vocab + -shape.vocab % layout.tp
     model = GPTModel(
         config,
@@ -103,6 +108,8 @@ def build_model(config: Any, shape: ModelShape, layout: Layout, device: torch.de
         parallel_output=True,
     )
     if layout.last_stage:
+        if values:
+            model.output_layer = ValueHead(config)
         model.output_layer.register_forward_pre_hook(_RowPicker(model), with_kwargs=True)
     model = model.to(device)
     return Float16Module(config, model) if config.bf16 else model
@@ -119,6 +126,23 @@ def unwrap(model: torch.nn.Module) -> Any:
 def output_rows(model: torch.nn.Module, rows: Tensor) -> None:
     """Compute the next forward pass's logits only at `rows`, int64 positions into this rank's packed tokens."""
     unwrap(model).picked_rows = rows
+
+
+class ValueHead(torch.nn.Module):
+    """A linear layer to one number, in megatron's place for the layer to the vocabulary.
+
+    All tensor-parallel ranks hold all of it and compute the same from whole hidden states, so neither its gradient nor
+    theirs is summed over them. It multiplies in float32: a value needs more digits than bfloat16 has.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
+        self.sequence_parallel = config.sequence_parallel  # read by `_RowPicker`, which then gathers
+
+    def forward(self, hidden: Tensor, **_kwargs: Any) -> tuple[Tensor, None]:
+        """[n, 1, hidden] to float32 [n, 1, 1], and no bias."""
+        return F.linear(hidden.float(), self.weight.float()), None
 
 
 class _RowPicker:

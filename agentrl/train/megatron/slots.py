@@ -3,22 +3,25 @@
 1. `ModelSlot` computes log-probabilities: a model, its weight map and its passes. It stays as it was loaded, on the
    device: the reference model.
 2. `TrainedSlot` also learns: gradient buffers, an optimizer, and its part of a checkpoint: the actor.
-3. Slots share the `Place` and nothing else, so another model is another slot.
+3. `CriticSlot` learns values instead of log-probabilities, by its own learning rate.
+4. Slots share the `Place` and nothing else, so another model is another slot.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.errors import CheckpointError
+from agentrl.algorithms.algorithm import Algorithm
+from agentrl.errors import CheckpointError, TrainError
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import Identity
 from agentrl.train.contracts import WeightSpec
@@ -30,6 +33,7 @@ from agentrl.train.megatron.model import build_model, rope_frequencies, transfor
 from agentrl.train.megatron.optimizer import Optimizer, data_parallel
 from agentrl.train.megatron.step import Passes
 from agentrl.train.megatron.weights import WeightMap
+from agentrl.train.objective import StepInputs
 from agentrl.train.packing import Plan, plan
 from agentrl.train.settings import TrainSettings
 from agentrl.train.tree import Prefixes
@@ -48,12 +52,16 @@ class Place:
 class ModelSlot:
     """A model as it lies in `folder`, on the device, without gradients."""
 
+    ends_in_values: ClassVar[bool] = False
+
     def __init__(self, folder: HFFolder, place: Place) -> None:
         self.place, self.shape = place, ModelShape.from_config(folder.config)
+        if self.ends_in_values:
+            self.shape = dataclasses.replace(self.shape, tied=False)
         family, layout, device = family_of(folder.config), place.layout, place.device
         self.config = transformer_config(self.shape, family, place.settings, device)
-        self.weights = WeightMap(family, self.shape, layout)
-        model = build_model(self.config, self.shape, layout, device)
+        self.weights = WeightMap(family, self.shape, layout, values=self.ends_in_values)
+        model = build_model(self.config, self.shape, layout, device, values=self.ends_in_values)
         self.weights.load(model, folder)
         self.model: Any = self._wrapped(model)
         frequencies, dtype = rope_frequencies(self.shape), self.config.params_dtype
@@ -101,6 +109,27 @@ class TrainedSlot(ModelSlot):
         """Forget the last step's gradients."""
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
+
+    def step(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm, number: int) -> dict[str, float]:
+        """Take optimizer step `number` (from 0) on the whole of `batch`; returns the loss, its statistics, `tokens`.
+
+        Raises:
+            TrainError: the loss or the gradient is not finite; the weights are as before.
+        """
+        self.zero_grad()
+        metrics = self._gradients(batch, inputs, algorithm)
+        if not math.isfinite(metrics["loss"]):
+            raise TrainError(
+                f"optimizer step {number}: the loss of {algorithm.origin} is {metrics['loss']}; the weights were left "
+                "as they are. Look at the batch's log-probs, advantages and rewards"
+            )
+        try:
+            return metrics | self.optimizer.step(number)
+        except TrainError as error:
+            raise TrainError(f"{algorithm.origin}: {error}") from error
+
+    def _gradients(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
+        return self.passes.gradients(batch, self.plan(batch), inputs, algorithm)
 
     # ---- its part of a checkpoint -------------------------------------------------------------------------
 
@@ -150,3 +179,27 @@ class TrainedSlot(ModelSlot):
         for part in inner.chained_optimizers:
             part.optimizer.state.clear()
         inner.reload_model_params()  # the master copies are the loaded weights
+
+
+class CriticSlot(TrainedSlot):
+    """A model that ends in one value a token, and learns it: PPO's critic (arXiv:1707.06347)."""
+
+    ends_in_values = True
+
+    def __init__(self, folder: HFFolder, place: Place, total_steps: int | None) -> None:
+        super().__init__(folder, dataclasses.replace(place, settings=place.settings.of_critic), total_steps)
+
+    def values(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The value before each trained token [R] in the batch's flat response layout, 0 elsewhere, on every rank."""
+        return self.passes.values(batch, self.plan(batch))
+
+    def step(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm, number: int) -> dict[str, float]:
+        try:
+            found = super().step(batch, inputs, algorithm, number)
+        except TrainError as error:
+            raise TrainError(f"the critic: {error}") from None
+        names = {"loss": "critic/loss", "grad_norm": "critic/grad_norm", "lr": "critic/lr"}
+        return {names.get(name, name): value for name, value in found.items()}
+
+    def _gradients(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
+        return self.passes.value_gradients(batch, self.plan(batch), inputs, algorithm)

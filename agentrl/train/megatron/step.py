@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.algorithm import Algorithm
+from agentrl.algorithms.base import TokenLoss, need
 from agentrl.algorithms.ops.mismatch import PEAK, mismatch_sums
 from agentrl.train.batch import TrainBatch
 from agentrl.train.megatron.data import MicrobatchTensors, Packer, Rows
@@ -50,10 +51,17 @@ class Passes:
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, plan: Plan, rows: Rows) -> NDArray[np.float32]:
         """Log-probs [R] of the response tokens (0 for those that `rows` leaves out), the same on every rank."""
-        pairs = self._run(batch, plan, rows, self._only_log_probs, forward_only=True)
+        return self._everywhere(batch, self._run(batch, plan, rows, self._only_log_probs, forward_only=True))
+
+    @torch.no_grad()
+    def values(self, batch: TrainBatch, plan: Plan) -> NDArray[np.float32]:
+        """A critic's values [R] before each trained token, 0 elsewhere, the same on every rank."""
+        return self._everywhere(batch, self._run(batch, plan, "trained", self._only_values, forward_only=True))
+
+    def _everywhere(self, batch: TrainBatch, pairs: list[Any]) -> NDArray[np.float32]:
         out = torch.zeros(len(batch.loss_mask), dtype=torch.float32, device=self.device)
-        for flat, log_probs in pairs:
-            out[flat] = log_probs
+        for flat, found in pairs:
+            out[flat] = found
         dist.all_reduce(out, group=self.layout.dp_cp_group)
         if self.layout.pp > 1:
             dist.broadcast(out, src=self.layout.pp_ranks[-1], group=self.layout.pp_group)
@@ -66,6 +74,13 @@ class Passes:
         computed = totals.pop("computed_tokens")
         shares = {"computed_tokens_share": computed, "copied_tokens_share": computed - plan.distinct}
         return totals | {name: tokens / plan.tokens for name, tokens in shares.items()}
+
+    def value_gradients(
+        self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm
+    ) -> dict[str, float]:
+        """As `gradients`, of a critic's loss."""
+        loss = functools.partial(self._value_loss, inputs=inputs, algorithm=algorithm)
+        return self._reduce(self._run(batch, plan, "trained", loss, forward_only=False))
 
     def _run(
         self, batch: TrainBatch, plan: Plan, rows: Rows, on_logits: Callable[..., Any], *, forward_only: bool
@@ -109,22 +124,26 @@ class Passes:
     def _only_log_probs(self, logits: Tensor, *, mb: MicrobatchTensors, non_loss_data: bool) -> tuple[Tensor, Tensor]:
         return mb.flat, self._score(logits, mb)[0]
 
+    def _only_values(self, out: Tensor, *, mb: MicrobatchTensors, non_loss_data: bool) -> tuple[Tensor, Tensor]:
+        return mb.flat, out[0, :, 0]
+
+    def _value_loss(
+        self, out: Tensor, *, mb: MicrobatchTensors, inputs: StepInputs, algorithm: Algorithm
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        old, returns = inputs.per_token["values"], need(inputs.returns, "returns", "a critic")
+        return _weighted(algorithm.value_loss(out[0, :, 0], old[mb.flat], returns[mb.flat]), inputs, mb)
+
     def _loss(
         self, logits: Tensor, *, mb: MicrobatchTensors, inputs: StepInputs, algorithm: Algorithm
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         log_probs, entropy = self._score(logits, mb)
         view = inputs.view(mb.flat, log_probs, entropy, self._join)
-        out = algorithm.token_loss(view)
-        weights = inputs.weights[mb.flat]
-        loss = (out.loss * weights).sum()
-        means = weights / inputs.total_weight
-        sums = {name: (value.double() * means).sum() for name, value in out.stats.items()}
-        sums["loss"] = loss.detach().double()
-        sums["computed_tokens"] = torch.tensor(mb.computed / self.layout.cp, dtype=torch.float64, device=loss.device)
-        sums["tokens"] = torch.tensor(float(len(mb.flat)), dtype=torch.float64, device=loss.device)
+        loss, one, sums = _weighted(algorithm.token_loss(view), inputs, mb)
+        computed = mb.computed / self.layout.cp
+        sums["computed_tokens"] = torch.tensor(computed, dtype=torch.float64, device=loss.device)
         if view.rollout_log_probs is not None:
             sums |= mismatch_sums(view, engine_is_old=bool(algorithm.settings.use_rollout_logprobs))
-        return loss, torch.ones((), dtype=torch.int, device=loss.device), sums
+        return loss, one, sums
 
     def _join(self, sums: Tensor) -> Tensor:
         return sums if self.layout.cp == 1 else _Joined.apply(sums, self.layout.cp_group)
@@ -144,6 +163,16 @@ class Passes:
                 dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.layout.dp_cp_group)
                 totals[PEAK] = float(peak)
         return _along_pipeline(totals, self.layout)
+
+
+def _weighted(found: TokenLoss, inputs: StepInputs, mb: MicrobatchTensors) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """A microbatch's loss as megatron takes it: the sum, what to divide it by, and the sums of statistics."""
+    weights = inputs.weights[mb.flat]
+    loss, means = (found.loss * weights).sum(), weights / inputs.total_weight
+    sums = {name: (value.double() * means).sum() for name, value in found.stats.items()}
+    sums["loss"] = loss.detach().double()
+    sums["tokens"] = torch.tensor(float(len(mb.flat)), dtype=torch.float64, device=loss.device)
+    return loss, torch.ones((), dtype=torch.int, device=loss.device), sums
 
 
 class _Joined(torch.autograd.Function):

@@ -20,6 +20,7 @@ from agentrl.errors import CheckpointError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import Family, ModelShape, Rule
+from agentrl.train.megatron.families import Layout as RuleLayout
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.model import unwrap
 
@@ -34,11 +35,15 @@ class _Entry:
     rule: Rule
 
 
-class WeightMap:
-    """The family's table unrolled for one model and layout."""
+_VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), RuleLayout.WHOLE)
+"""Named as transformers' classifiers name it: a reward model of one score is a critic to start from."""
 
-    def __init__(self, family: Family, shape: ModelShape, layout: Layout) -> None:
-        self.shape, self.layout, self.family = shape, layout, family
+
+class WeightMap:
+    """The family's table unrolled for one model and layout; with `values` for one that ends in a value head."""
+
+    def __init__(self, family: Family, shape: ModelShape, layout: Layout, *, values: bool = False) -> None:
+        self.shape, self.layout, self.family, self.values = shape, layout, family, values
         self.entries = list(self._unroll())
 
     def _unroll(self) -> Iterator[_Entry]:
@@ -49,14 +54,16 @@ class WeightMap:
                 names = tuple(name.format(layer) for name in rule.hf)
                 yield _Entry(layer // per_stage, rule.megatron.format(layer % per_stage), names, rule)
         yield self._entry(last, self.family.final_norm)
-        if not self.shape.tied:
+        if self.values:
+            yield self._entry(last, _VALUE_HEAD)
+        elif not self.shape.tied:
             yield self._entry(last, self.family.head(tied=False))
 
     def _entry(self, stage: int, rule: Rule) -> _Entry:
         return _Entry(stage, rule.megatron, rule.hf, rule)
 
     def load(self, model: torch.nn.Module, folder: HFFolder) -> None:
-        """Fill this rank's parameters from a folder.
+        """Fill this rank's parameters from a folder; a value head that it has not starts as 0.
 
         Raises:
             CheckpointError: a tensor is missing or has another shape than the config implies.
@@ -73,6 +80,9 @@ class WeightMap:
 
     @torch.no_grad()
     def _fill(self, parameter: Tensor, entry: _Entry, folder: HFFolder) -> None:
+        if entry.rule is _VALUE_HEAD and entry.names[0] not in folder.files:
+            parameter.zero_()
+            return
         tensors = [folder.tensor(name) for name in entry.names]
         try:
             local = entry.rule.layout.split(tensors, self.layout.tp_rank, self.layout.tp, self.shape)
@@ -156,6 +166,7 @@ def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:
         "norm": (s.hidden,),
         "embed_tokens": (s.vocab, s.hidden),
         "lm_head": (s.vocab, s.hidden),
+        "score": (1, s.hidden),
         "q_proj": (q, s.hidden),
         "k_proj": (kv, s.hidden),
         "v_proj": (kv, s.hidden),

@@ -15,11 +15,12 @@ from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advan
 from agentrl.algorithms.ops.weights import token_weights
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
-from agentrl.train.contracts import RankInfo
+from agentrl.train.contracts import Learners, RankInfo
 from agentrl.train.megatron.backend import MegatronBackend
 from agentrl.train.settings import TrainSettings
 
 TEMPERATURE = 0.8
+PPO = AlgorithmSettings(advantage_estimator="ppo", gamma=0.99, lambd=0.95)
 
 
 def make_batch(groups: int = 3, per_group: int = 4, seed: int = 0, vocab: int = 512) -> TrainBatch:
@@ -69,10 +70,13 @@ def backend(
     algorithm: AlgorithmSettings | None = None,
     where: RankInfo | None = None,
     total_steps: int | None = None,
+    learners: Learners = "all",
 ) -> Iterator[MegatronBackend]:
     """A started backend, and its process groups gone afterwards."""
     algorithm = algorithm or AlgorithmSettings()
-    made = MegatronBackend(train, algorithm, rollout_temperature=TEMPERATURE, total_steps=total_steps)
+    made = MegatronBackend(
+        train, algorithm, rollout_temperature=TEMPERATURE, total_steps=total_steps, learners=learners
+    )
     try:
         made.init(where or RankInfo())
         yield made

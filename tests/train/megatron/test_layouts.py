@@ -17,7 +17,7 @@ from agentrl.train.contracts import RankInfo
 from agentrl.train.settings import TrainSettings
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
-from tests.train.megatron.helpers import backend, make_batch, settings
+from tests.train.megatron.helpers import PPO, backend, make_batch, settings
 
 STEPS = 3
 ALGORITHM = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.05, kl_loss_type="k3", entropy_coef=0.01)
@@ -46,6 +46,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 TIED = ("tp2", "pp2", "dp2_sharded")
 """Layouts that are also run with tied embeddings, which these treat in different ways."""
+CRITICS = ("tp2_sp", "pp2", "dp2_sharded")
+"""Layouts of PPO with its critic, whose embeddings would be tied in the actor; the others are in `test_critic_layouts`."""
 EXACT = [name for name in LAYOUTS if "bf16" not in name]
 TIES = {"tied": True, "untied": False}
 CASES = [(name, "untied") for name in EXACT] + [(name, "tied") for name in TIED]
@@ -78,6 +80,40 @@ def whole_samples(root: str | Path, **changes: Any) -> TrainSettings:
     return settings(Path(root) / "untied", num_steps_per_rollout=2, **changes)
 
 
+def actor_and_critic(made: Any) -> dict[str, Any]:
+    """Metrics of steps, with a step at which the critic is no longer 0, and values and both models after them."""
+    metrics = train_steps(made, 0)
+    critic = {name: tensor.float().numpy().copy() for name, tensor in made.critic.export()}
+    weights = {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()}
+    return {"metrics": metrics, "values": made.values(make_batch()), "weights": weights, "critic": critic}
+
+
+def with_critic(root: str | Path, **changes: Any) -> TrainSettings:
+    """Two steps a rollout, clipping, weight decay, and tied embeddings."""
+    common = {"num_steps_per_rollout": 2, "weight_decay": 0.1, "clip_grad": 0.5, "critic_lr": 2e-3}
+    return settings(Path(root) / "tied", **common, **changes)
+
+
+def check_critics(want: dict[str, Any], got: dict[str, Any]) -> None:
+    """Same numbers, as near as rounding allows."""
+    for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in (
+            "loss",
+            "grad_norm",
+            "value_loss",
+            "value_clipfrac",
+            "critic/grad_norm",
+            "critic/explained_variance",
+        ):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-6), key
+    np.testing.assert_allclose(got["values"], want["values"], rtol=0, atol=1e-5)
+    for part in ("weights", "critic"):
+        assert list(got[part]) == list(want[part])
+        for tensor, value in got[part].items():
+            np.testing.assert_allclose(value, want[part][tensor], rtol=0, atol=2e-5, err_msg=tensor)
+
+
 def in_two_processes(rank: int, root: str) -> dict[str, Any]:
     """Every layout and tie; and checkpoints: written by one process and read here, written here."""
     torch.set_num_threads(1)
@@ -96,6 +132,14 @@ def in_two_processes(rank: int, root: str) -> dict[str, Any]:
                     out[f"resumed/{name}"] = train_steps(made, STEPS, 1)
     with backend(whole_samples(root, **LAYOUTS["cp2"]), SEQUENCES, RankInfo(rank, 2, rank)) as made:
         out["sequences"] = everything(made)
+    for name in CRITICS:
+        with backend(with_critic(root, **LAYOUTS[name]), PPO, RankInfo(rank, 2, rank)) as made:
+            out[f"critic/{name}"] = actor_and_critic(made)
+            made.save(f"{root}/critics/{name}", STEPS)
+            out[f"critic/{name}/next"] = train_steps(made, STEPS, 1)
+            if "sharded" not in name:
+                assert made.load(f"{root}/critics/one") == STEPS
+                out[f"critic/{name}/resumed"] = train_steps(made, STEPS, 1)
     return out
 
 
@@ -118,6 +162,10 @@ def single(root: Path) -> dict[str, Any]:
                 out["next"] = train_steps(made, STEPS, 1)
     with backend(whole_samples(root), SEQUENCES) as made:
         out["sequences"] = everything(made)
+    with backend(with_critic(root), PPO) as made:
+        out["critic"] = actor_and_critic(made)
+        made.save(root / "critics" / "one", STEPS)
+        out["critic/next"] = train_steps(made, STEPS, 1)
     with backend(settings(root / "untied", **LAYOUTS["dp2_sharded"]), ALGORITHM) as made:
         everything(made)
         made.save(root / saved_by_one("dp2_sharded"), STEPS)
@@ -193,3 +241,26 @@ def test_a_checkpoint_of_two_processes_goes_on_in_one(root: Path, double: list[d
         got = train_steps(made, STEPS, 1)[0]
     for key in ("loss", "grad_norm"):
         assert got[key] == pytest.approx(double[0][f"next/{name}"][0][key], rel=1e-5), key
+
+
+@pytest.mark.parametrize("name", CRITICS)
+def test_a_critic_learns_the_same_as_on_one_process(
+    single: dict[str, Any], double: list[dict[str, Any]], name: str
+) -> None:
+    check_critics(single["critic"], double[0][f"critic/{name}"])
+    np.testing.assert_array_equal(double[0][f"critic/{name}"]["values"], double[1][f"critic/{name}"]["values"])
+
+
+@pytest.mark.parametrize("name", CRITICS)
+def test_a_critics_checkpoint_goes_on_in_another_layout(
+    root: Path, single: dict[str, Any], double: list[dict[str, Any]], name: str
+) -> None:
+    sharded = LAYOUTS[name].get("use_distributed_optimizer", False)
+    with backend(with_critic(root, use_distributed_optimizer=sharded), PPO) as made:
+        assert made.load(root / "critics" / name) == STEPS
+        pairs = [(double[0][f"critic/{name}/next"][0], train_steps(made, STEPS, 1)[0])]
+    if not sharded:
+        pairs.append((single["critic/next"][0], double[0][f"critic/{name}/resumed"][0]))
+    for want, got in pairs:
+        for key in ("loss", "grad_norm", "value_loss", "critic/grad_norm", "critic/explained_variance"):
+            assert got[key] == pytest.approx(want[key], rel=1e-5, abs=1e-6), key
