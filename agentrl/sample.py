@@ -10,6 +10,8 @@
    log-probs, of which float32 is kept: what is trained with.
 5. While it grows its numbers are lists. A finished one that only waits to be trained on is `compact`: it reads the same
    and takes 9 bytes a token instead of 80.
+6. Where sampling was truncated, the kept sets (the ids that top-p, top-k or min-p left for a token) lie one after the
+   other in `rollout_top_p_token_ids`, always an array; that of response token i ends at `rollout_top_p_token_offsets[i + 1]`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum, StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from agentrl.errors import SampleError
@@ -40,8 +43,15 @@ RECORDED = frozenset(
 )
 """Keys of `Sample.metadata` that the rollout and the graders write; a data row's own metadata has none of them."""
 
-_COMPACT = {"tokens": "i", "loss_mask": "B", "rollout_log_probs": "f", "teacher_log_probs": "f"}
-"""The fields that are one number a token, and their types as `array` and numpy name them: int32, uint8, float32."""
+_KEPT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+_COMPACT = {
+    "tokens": "i",
+    "loss_mask": "B",
+    "rollout_log_probs": "f",
+    "teacher_log_probs": "f",
+    **dict.fromkeys(_KEPT, "i"),
+}
+"""The fields that are numbers, and their types as `array` and numpy name them: int32, uint8, float32."""
 
 
 class Status(Enum):
@@ -119,6 +129,8 @@ class Sample:
         rollout_log_probs: natural-log probability of each response token at sampling time, 0.0 where masked.
         teacher_log_probs: natural-log probability of each response token under a teacher; None as long as nobody asked.
         weight_versions: the weight versions that wrote the sample, in order of first use.
+        rollout_top_p_token_ids, rollout_top_p_token_offsets: the kept sets of truncated sampling and their n + 1
+            bounds, empty for tokens without one; None if none has.
         rollout_routed_experts: MoE routing as the engine reported it, one row a token.
         remove_sample: keep the sample for statistics but give it no loss.
         non_generation_time: seconds spent in tools and environment.
@@ -142,6 +154,8 @@ class Sample:
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: MutableSequence[float] | None = None
     teacher_log_probs: MutableSequence[float] | None = None
+    rollout_top_p_token_ids: MutableSequence[int] | None = None
+    rollout_top_p_token_offsets: MutableSequence[int] | None = None
     rollout_routed_experts: Any = None
     remove_sample: bool = False
     generate_function_path: str | None = None
@@ -178,6 +192,7 @@ class Sample:
         self.tokens = list(ids)
         self.response, self.response_length = "", 0
         self.loss_mask, self.rollout_log_probs, self.teacher_log_probs = [], [], None
+        self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = None
         self.weight_versions, self.segments = [], []
 
     def append_model(
@@ -188,6 +203,7 @@ class Sample:
         *,
         text: str = "",
         turn: int = 0,
+        kept: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Append tokens that the model sampled (mask 1).
 
@@ -197,10 +213,11 @@ class Sample:
             version: the weight version that sampled them, or spans over `ids` where there were several.
             text: the decoded text, appended to `response`.
             turn: the model turn they belong to, from 1.
+            kept: the kept set of each of them, where sampling was truncated; `log_probs` are those among it.
 
         Raises:
-            SampleError: `ids` and `log_probs` differ in length, a log-prob is not a finite number, or the spans do not
-                cover `ids` one after the other.
+            SampleError: `ids`, `log_probs` and `kept` differ in length, a log-prob is not a finite number, or the spans
+                do not cover `ids` one after the other.
         """
         if len(ids) != len(log_probs):
             raise SampleError(
@@ -220,6 +237,7 @@ class Sample:
                 raise SampleError(
                     f"append_model got versions {spans} that do not cover {len(ids)} ids one after the other"
                 )
+        self._keep(len(ids), kept)
         for name, start, end in spans:
             self._append(ids[start:end], log_probs[start:end], Origin.MODEL, turn, name)
             if name is not None and name not in self.weight_versions:
@@ -232,8 +250,23 @@ class Sample:
         """Append tokens that the model was shown (mask 0, log-prob 0)."""
         if origin is Origin.MODEL:
             raise SampleError("append_observation cannot append model tokens; use append_model")
+        self._keep(len(ids), None)
         self._append(ids, [0.0] * len(ids), origin, turn)
         self.response += text
+
+    def _keep(self, count: int, kept: Sequence[Sequence[int]] | None) -> None:
+        """Note the kept sets of `count` tokens that are about to be appended; without them theirs are empty."""
+        ids, bounds = self.rollout_top_p_token_ids, self.rollout_top_p_token_offsets
+        if kept is None and bounds is None:
+            return
+        if kept is not None and len(kept) != count:
+            raise SampleError(f"append_model got {count} ids but {len(kept)} kept sets; pass one an id")
+        if ids is None or bounds is None:
+            ids, bounds = array("i"), array("i", [0] * (self.response_length + 1))
+            self.rollout_top_p_token_ids, self.rollout_top_p_token_offsets = ids, bounds
+        for row in [()] * count if kept is None else kept:
+            ids.extend(row)
+            bounds.append(len(ids))
 
     def _append(
         self, ids: Sequence[int], log_probs: Iterable[float], origin: Origin, turn: int, version: str | None = None
@@ -270,7 +303,7 @@ class Sample:
             wrong = cast("ValidationError", error).errors(include_url=False)[0]
             name = ".".join(map(str, wrong["loc"]))
             raise SampleError(f"{where}: {name}: {wrong['msg']}, got {wrong['input']!r:.80}") from error
-        tokens, mask, log_probs, teacher = map(self._numbers, _COMPACT)
+        tokens, mask, log_probs, teacher, kept, bounds = map(self._numbers, _COMPACT)
         n, length = self.response_length, len(tokens or ())
         if not 0 <= n <= length:
             raise SampleError(f"{where}: response_length is {n} but there are {length} tokens")
@@ -279,6 +312,12 @@ class Sample:
         for name, values in (("loss_mask", mask), ("rollout_log_probs", log_probs), ("teacher_log_probs", teacher)):
             if values is not None and len(values) != n:
                 raise SampleError(f"{where}: {name} has {len(values)} entries, response_length is {n}")
+        if (kept is None) is not (bounds is None):
+            raise SampleError(f"{where}: {' and '.join(_KEPT)} go together: set both or none")
+        if kept is not None and bounds is not None:
+            rising = len(bounds) == n + 1 and all(a <= b for a, b in pairwise(bounds))
+            if not rising or (bounds[0], bounds[-1]) != (0, len(kept)):
+                raise SampleError(f"{where}: {_KEPT[1]} must be {n + 1} numbers that rise from 0 to {len(kept)}")
         if mask is not None:
             if (marks := mask.tobytes()).strip(b"\0\1"):
                 raise SampleError(f"{where}: loss_mask holds values other than 0 and 1")
@@ -374,15 +413,16 @@ class Sample:
         """Split into numpy arrays and the small rest.
 
         Returns:
-            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R]
-                (absent if None).
+            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R], and
+                the kept sets, int32 [K] and [R + 1]; absent if None.
             rest: `to_dict` without those.
         """
         import numpy as np
 
         held = {name: values for name in _COMPACT if (values := self._numbers(name)) is not None}
         arrays = {name: np.asarray(values) for name, values in held.items()}
-        rest = replace(self, tokens=[], loss_mask=None, rollout_log_probs=None, teacher_log_probs=None).to_dict()
+        small: dict[str, Any] = {**dict.fromkeys(_COMPACT), "tokens": []}
+        rest = replace(self, **small).to_dict()
         return arrays, {name: value for name, value in rest.items() if name not in _COMPACT}
 
     @classmethod
@@ -395,7 +435,8 @@ class Sample:
             held[name] = array(_COMPACT[name], values.tobytes())
         sample = cls.from_dict({**rest, **held})
         for name, numbers in held.items():
-            setattr(sample, name, numbers.tolist())
+            if name not in _KEPT:
+                setattr(sample, name, numbers.tolist())
         return sample
 
 
@@ -404,6 +445,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "spec_info": lambda counts: SpecInfo(**counts),
     # Four entries without a version: samples that were written before segments had one.
     "segments": lambda rows: [Segment(Origin(origin), *rest) for origin, *rest in rows],
+    **dict.fromkeys(_KEPT, lambda numbers: numbers if numbers is None else array("i", numbers)),
 }
 """How `from_dict` reads the fields that are not plain values."""
 

@@ -2,6 +2,7 @@
 
 import copy
 from array import array
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,14 @@ part = st.one_of(
 Part = tuple[Origin, list[tuple[int, float]]]
 
 
-def grow(prompt: list[int], parts: list[Part]) -> Sample:
+def grow(prompt: list[int], parts: list[Part], *, truncated: bool = False) -> Sample:
     sample = Sample(group_index=1, index=2, label="x", metadata={"a": [1, {"b": None}]})
     sample.set_prompt_tokens(prompt)
     for turn, (origin, pairs) in enumerate(parts):
         ids = [i for i, _ in pairs]
         if origin is Origin.MODEL:
-            sample.append_model(ids, [p for _, p in pairs], str(turn), text="m", turn=turn)
+            kept = [[i, *range(i % 3)] for i in ids] if truncated else None
+            sample.append_model(ids, [p for _, p in pairs], str(turn), text="m", turn=turn, kept=kept)
         else:
             sample.append_observation(ids, text="o", turn=turn, origin=origin)
     return sample
@@ -50,8 +52,32 @@ def test_the_mask_is_one_exactly_on_model_tokens(prompt: list[int], parts: list[
 
 
 @given(st.lists(token, min_size=1, max_size=5), st.lists(part, max_size=6), st.booleans())
+def test_kept_sets_stay_with_their_tokens(prompt: list[int], parts: list[Part], later: bool) -> None:
+    """Tokens of the environment, and of turns that were not truncated, have none."""
+    sample = grow(prompt, parts[: len(parts) // 2], truncated=not later)
+    grown = grow(prompt, parts[len(parts) // 2 :])
+    for segment in grown.segments:
+        new = list(grown.tokens[grown.prompt_length :][segment.start : segment.end])
+        if segment.origin is Origin.MODEL:
+            sample.append_model(new, [-1.0] * len(new), kept=[[i] for i in new] if later else None)
+        else:
+            sample.append_observation(new)
+    ids, bounds = sample.validate().rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+    if ids is None or bounds is None:
+        return
+    kept = [list(ids[a:b]) for a, b in pairwise(bounds)]
+    assert len(kept) == sample.response_length
+    first = grow(prompt, parts[: len(parts) // 2]).response_length
+    for at, (row, id_, mask) in enumerate(zip(kept, sample.tokens[len(prompt) :], sample.loss_mask or (), strict=True)):
+        want = [[id_], []] if later else [[], [id_, *range(id_ % 3)]]
+        assert row == (want[at < first] if mask else [])
+    sample.set_prompt_tokens([1])
+    assert sample.validate().rollout_top_p_token_ids is None
+
+
+@given(st.lists(token, min_size=1, max_size=5), st.lists(part, max_size=6), st.booleans())
 def test_round_trips_lose_nothing(prompt: list[int], parts: list[Part], truncated: bool) -> None:
-    sample = grow(prompt, parts)
+    sample = grow(prompt, parts, truncated=truncated)
     sample.status = Status.TRUNCATED if truncated else Status.COMPLETED
     sample.spec_info = SpecInfo(1, 2, 3, 4)
     assert Sample.from_dict(copy.deepcopy(sample.to_dict())) == sample
@@ -137,6 +163,8 @@ def test_lengths_that_disagree_are_an_error_at_once() -> None:
     sample.set_prompt_tokens([1])
     with pytest.raises(SampleError, match="2 ids but 1 log-probs"):
         sample.append_model([1, 2], [-0.5])
+    with pytest.raises(SampleError, match="2 ids but 1 kept sets"):
+        sample.append_model([1, 2], [-0.5, -0.5], kept=[[1]])
     with pytest.raises(SampleError, match="log-prob nan at position 1"):
         sample.append_model([1, 2], [-0.5, float("nan")])
     assert sample.response_length == 0
@@ -156,6 +184,20 @@ def test_appending_to_a_sample_without_a_mask_is_refused() -> None:
         ({"loss_mask": [1]}, "loss_mask has 1 entries, response_length is 3"),
         ({"loss_mask": [1, 2, 0]}, "values other than 0 and 1"),
         ({"rollout_log_probs": [0.0]}, "rollout_log_probs has 1 entries"),
+        ({"rollout_top_p_token_ids": [1]}, "go together"),
+        ({"rollout_top_p_token_offsets": [0, 0, 0, 0]}, "go together"),
+        (
+            {"rollout_top_p_token_ids": [1], "rollout_top_p_token_offsets": [0, 1]},
+            "4 numbers that rise from 0 to 1",
+        ),
+        (
+            {"rollout_top_p_token_ids": [1], "rollout_top_p_token_offsets": [0, 1, 0, 1]},
+            "4 numbers that rise from 0 to 1",
+        ),
+        (
+            {"rollout_top_p_token_ids": [1], "rollout_top_p_token_offsets": [0, 1, 1, 2]},
+            "4 numbers that rise from 0 to 1",
+        ),
         ({"rollout_log_probs": [0.0, float("inf"), 0.0]}, "not finite as a float32"),
         ({"loss_mask": [1, 1, 1]}, "disagrees with who wrote"),
         ({"segments": [Segment(Origin.MODEL, 0, 2, 1)]}, "cover 2 of 3"),

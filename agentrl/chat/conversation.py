@@ -88,15 +88,21 @@ class Conversation:
         return self.context_length - self.length - 1
 
     def sampled(
-        self, ids: Sequence[int], log_probs: Sequence[float], version: str | Sequence[VersionSpan] | None, *, text: str
+        self,
+        ids: Sequence[int],
+        log_probs: Sequence[float],
+        version: str | Sequence[VersionSpan] | None,
+        *,
+        text: str,
+        kept: Sequence[Sequence[int]] | None = None,
     ) -> ParsedTurn:
         """Append a model turn, exactly as the engine returned it; the arguments are those of `Sample.append_model`.
 
         Raises:
-            SampleError: ids, log-probs and versions disagree.
+            SampleError: ids, log-probs, versions and kept sets disagree.
             TemplateError: two turns without `show` between them.
         """
-        self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1)
+        self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1, kept=kept)
         self.turns += 1
         self.length += len(ids)
         parsed = self._session.sampled(ids)

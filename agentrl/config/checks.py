@@ -291,10 +291,24 @@ def missing(flat: Flat, purpose: str) -> Iterator[str]:
 
 def untrainable(flat: Flat) -> Iterator[str]:
     """What generates and evaluates well but cannot train, or would be asked for in vain."""
-    if not flat["rollout_temperature"]:
+    if not flat["rollout_temperature"] or flat["rollout_top_k"] == 1:
+        greedy = "--rollout-top-k 1" if flat["rollout_temperature"] else "--rollout-temperature 0"
         yield (
-            "--rollout-temperature 0: the policy that is trained is the one that samples, and greedy choice has no "
-            "probabilities to train; use 1 (--eval-temperature 0 evaluates greedily)"
+            f"{greedy}: the policy that is trained is the one that samples, and greedy choice has no "
+            "probabilities to train; leave it out (--eval-temperature 0 evaluates greedily)"
+        )
+    truncated, allowed = flat["rollout_top_p"] < 1 or flat["rollout_top_k"] > 0, flat["allow_truncated_sampling"]
+    if truncated and not allowed and flat["opd_teacher_url"]:
+        yield (
+            "--opd-teacher-url with --rollout-top-p or --rollout-top-k: such a teacher's log-probs are over the whole "
+            "vocabulary, those of the student among what was kept of it; use --opd-teacher-load, or leave these out"
+        )
+    if allowed and not truncated:
+        yield "--allow-truncated-sampling has no effect without --rollout-top-p or --rollout-top-k; leave it out"
+    if "preferred_sampling_params" in {name.replace("-", "_") for name in flat["sglang_options"]}:
+        yield (
+            "--sglang-preferred-sampling-params: penalties and the like change what is sampled from, and the trainer would "
+            "not know; leave it out"
         )
     algorithm = algorithm_of(_algorithm_settings(flat))
     if "teacher_log_probs" in algorithm.reads and not (flat["opd_teacher_url"] or flat["opd_teacher_load"]):

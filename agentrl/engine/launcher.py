@@ -27,10 +27,12 @@ from anyio.from_thread import start_blocking_portal
 
 from agentrl.engine.background import beside
 from agentrl.engine.commands import EngineCommand, engine_command
+from agentrl.engine.member import Member
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, Transport, normalise_url
-from agentrl.errors import EngineUnreachable, SettingsError
+from agentrl.engine.wire import NO_KEPT_SETS
+from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,15 +88,16 @@ async def launch(
                     group.start_soon(engine.stop)
 
 
-async def check_launch(settings: EngineSettings, count: int, local: bool = True) -> None:
+async def check_launch(settings: EngineSettings, count: int, local: bool = True, kept_sets: bool = False) -> None:
     """Look, without starting anything, for what `launch` would only find out late.
 
     Args:
         count: number of engines.
         local: the engines will run on this machine, so that the ports they are to have can be tried.
+        kept_sets: the engines must report what truncated sampling left to sample from; others are asked when they play.
 
     Raises:
-        SettingsError: kind `external` without addresses, or an interpreter that is not there.
+        SettingsError: kind `external` without addresses or kept sets, or an interpreter that is not there.
         EngineUnreachable: nothing listens at an external address, or a port is taken.
     """
     if settings.engine == "external":
@@ -102,6 +105,8 @@ async def check_launch(settings: EngineSettings, count: int, local: bool = True)
         async with HttpTransport(settings) as transport:
             for engine in engines:
                 await _answers(engine, transport, settings.engine_connect_timeout)
+                if kept_sets:
+                    await _reports_kept_sets(engine, transport, settings)
     elif local:
         _ports(settings, settings.engine_host, count, None)
         if settings.engine == "sglang" and settings.engine_python and shutil.which(settings.engine_python) is None:
@@ -119,6 +124,17 @@ async def _answers(engine: EngineProcess, transport: Transport, timeout: float) 
                 "start the server first, or correct the address",
                 kind="external_unreachable",
             ) from error
+
+
+async def _reports_kept_sets(engine: EngineProcess, transport: Transport, settings: EngineSettings) -> None:
+    """Of a server that cannot tell yet the first answer will."""
+    with anyio.move_on_after(2 * settings.engine_connect_timeout):
+        try:
+            options = await Member(engine.url, transport, settings).server_info()
+        except EngineFailure:
+            return
+        if "sampling_mask_max_tokens" not in options:
+            raise SettingsError(f"{engine.url}: {NO_KEPT_SETS}")
 
 
 def _blocking(start: Callable[P, AbstractAsyncContextManager[T]]) -> Callable[P, AbstractContextManager[T]]:

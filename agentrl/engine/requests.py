@@ -115,7 +115,9 @@ class Requests:
         }
         if scored:
             payload["logprob_start_len"] = start - 1
-        asked = Asked(len(ids), params.max_new_tokens, self._vocab_size, ids[start:])
+        if params.return_sampling_mask:
+            payload["return_sampling_mask"] = True
+        asked = Asked(len(ids), params.max_new_tokens, self._vocab_size, ids[start:], params.return_sampling_mask)
         failed, began = 0, anyio.current_time()
         while True:
             if call.aborted:

@@ -8,10 +8,14 @@
    on. What SGLang leaves out (versions before 0.5.23, counts of a request aborted in the queue) is no contradiction.
 4. An answer may come in parts, each the continuation of the prompt and the parts before it: `SamplingParams.after`
    says how to ask for the next one, `join` makes one `Generation` of them.
+5. Where top-p, top-k or min-p cut the distribution, `return_sampling_mask` (SGLang from 0.5.23) asks for what they left
+   of it for each token; log-probs are those among what was left then.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -39,6 +43,7 @@ class SamplingParams:
         stop_token_ids: ids that end the answer, besides the model's own end-of-sequence ids; name those too, or an answer
             that is interrupted right behind one goes on.
         sampling_seed: same seed, prompt and weights give the same tokens.
+        return_sampling_mask: ask for the kept sets too; a field of the request, beside its `sampling_params`.
     """
 
     temperature: float | None = None
@@ -62,6 +67,7 @@ class SamplingParams:
     json_schema: str | None = None
     regex: str | None = None
     custom_params: Mapping[str, Any] | None = None
+    return_sampling_mask: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """The fields that are set, under SGLang's names."""
@@ -86,7 +92,7 @@ class SamplingParams:
 _STRIDE: Final = 1_000_003
 """A prime far from the distances between seeds of one run."""
 
-_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams))
+_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "return_sampling_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +107,14 @@ class FinishReason:
 class Asked:
     """What an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known.
 
-    `scored` is the end of the prompt whose log-probs the answer must have.
+    `scored` is the end of the prompt whose log-probs the answer must have, `kept` whether it must have kept sets.
     """
 
     prompt_tokens: int
     max_new_tokens: int | None = None
     vocab_size: int | None = None
     scored: Sequence[int] = ()
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +123,16 @@ class Generation:
 
     Attributes:
         ids: the sampled token ids, stop token included.
-        log_probs: natural-log probability of each id under the temperature-scaled distribution.
+        log_probs: natural-log probability of each id under the temperature-scaled distribution; among the kept ids
+            where `kept` has them.
         text: the decoded ids as the engine trims them.
         weight_version: the engine's version when it wrote the answer.
         weight_versions: (version, start, end) spans over `ids`; one span where the engine does not report spans.
         prompt_tokens, cached_tokens: prompt length, and how much of it the engine had in its cache.
         meta_info: everything else that the engine said about the request.
         prompt_log_probs: of the prompt's last tokens, where they were asked for; at temperature 1.
+        kept: for each id, the ids (int32, its own among them) that top-p, top-k and min-p left to sample from; None if
+            not asked for.
     """
 
     ids: list[int]
@@ -135,6 +145,7 @@ class Generation:
     cached_tokens: int
     meta_info: Mapping[str, Any] = field(repr=False, compare=False)
     prompt_log_probs: list[float] = field(default_factory=list)
+    kept: list[array[int]] | None = None
 
     @classmethod
     def from_wire(cls, answer: Any, asked: Asked) -> Self:
@@ -143,6 +154,7 @@ class Generation:
         Raises:
             EngineRejected: kind `malformed_answer`: a field is missing, has the wrong type, or disagrees with another
                 one or with what was asked; `context_overflow`: the engine had no room for a single token;
+                `no_sampling_mask`: kept sets were asked for and are not there;
                 `engine_error`, `engine_rejected`: the engine ended the request with an error.
         """
         meta = _get(answer, "meta_info", dict, "")
@@ -151,6 +163,7 @@ class Generation:
         _check_tokens(ids, asked)
         _check_counts(meta, len(ids), asked)
         prompt_log_probs = _scored(meta, asked.scored)
+        kept, log_probs = _kept(meta, ids, asked) if asked.kept else (None, log_probs)
         if not ids and finish.type == "length" and asked.max_new_tokens != 0:
             raise EngineRejected(
                 f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length: its "
@@ -158,8 +171,8 @@ class Generation:
                 status=200,
                 kind="context_overflow",
             )
-        for name in ("output_token_logprobs", "input_token_logprobs"):
-            meta.pop(name, None)  # a list of lists a token: costly to keep, and all of it is kept
+        for name in ("output_token_logprobs", "input_token_logprobs", *_MASK):
+            meta.pop(name, None)  # lists a token: costly to keep, and all of it is kept
         version = str(meta.get("weight_version", ""))
         return cls(
             ids=ids,
@@ -172,6 +185,7 @@ class Generation:
             cached_tokens=meta.get("cached_tokens") or 0,
             meta_info=meta,
             prompt_log_probs=prompt_log_probs,
+            kept=kept,
         )
 
 
@@ -216,6 +230,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         cached_tokens=parts[0].cached_tokens if parts else 0,
         meta_info=meta,
         prompt_log_probs=parts[0].prompt_log_probs if parts else [],
+        kept=[ids for part in parts for ids in part.kept or ()] if parts and parts[0].kept is not None else None,
     )
 
 
@@ -314,6 +329,31 @@ def _check_tokens(ids: list[int], asked: Asked) -> None:
         _malformed("meta_info.output_token_logprobs", f"ids from 0{known}", bad)
     if asked.max_new_tokens is not None and len(ids) > asked.max_new_tokens:
         _malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
+
+
+NO_KEPT_SETS: Final = (
+    "the engine does not say what top-p, top-k or min-p left to sample from (return_sampling_mask, SGLang from 0.5.23), "
+    "so that its log-probs cannot be trained with; use such a server or --engine embedded, leave --rollout-top-p and "
+    "--rollout-top-k out, or train with a bias: --allow-truncated-sampling"
+)
+_MASK: Final = ("output_token_sampling_mask", "output_token_sampling_logprobs")
+
+
+def _kept(meta: dict[str, Any], ids: list[int], asked: Asked) -> tuple[list[array[int]], list[float]]:
+    """The kept set of each token, and the tokens' log-probs among them."""
+    rows, log_probs = (meta.get(name, None if ids else []) for name in _MASK)
+    if rows is None or log_probs is None:
+        raise EngineRejected(NO_KEPT_SETS, status=200, kind="no_sampling_mask")
+    name, vocabulary = f"meta_info.{_MASK[0]}", range(asked.vocab_size or sys.maxsize)
+    try:
+        kept = [array("i", row) for row in rows]
+        triples = list(zip(log_probs, ids, kept, strict=True))
+    except (TypeError, ValueError, OverflowError):
+        _malformed(name, f"the kept ids of each of {len(ids)} tokens, with as many {_MASK[1]}", rows)
+    for _, id_, row in triples:
+        if id_ not in row or min(row) not in vocabulary or max(row) not in vocabulary:
+            _malformed(name, f"ids of the model, with the sampled one, {id_}, among them", row.tolist())
+    return kept, _triples(triples, _MASK[1])[1]
 
 
 def _check_counts(meta: dict[str, Any], length: int, asked: Asked) -> None:

@@ -182,6 +182,8 @@ def _facts(
         facts.append(("wall time", _duration(times[-1] - times[0])))
     if speed := series.get("perf/rollout_tokens_per_second"):
         facts.append(("tokens/s, last rollout", number(speed.last)))
+    if rollout.get("allow_truncated_sampling"):
+        facts.append(("truncated sampling", "unknown to the trainer: biased gradients"))
     checkpoint = settings.get("train", {}).get("hf_checkpoint")
     if checkpoint:
         facts.append(("started from", Path(checkpoint).name))

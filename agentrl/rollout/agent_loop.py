@@ -125,7 +125,9 @@ async def sample_turn(
             raise
         raise ContextOverflow(str(error), kind="engine_context_overflow") from error
     try:
-        parsed = talk.sampled(generation.ids, generation.log_probs, generation.weight_versions, text=generation.text)
+        parsed = talk.sampled(
+            generation.ids, generation.log_probs, generation.weight_versions, text=generation.text, kept=generation.kept
+        )
     except SampleError as error:
         raise EngineFailure(f"the engine's answer contradicts itself: {error}", kind="malformed_answer") from error
     talk.sample.spec_info.add(generation.meta_info)

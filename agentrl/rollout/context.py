@@ -81,7 +81,7 @@ class RolloutContext:
     teacher: Scorer | None = None
 
     def params(self, *, evaluation: bool = False) -> SamplingParams:
-        """The sampling parameters of training or evaluation, without seed and stop ids of the template."""
+        """The sampling parameters of training or evaluation, without a turn's seed and budget."""
         s = self.settings
 
         def pick(own: N | None, training: N) -> N:
@@ -96,6 +96,7 @@ class RolloutContext:
             stop_token_ids=(*self.chat.stop_token_ids, *s.rollout_stop_token_ids),
             skip_special_tokens=s.rollout_skip_special_tokens,
             no_stop_trim=True,
+            return_sampling_mask=s.replays_truncation and not evaluation,
         )
 
     def turn_params(self, params: SamplingParams, sample: Sample, turn: int, budget: int) -> SamplingParams:

@@ -77,6 +77,11 @@ class RolloutSettings(Settings):
     rollout_temperature: float = Field(1.0, ge=0, description="Sampling temperature while training.")
     rollout_top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling while training.")
     rollout_top_k: int = Field(-1, ge=-1, description="Top-k sampling while training; -1 is off.")
+    allow_truncated_sampling: bool = Field(
+        False,
+        description="Train with --rollout-top-p or --rollout-top-k without computing log-probs among the tokens that they "
+        "left, as an engine that does not report these needs: the gradients are biased, and the run's report says so.",
+    )
     rollout_max_prompt_len: PositiveInt | None = Field(
         None, description="Longest prompt in tokens; a longer one fails."
     )
@@ -144,6 +149,16 @@ class RolloutSettings(Settings):
         if value == 0:
             raise ValueError("0 leaves no token to sample; use -1 for all, or at least 1")
         return value
+
+    @property
+    def truncated(self) -> bool:
+        """Whether training's sampling cuts tokens off the distribution."""
+        return self.rollout_top_p < 1 or self.rollout_top_k > 0
+
+    @property
+    def replays_truncation(self) -> bool:
+        """Whether the trainer's log-probs are among the tokens that the engine was left to sample from."""
+        return self.truncated and not self.allow_truncated_sampling
 
     def action(self, blame: Blame) -> FailureAction:
         """What the policy table says about a failure caused by `blame`."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agentrl.groups import Group
+from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats, describe, heads, mean, means
 from agentrl.train.batch import TrainBatch
 
@@ -44,6 +45,18 @@ def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
     shares = np.bincount(ages) / ages.size
     found = {f"staleness/share_{age}": float(share) for age, share in enumerate(shares)}
     return {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())} | found
+
+
+def truncation_metrics(batch: TrainBatch, settings: RolloutSettings) -> dict[str, float]:
+    """What top-p and top-k did to the trained tokens; nothing where sampling was not truncated.
+
+    Names: `truncation/kept`, the mean number of tokens that were left to sample from; `truncation/biased` (1) where the
+    trainer does not know them (`--allow-truncated-sampling`).
+    """
+    found = {"truncation/biased": 1.0} if settings.allow_truncated_sampling else {}
+    if batch.kept_offsets is not None and (trained := batch.loss_mask.astype(bool)).any():
+        found["truncation/kept"] = float(np.diff(batch.kept_offsets)[trained].mean())
+    return found
 
 
 def _counts(what: str, counts: Mapping[str, int]) -> dict[str, float]:

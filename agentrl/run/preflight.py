@@ -89,7 +89,9 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
     plugins = Plugins.load(settings.rollout)
     _someone_plays(plugins)
     if not (purpose == "train" and settings.cluster.backend == "local" and settings.engine.engine == "embedded"):
-        anyio.run(check_launch, settings.engine, settings.cluster.num_engines, settings.cluster.ray_address is None)
+        kept_sets = purpose == "train" and settings.rollout.replays_truncation
+        here = settings.cluster.ray_address is None
+        anyio.run(check_launch, settings.engine, settings.cluster.num_engines, here, kept_sets)
     first = check_source(settings.data) if purpose != "eval" else None
     if purpose != "eval" and first is None and settings.data.data_source_path is None:
         _someone_asks(plugins)

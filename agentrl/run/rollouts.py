@@ -33,7 +33,7 @@ from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.run.evalsets import eval_sets
-from agentrl.run.metrics import rollout_metrics, staleness_metrics
+from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
 from agentrl.runfolder import RunFolder
@@ -203,9 +203,11 @@ class DumpedRollouts(Rollouts):
 def make_batch(settings: RunSettings, groups: Sequence[Group], metrics: Mapping[str, float], step: int) -> Batch:
     """The groups of training step `step` as arrays that a trainer takes."""
     reward_key, supervised = settings.rollout.reward_key, settings.algorithm.supervised
-    payload = TrainBatch.from_samples(groups, reward_key, supervised=supervised, trained=step)
+    truncated = settings.rollout.replays_truncation and not supervised
+    payload = TrainBatch.from_samples(groups, reward_key, supervised=supervised, trained=step, truncated=truncated)
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
-    return Batch(payload, ids, {**metrics, **staleness_metrics(payload)})
+    found = staleness_metrics(payload) | truncation_metrics(payload, settings.rollout)
+    return Batch(payload, ids, {**metrics, **found})
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:

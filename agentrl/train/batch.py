@@ -23,7 +23,7 @@ from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, we
 FORMAT = 4
 """Version of the file format written by `save`."""
 
-_OPTIONAL = {"rollout_log_probs", "teacher_log_probs", "step_rewards", "loss_weights"}
+_OPTIONAL = {"rollout_log_probs", "teacher_log_probs", "step_rewards", "loss_weights", "kept_ids", "kept_offsets"}
 _PER_TOKEN = (
     *("loss_mask", "rollout_log_probs", "teacher_log_probs", "turns", "staleness"),
     *("step_rewards", "states", "loss_weights"),
@@ -46,6 +46,8 @@ _DTYPES = {
     "rollout_ids": np.int64,
     "group_indices": np.int64,
     "sample_indices": np.int64,
+    "kept_ids": np.int32,
+    "kept_offsets": np.int64,
 }
 
 
@@ -73,6 +75,9 @@ class TrainBatch:
         rollout_ids: int64 [S], number of the sample's trajectory in the batch; fan-out siblings share it.
         group_indices: int64 [S], `Sample.group_index`, -1 if it had none.
         sample_indices: int64 [S], `Sample.index`, -1 if it had none.
+        kept_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
+        kept_offsets: int64 [R + 1]; token i was sampled from `kept_ids[kept_offsets[i]:kept_offsets[i + 1]]`, or from all
+            tokens where that is empty (it is not where the token trains).
     """
 
     tokens: NDArray[np.int32]
@@ -91,6 +96,8 @@ class TrainBatch:
     group_indices: NDArray[np.int64]
     sample_indices: NDArray[np.int64]
     teacher_log_probs: NDArray[np.float32] | None = None
+    kept_ids: NDArray[np.int32] | None = None
+    kept_offsets: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         for name, array in self.arrays().items():
@@ -105,6 +112,8 @@ class TrainBatch:
     def _check_lengths(self) -> None:
         want = dict.fromkeys(_PER_SAMPLE, len(self)) | dict.fromkeys(("offsets", "response_offsets"), len(self) + 1)
         want |= {"tokens": int(self.offsets[-1])} | dict.fromkeys(_PER_TOKEN, int(self.response_offsets[-1]))
+        kept = 0 if self.kept_offsets is None else int(self.kept_offsets[-1])
+        want |= {"kept_ids": kept, "kept_offsets": int(self.response_offsets[-1]) + 1}
         for name, array in self.arrays().items():
             if len(array) != want[name]:
                 raise DataError(f"train batch: {name} has {len(array)} entries, expected {want[name]}")
@@ -125,6 +134,7 @@ class TrainBatch:
         *,
         supervised: bool = False,
         trained: int | None = None,
+        truncated: bool = False,
     ) -> Self:
         """Check the samples and lay them out, in the order given.
 
@@ -140,10 +150,12 @@ class TrainBatch:
             supervised: the batch is for sft_loss, so rewards (then 0) and log-probs may be missing.
             trained: rollouts that the weights have been trained on before this batch; None if not known, and then the
                 staleness is not either.
+            truncated: every trained token must have its kept set, as it must where any sample has kept sets (sft_loss
+                does without).
 
         Raises:
-            SampleError: a sample is inconsistent, has no tokens, lacks its reward or log-probs, or has weights or step
-                rewards that are none.
+            SampleError: a sample is inconsistent, has no tokens, lacks its reward, log-probs or kept sets, or has weights
+                or step rewards that are none.
             TrainError: there are no samples, or one carries inputs that no backend can use yet.
         """
         samples = [sample for group in groups for sample in group]
@@ -151,9 +163,11 @@ class TrainBatch:
             raise TrainError("a train batch needs at least one sample; all groups were dropped or empty")
         for sample in samples:
             _check(sample, supervised)
-        log_probs, step_rewards, loss_weights = None, None, None
+        log_probs, step_rewards, loss_weights, kept = None, None, None, {}
         rewards = [_reward(sample, reward_key, supervised) for sample in samples]
         tokens, offsets = _flat([s.tokens for s in samples], np.int32), _offsets([len(s.tokens) for s in samples])
+        if truncated or not (supervised or all(s.rollout_top_p_token_offsets is None for s in samples)):
+            kept = _kept(samples)
         if all(sample.rollout_log_probs is not None or sample.remove_sample for sample in samples):
             log_probs = _flat([s.rollout_log_probs or [0.0] * s.response_length for s in samples], np.float32)
         if any(gives_credit(sample) for sample in samples):
@@ -178,6 +192,7 @@ class TrainBatch:
             rollout_ids=_number_rollouts(groups),
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
             sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
+            **kept,
         )
 
     # ---- reading ------------------------------------------------------------------------------------------
@@ -223,6 +238,12 @@ class TrainBatch:
         """The engine's log-probs over sample i's response, a view, or None."""
         return None if self.rollout_log_probs is None else self.rollout_log_probs[self.response_slice(i)]
 
+    def kept_sets(self, flat: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]] | None:
+        """The kept sets of the response tokens at `flat` [N]: ids [K'] and bounds [N + 1]; None if there are none."""
+        if self.kept_ids is None or self.kept_offsets is None:
+            return None
+        return self.kept_ids[_ranges(self.kept_offsets, flat)], _offsets(np.diff(self.kept_offsets)[flat])
+
     def response_slice(self, i: int) -> slice:
         """Where sample i's response lies in flat response arrays [R]."""
         return slice(int(self.response_offsets[i]), int(self.response_offsets[i + 1]))
@@ -250,6 +271,8 @@ class TrainBatch:
         kept["tokens"] = self.tokens[_ranges(self.offsets, chosen)]
         kept["offsets"] = _offsets(self.lengths[chosen])
         kept["response_offsets"] = _offsets(self.response_lengths[chosen])
+        if sets := self.kept_sets(response):
+            kept["kept_ids"], kept["kept_offsets"] = sets
         return type(self)(**{name: kept.get(name) for name in _DTYPES})  # type: ignore[arg-type]
 
     def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
@@ -307,6 +330,29 @@ def _teacher(samples: Sequence[Sample]) -> NDArray[np.float32] | None:
     if any(sample.teacher_log_probs is None and sample.trained_tokens for sample in samples):
         return None
     return _flat([s.teacher_log_probs or [0.0] * s.response_length for s in samples], np.float32)
+
+
+def _kept(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
+    """`kept_ids` and `kept_offsets`; each token that trains must lie in its own set."""
+    sets = []
+    for sample in samples:
+        ids = np.asarray(sample.rollout_top_p_token_ids or (), np.int32)
+        sizes = np.diff(sample.rollout_top_p_token_offsets or [0] * (sample.response_length + 1))
+        response = np.asarray(sample.tokens[sample.prompt_length :], np.int32)
+        place = np.repeat(np.arange(len(sizes)), sizes)
+        found = np.zeros(len(sizes), bool)
+        found[place[ids == response[place]]] = True
+        if missing := int((np.asarray(_mask(sample), bool) & ~found).sum()):
+            raise SampleError(
+                f"sample index={sample.index}: {missing} of its trained tokens are not in the sets that truncated sampling "
+                "kept for them; append them with append_model(..., kept=...), from an engine asked for its "
+                "return_sampling_mask, or train with a bias: --allow-truncated-sampling"
+            )
+        sets.append((ids, sizes))
+    return {
+        "kept_ids": np.concatenate([ids for ids, _ in sets]),
+        "kept_offsets": _offsets(np.concatenate([n for _, n in sets])),
+    }
 
 
 def _mask(sample: Sample) -> Sequence[int]:

@@ -26,6 +26,7 @@ from agentrl.engine import (
 )
 from agentrl.engine.commands import engine_command
 from agentrl.errors import EngineUnreachable, SettingsError
+from tests.engine.faults import serving
 
 EMBEDDED = EngineSettings(embedded_threads=1, embedded_slots=2, engine_start_timeout=100.0)
 
@@ -145,6 +146,20 @@ async def test_checking_a_launch_starts_nothing() -> None:
         await check_launch(EngineSettings(engine="external"), 1)
     with pytest.raises(SettingsError, match="--engine-python nowhere/python: no such program"):
         await check_launch(EngineSettings(engine="sglang", engine_python="nowhere/python"), 1)
+
+
+async def test_an_external_engine_that_does_not_report_kept_sets_is_refused_where_they_are_needed() -> None:
+    async with serving() as server:
+        old = EngineSettings(
+            engine="external", rollout_external_engine_addrs=(server.url,), engine_connect_timeout=30.0
+        )
+        await check_launch(old, 1)
+        with pytest.raises(SettingsError, match=f"{server.url}: .*SGLang from 0.5.23.*--allow-truncated-sampling"):
+            await check_launch(old, 1, kept_sets=True)
+        server.info = {"sampling_mask_max_tokens": 4096}
+        await check_launch(old, 1, kept_sets=True)
+        server.deaf = True  # a server that is still loading is not waited for
+        await check_launch(old.model_copy(update={"engine_connect_timeout": 0.05}), 1, kept_sets=True)
 
 
 async def test_somebody_else_at_the_port_who_never_answers_is_not_waited_for(

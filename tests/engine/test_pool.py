@@ -2,6 +2,7 @@
 
 import socket
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -49,6 +50,17 @@ async def test_a_good_answer_and_what_was_sent() -> None:
         "return_logprob": True,
     }
     assert server.headers[0][ROUTING_HEADER] == "s"
+
+
+async def test_kept_sets_are_asked_for_and_their_absence_is_no_engines_fault() -> None:
+    params = replace(PARAMS, top_p=0.9, return_sampling_mask=True)
+    async with serving(ok([5, 6])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        with pytest.raises(EngineRejected, match="return_sampling_mask, SGLang from 0.5.23") as caught:
+            await pool.generate([1, 2, 3], params)
+    assert caught.value.kind == "no_sampling_mask"
+    (sent,) = server.generates
+    assert sent["return_sampling_mask"] is True
+    assert "return_sampling_mask" not in sent["sampling_params"]
 
 
 async def test_refused_connection_is_engine_unreachable(closed_url: str) -> None:

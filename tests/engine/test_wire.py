@@ -1,6 +1,8 @@
 """Wire types: what is sent, what is read, what is refused."""
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -260,3 +262,52 @@ def test_what_is_asked_for_after_some_tokens() -> None:
     assert (later.temperature, later.max_new_tokens, later.min_new_tokens) == (0.5, 5, 0)
     assert later.sampling_seed not in (None, 5)
     assert SamplingParams().after(3) == SamplingParams()
+
+
+KEPT = {"output_token_sampling_mask": [[1, 9], [2]], "output_token_sampling_logprobs": [-0.25, 0.0]}
+
+
+def test_kept_sets_are_read_with_the_log_probs_among_them() -> None:
+    asked = replace(ASKED, kept=True)
+    got = Generation.from_wire(answer([1, 2], **KEPT), asked)
+    assert ([list(row) for row in got.kept or ()], got.log_probs) == ([[1, 9], [2]], [-0.25, 0.0])
+    assert not got.meta_info.keys() & KEPT.keys()
+    assert Generation.from_wire(answer([1, 2], **KEPT), ASKED).kept is None
+    nothing = Generation.from_wire(answer([], finish_reason={"type": "abort"}), asked)
+    whole = join([got, nothing, got], 3)
+    assert nothing.kept == []
+    assert [list(row) for row in whole.kept or ()] == [[1, 9], [2], [1, 9], [2]]
+
+
+def test_the_kept_sets_of_a_real_server_are_read() -> None:
+    recorded = recording("generate_sampling_mask")["response"]["json"]
+    full = [[-1.0, id_, None] for id_ in recorded["output_ids"]]  # it was not asked for log-probs
+    recorded["meta_info"] |= {"output_token_logprobs": full}
+    got = Generation.from_wire(recorded, Asked(8, 5, 512, kept=True))
+    assert list(map(len, got.kept or ())) == [3] * 5
+    assert max(got.log_probs) < 0 > min(got.log_probs) > math.log(0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"output_token_sampling_mask": None}, "--allow-truncated-sampling"),
+        ({"output_token_sampling_logprobs": None}, "--allow-truncated-sampling"),
+        ({"output_token_sampling_mask": [[1]]}, "kept ids of each of 2 tokens"),
+        ({"output_token_sampling_mask": 3}, "kept ids of each of 2 tokens"),
+        ({"output_token_sampling_mask": [[1, "a"], [2]]}, "kept ids of each of 2 tokens"),
+        ({"output_token_sampling_mask": [[1, 2**40], [2]]}, "kept ids of each of 2 tokens"),
+        ({"output_token_sampling_mask": [[9], [2]]}, "sampled one, 1, among them"),
+        ({"output_token_sampling_mask": [[1], []]}, "sampled one, 2, among them"),
+        ({"output_token_sampling_mask": [[1, 512], [2]]}, "ids of the model"),
+        ({"output_token_sampling_mask": [[1, -1], [2]]}, "ids of the model"),
+        ({"output_token_sampling_logprobs": [-0.25]}, "as many output_token_sampling_logprobs"),
+        ({"output_token_sampling_logprobs": [-0.25, None]}, "numbers as log-probs"),
+        ({"output_token_sampling_logprobs": [-0.25, 3.0]}, "log-probs of at most 0"),
+    ],
+)
+def test_kept_sets_that_are_missing_or_contradict_the_answer_are_refused(changes: dict[str, Any], said: str) -> None:
+    meta = {name: value for name, value in (KEPT | changes).items() if value is not None}
+    with pytest.raises(EngineRejected, match=said) as error:
+        Generation.from_wire(answer([1, 2], **meta), replace(ASKED, kept=True))
+    assert error.value.kind == ("no_sampling_mask" if len(meta) < 2 else "malformed_answer")

@@ -276,3 +276,54 @@ def test_arrays_that_disagree_are_refused() -> None:
 def test_selecting_beyond_the_end() -> None:
     with pytest.raises(IndexError, match=r"0\.\.0"):
         TrainBatch.from_samples([[make_sample()]]).select([1])
+
+
+def truncated_sample(index: int = 0, *, missing: bool = False, **changes: object) -> Sample:
+    sample = Sample(index=index, reward=1.0)
+    sample.set_prompt_tokens([1, 2])
+    sample.append_model([10 + index, 11], [-0.5, -0.1], kept=[[9, 10 + index], [8 if missing else 11]])
+    sample.append_observation([7, 7])
+    sample.append_model([20], [0.0], kept=[[20, 3, 4]])
+    for name, value in changes.items():
+        setattr(sample, name, value)
+    return sample
+
+
+def test_kept_sets_go_with_their_tokens(tmp_path: Path) -> None:
+    batch = TrainBatch.from_samples([[truncated_sample(i).compact() for i in range(3)]], truncated=True)
+    ids, bounds = batch.kept_sets(np.array([10, 4, 2])) or ([], [])
+    assert (list(ids), list(bounds)) == ([9, 12, 20, 3, 4], [0, 2, 5, 5])
+    for again in (batch.select([2, 0]), TrainBatch.load(_saved(batch.select([2, 0]), tmp_path))):
+        ids, bounds = again.kept_sets(np.arange(10)) or ([], [])
+        assert list(ids) == [9, 12, 11, 20, 3, 4, 9, 10, 11, 20, 3, 4]
+        assert list(np.diff(bounds)) == [2, 1, 0, 0, 3] * 2
+    assert TrainBatch.from_samples([[make_sample()]]).kept_sets(np.arange(2)) is None
+
+
+def _saved(batch: TrainBatch, folder: Path) -> Path:
+    batch.save(folder / "batch.npz")
+    return folder / "batch.npz"
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [make_sample()],
+        [truncated_sample(), make_sample()],
+        [truncated_sample(missing=True)],
+        [truncated_sample(rollout_top_p_token_ids=None, rollout_top_p_token_offsets=None)],
+    ],
+)
+def test_trained_tokens_without_their_kept_sets_are_refused(samples: list[Sample]) -> None:
+    with pytest.raises(
+        SampleError, match=r"[123] of its trained tokens are not in the sets .*--allow-truncated-sampling"
+    ):
+        TrainBatch.from_samples([samples], truncated=True)
+
+
+def test_what_is_not_trained_needs_no_kept_set() -> None:
+    masked = truncated_sample(missing=True, loss_mask=[0, 0, 0, 0, 1])
+    removed = make_sample(1, remove_sample=True)
+    batch = TrainBatch.from_samples([[masked, removed]], truncated=True)
+    assert batch.kept_offsets is not None
+    assert len(batch.kept_offsets) == 5 + removed.response_length + 1

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from torch import Tensor
 
-from agentrl.engine.embedded.core import Engine, PauseMode
+from agentrl.engine.embedded.core import MASK_LIMIT, Engine, PauseMode
 from agentrl.engine.embedded.errors import invalid_body, refused
 from agentrl.engine.embedded.http import Handler, Json, field, object_body
 from agentrl.engine.embedded.service import Service
@@ -90,6 +90,7 @@ async def server_info(request: Request) -> Response:
             **asdict(service.options),
             "context_length": service.context,
             "slots": len(engine.slots),
+            "sampling_mask_max_tokens": MASK_LIMIT,
             "tokenizer_path": service.options.model_path,
             "version": PROTOCOL,
             "engine": "agentrl-embedded",

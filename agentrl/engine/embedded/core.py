@@ -36,6 +36,12 @@ WORTH_EXTENDING = 0.5
 """A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
 NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
 
+MASK_LIMIT = 4096
+"""Most ids that a token's kept set may have where it is asked for, as SGLang's `--sampling-mask-max-tokens`."""
+TOO_MANY_KEPT = aborted(
+    f"return_sampling_mask: a token was sampled from more than {MASK_LIMIT}; set top_k", 400, "BadRequest"
+)
+
 
 @dataclass
 class _Slot:
@@ -270,11 +276,14 @@ class Engine:
             adjust(rows[i], job.params, job.prompt, job.output)
             if len(job.output) < job.params.min_new_tokens and job.stop.forbidden_early:
                 rows[i, sorted(job.stop.forbidden_early)] = float("-inf")
-        choice = choose(rows, [job.params for job in jobs], [job.randomness.draw() for job in jobs])
+        keep = [i for i, job in enumerate(jobs) if job.want.kept]
+        choice = choose(rows, [job.params for job in jobs], [job.randomness.draw() for job in jobs], keep)
         picked = torch.tensor(choice.tokens, device=self.device)[:, None]
         values = choice.log_probs.gather(1, picked)[:, 0].tolist()
         for i, job in enumerate(jobs):
             _keep_others(job.want, choice.log_probs[i], job.output_top, job.output_ids_log_probs)
+            if job.want.kept:
+                job.kept.append(choice.kept[i])
             self._append(job, choice.tokens[i], values[i])
 
     def _append(self, job: Job, token: int, log_prob: float) -> None:
@@ -294,6 +303,8 @@ class Engine:
             self._finish(job, NOT_A_NUMBER)
             self.cache.scrub(slot)
             self.slots[slot].count = 0
+        elif job.kept and len(job.kept[-1][0]) > MASK_LIMIT:
+            self._finish(job, TOO_MANY_KEPT)
         elif reason is not None:
             self._finish(job, reason)
         elif job.on_token is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.engine.embedded.params import SamplingParams
-from agentrl.engine.embedded.sampling import Randomness
+from agentrl.engine.embedded.sampling import Kept, Randomness
 from agentrl.engine.embedded.stopping import StopRules
 
 Ids = NDArray[np.int32]
@@ -30,6 +30,8 @@ class LogProbOptions:
     """First prompt position whose log-prob is wanted; -1: none."""
     top: int = 0
     ids: tuple[int, ...] = ()
+    kept: bool = False
+    """Also what the filters kept for each token."""
 
 
 @dataclass(eq=False)
@@ -49,6 +51,7 @@ class Job:
     log_probs: list[float] = field(default_factory=list)
     output_top: list[TopEntry] = field(default_factory=list)
     output_ids_log_probs: list[TopEntry] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
     input_log_probs: list[float] = field(default_factory=list)
     """Of the prompt tokens from `prompt_from + 1` on."""
     input_top: list[TopEntry] = field(default_factory=list)

@@ -33,7 +33,7 @@ REFUSED_FIELDS = {
     "audio_data": "The embedded engine serves text models only: audio_data is not supported.",
     "custom_logit_processor": "The server is not configured to enable custom logit processors.",
     "session_params": "session_params is not supported by the embedded engine.",
-    "return_sampling_mask": "return_sampling_mask is not supported by the embedded engine.",
+    "sampling_logprobs_mode": "sampling_logprobs_mode is not supported by the embedded engine: it knows the default.",
     "return_hidden_states": (
         "The server is not configured to return hidden states. The embedded engine cannot: use a real SGLang server."
     ),
@@ -83,16 +83,19 @@ def parse_generate(body: object, vocab: Vocabulary, context: int) -> GenerateReq
     starts = _each(body, "logprob_start_len", count, int, -1)
     tops = _each(body, "top_logprobs_num", count, int, 0)
     watched = _each_ids(body, count, vocab.size)
+    masks = _each(body, "return_sampling_mask", count, bool, False)
     rids = _rids(body, count, single)
     sequences: list[SequenceRequest] = []
     log_probs = 0
     for i, prompt in enumerate(prompts):
         sampling = params[i]
         limit = output_limit(len(prompt), sampling.max_new_tokens, context)
-        want = LogProbOptions()
+        if masks[i] and not sampling.filtered:
+            raise refused("return_sampling_mask requires top_k, top_p < 1 or min_p > 0: nothing is cut off otherwise.")
+        want = LogProbOptions(kept=masks[i])
         if wants_logprob[i]:
             _check_start(starts[i], len(prompt))
-            want = LogProbOptions(starts[i], max(0, min(tops[i], vocab.size)), watched[i])
+            want = LogProbOptions(starts[i], max(0, min(tops[i], vocab.size)), watched[i], masks[i])
             scored = limit + (len(prompt) - starts[i] if starts[i] >= 0 else 0)
             log_probs += copies[i] * scored * (want.top + len(want.ids))
             at_most(MAX_LOG_PROBS, log_probs, "log-probs of other tokens (positions times top_logprobs_num)")

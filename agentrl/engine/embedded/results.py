@@ -29,6 +29,13 @@ def answer(
     if sequence.return_logprob:
         texts = vocab if request.text_in_logprobs else None
         result["meta_info"].update(_log_probs(job, sequence, texts, len(output)))
+    if sequence.want.kept:
+        kept = job.kept[: len(output)]
+        result["meta_info"] |= {
+            "output_token_sampling_mask": [ids.tolist() for ids, _ in kept],
+            "output_token_sampling_logprobs": [log_prob for _, log_prob in kept],
+            "output_token_sampling_mask_length": len(kept),
+        }
     if request.prompt_ids_wanted:
         result["prompt_token_ids"] = job.prompt
     return result

@@ -3,16 +3,18 @@
 1. One counter-based generator (Philox) per request and inversion of the cumulative distribution: a token depends on the
    request's seed, its position and its own logits, never on what else is in the batch.
 2. Reported log-probs are of the temperature-scaled distribution, after penalties and bias, before top-k, top-p and
-   min-p. They are what a trainer recomputes from the same logits.
+   min-p. They are what a trainer recomputes from the same logits. Who asks gets the kept set as well, and the token's
+   log-prob among it: what was really sampled from.
 3. Filters: sort by probability; keep the first `top_k`; keep a token while the mass before it is at most `top_p`; keep it
    if its probability is at least `min_p` times the largest. All three look at the unfiltered probabilities.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.engine.embedded.params import SamplingParams
@@ -31,15 +33,20 @@ class Randomness:
         return float(self._generator.random())
 
 
+Kept = tuple[NDArray[np.int32], float]
+"""What the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them."""
+
+
 @dataclass
 class Choice:
     """What one step of sampling gave.
 
-    `tokens`: [N] ids. `log_probs`: [N, vocabulary] float32, the reported distribution.
+    `tokens`: [N] ids. `log_probs`: [N, vocabulary] float32, the reported distribution. `kept`: by row, where asked for.
     """
 
     tokens: list[int]
     log_probs: Tensor
+    kept: dict[int, Kept]
 
 
 def adjust(row: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:
@@ -61,8 +68,13 @@ def adjust(row: Tensor, params: SamplingParams, prompt: Sequence[int], output: S
         row[token] += bias
 
 
-def choose(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Choice:
-    """Sample one token for each row of `logits` ([N, vocabulary], already adjusted); `uniforms`: [N] in [0, 1)."""
+def choose(
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], keep: Collection[int] = ()
+) -> Choice:
+    """Sample one token for each row of `logits` ([N, vocabulary], already adjusted); `uniforms`: [N] in [0, 1).
+
+    `keep`: rows whose kept sets are wanted; they must have filters.
+    """
     scaled = logits.float()
     if any(p.temperature != 1 for p in params):
         scaled = scaled / torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
@@ -72,14 +84,18 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[
     greedy = [i for i, p in enumerate(params) if p.greedy]
     plain = [i for i, p in enumerate(params) if not p.greedy and not p.filtered]
     filtered = [i for i, p in enumerate(params) if not p.greedy and p.filtered]
+    kept: dict[int, Kept] = {}
     if greedy:
         tokens[greedy] = _rows(scaled, greedy).argmax(-1)
+        kept = {i: (np.array([int(tokens[i])], np.int32), 0.0) for i in greedy if i in keep}
     if plain:
         tokens[plain] = _invert(_rows(log_probs, plain).exp(), draws[plain])
     if filtered:
         some = [params[i] for i in filtered]
-        tokens[filtered] = _choose_filtered(_rows(log_probs, filtered).exp(), some, draws[filtered])
-    return Choice(tokens.tolist(), log_probs)
+        chosen, tables = _choose_filtered(_rows(log_probs, filtered).exp(), some, draws[filtered])
+        tokens[filtered] = chosen
+        kept |= {i: _kept(*tables[at], chosen[at]) for at, i in enumerate(filtered) if i in keep}
+    return Choice(tokens.tolist(), log_probs, kept)
 
 
 def support(probs: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
@@ -111,16 +127,31 @@ def _cut(ordered: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return ordered.masked_fill(drop, 0)
 
 
-def _choose_filtered(probs: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """Look at the largest probabilities first; sort whole rows only where that is not enough. Each row decides alone."""
+def _choose_filtered(
+    probs: Tensor, params: Sequence[SamplingParams], uniforms: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Tokens, and what is left of each row's probabilities (else zero) with their ids. Each row decides alone.
+
+    Look at the largest probabilities first; sort whole rows only where that is not enough.
+    """
     if probs.shape[-1] <= CANDIDATES:
-        return _pick(*support(probs, params), uniforms)
+        left, ids = support(probs, params)
+        return _pick(left, ids, uniforms), list(zip(left, ids, strict=True))
     top, ids = probs.topk(CANDIDATES, dim=-1)
-    chosen = _pick(_cut(top, params), ids, uniforms)
+    left = _cut(top, params)
+    chosen, tables = _pick(left, ids, uniforms), list(zip(left, ids, strict=True))
     rest = [i for i, fits in enumerate(_enough(top, params)) if not fits]
     if rest:
-        chosen[rest] = _pick(*support(probs[rest], [params[i] for i in rest]), uniforms[rest])
-    return chosen
+        left, ids = support(probs[rest], [params[i] for i in rest])
+        chosen[rest] = _pick(left, ids, uniforms[rest])
+        for at, i in enumerate(rest):
+            tables[i] = left[at], ids[at]
+    return chosen, tables
+
+
+def _kept(left: Tensor, ids: Tensor, token: Tensor) -> Kept:
+    share = left[ids == token].double() / left.sum(dtype=torch.float64)
+    return ids[left > 0].to(torch.int32).cpu().numpy(), float(share.log())
 
 
 def _pick(kept: Tensor, ids: Tensor, uniforms: Tensor) -> Tensor:

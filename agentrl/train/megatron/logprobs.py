@@ -5,12 +5,16 @@
 3. Lean: rows are processed in chunks and the backward pass recomputes the softmax from the logits, so no second
    [rows, vocabulary] tensor lives between the passes, apart from the gradient itself.
 
+4. Where sampling was truncated, softmax and entropy are over each row's kept set alone (DeepSeek-V3.2, arXiv:2512.02556,
+   section 3.1): the other logits count as -inf.
+
 With p = softmax(z / T): log-prob of token y is z_y/T - logsumexp(z/T); entropy is logsumexp(z/T) - E_p[z/T]; their
 gradients in z/T are onehot(y) - p and -p (z/T - E_p[z/T]).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +27,38 @@ FAR = -1e4
 """How far a logit counts as below the mean at most: p is 0 long before, and 0 times -inf would be NaN."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptSets:
+    """What rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or from everything where that is empty.
+
+    Attributes:
+        ids: int64 [K], token ids of the whole vocabulary, on the logits' device.
+        offsets: int64 [n + 1], on the CPU.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+
+    def banned(self, rows: slice, start: int, width: int) -> Tensor:
+        """bool [rows, width]: which of the columns from `start` on are outside of their row's set."""
+        bounds = self.offsets[rows.start : rows.stop + 1]
+        sizes = bounds.diff().to(self.ids.device)
+        ids = self.ids[int(bounds[0]) : int(bounds[-1])]
+        place = torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes, output_size=len(ids))
+        local, mine = _local(ids - start, width)
+        out = (sizes > 0)[:, None].expand(-1, width + 1).clone()
+        out[place, torch.where(mine, local, width)] = False  # the last column takes what is another rank's
+        return out[:, :width]
+
+
 def token_log_probs(
-    logits: Tensor, targets: Tensor, *, group: dist.ProcessGroup, vocab: int, temperature: float = 1.0
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    group: dist.ProcessGroup,
+    vocab: int,
+    temperature: float = 1.0,
+    kept: KeptSets | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the chosen tokens, and entropies; differentiable in `logits`.
 
@@ -34,13 +68,14 @@ def token_log_probs(
         group: the tensor-parallel group.
         vocab: real size of the whole vocabulary; columns that pad it to a multiple of the ranks have probability 0.
         temperature: the sampling temperature (above 0).
+        kept: what the rows' tokens were sampled from, each row's target among it; None: from the whole vocabulary.
 
     Returns:
         log_probs, entropies: float32 [n], in nats.
     """
     start = group.rank() * logits.size(-1)
     width = max(0, min(logits.size(-1), vocab - start))
-    log_probs, entropies = _TokenLogProbs.apply(logits, targets, group, start, width, temperature)
+    log_probs, entropies = _TokenLogProbs.apply(logits, targets, group, start, width, temperature, kept)
     return log_probs, entropies
 
 
@@ -54,14 +89,15 @@ class _TokenLogProbs(torch.autograd.Function):
         start: int,
         width: int,
         temperature: float,
+        kept: KeptSets | None,
     ) -> tuple[Tensor, Tensor]:
         n = logits.size(0)
+        ctx.start, ctx.width, ctx.temperature, ctx.kept = start, width, temperature, kept
         stats = torch.empty(3, n, dtype=torch.float32, device=logits.device)  # logsumexp, E[z], target's z
         for rows in _chunks(n, logits.size(-1)):
-            stats[:, rows] = _stats(logits[rows, :width].float() / temperature, targets[rows] - start, group)
+            stats[:, rows] = _stats(_scaled(ctx, logits, rows), targets[rows] - start, group)
         log_z, mean, chosen = stats
         ctx.save_for_backward(logits, targets, log_z, mean)
-        ctx.start, ctx.width, ctx.temperature = start, width, temperature
         return chosen - log_z, log_z - mean
 
     @staticmethod
@@ -70,7 +106,7 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_log_prob, grad_entropy = grads
         out = torch.zeros_like(logits)
         for rows in _chunks(logits.size(0), logits.size(-1)):
-            z = logits[rows, : ctx.width].float() / ctx.temperature
+            z = _scaled(ctx, logits, rows)
             p = torch.exp(z - log_z[rows, None])
             above = (z - mean[rows, None]).clamp(min=FAR)
             g = -p * (grad_log_prob[rows, None] + grad_entropy[rows, None] * above)
@@ -79,7 +115,15 @@ class _TokenLogProbs(torch.autograd.Function):
             if ctx.width:
                 g.scatter_add_(1, local[:, None], picked[:, None])
             out[rows, : ctx.width] = (g / ctx.temperature).to(out.dtype)
-        return out, None, None, None, None, None
+        return out, None, None, None, None, None, None
+
+
+def _scaled(ctx: Any, logits: Tensor, rows: slice) -> Tensor:
+    """float32 [rows, width]: the logits over the temperature, -inf where sampling was cut off."""
+    z = logits[rows, : ctx.width].float() / ctx.temperature
+    if ctx.kept is not None:
+        z.masked_fill_(ctx.kept.banned(rows, ctx.start, ctx.width), -torch.inf)
+    return z
 
 
 def _stats(z: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:

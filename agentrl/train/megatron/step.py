@@ -29,7 +29,7 @@ from agentrl.algorithms.ops.mismatch import PEAK, mismatch_sums
 from agentrl.train.batch import TrainBatch
 from agentrl.train.megatron.data import MicrobatchTensors, Packer, Rows
 from agentrl.train.megatron.layout import Layout
-from agentrl.train.megatron.logprobs import token_log_probs
+from agentrl.train.megatron.logprobs import KeptSets, token_log_probs
 from agentrl.train.megatron.model import output_rows
 from agentrl.train.objective import StepInputs
 from agentrl.train.packing import Plan
@@ -51,7 +51,8 @@ class Passes:
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, plan: Plan, rows: Rows) -> NDArray[np.float32]:
         """Log-probs [R] of the response tokens (0 for those that `rows` leaves out), the same on every rank."""
-        return self._everywhere(batch, self._run(batch, plan, rows, self._only_log_probs, forward_only=True))
+        score = functools.partial(self._only_log_probs, batch=batch)
+        return self._everywhere(batch, self._run(batch, plan, rows, score, forward_only=True))
 
     @torch.no_grad()
     def values(self, batch: TrainBatch, plan: Plan) -> NDArray[np.float32]:
@@ -69,7 +70,7 @@ class Passes:
 
     def gradients(self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
         """Add one step's gradients into the model's buffers; returns the loss and its weighted statistics."""
-        loss = functools.partial(self._loss, inputs=inputs, algorithm=algorithm)
+        loss = functools.partial(self._loss, batch=batch, inputs=inputs, algorithm=algorithm)
         totals = self._reduce(self._run(batch, plan, "trained", loss, forward_only=False))
         computed = totals.pop("computed_tokens")
         shares = {"computed_tokens_share": computed, "copied_tokens_share": computed - plan.distinct}
@@ -116,13 +117,17 @@ class Passes:
         """Keep half-precision logits as they are; `token_log_probs` works in float32 chunk by chunk."""
         return {"fp32_output": False} if self.config.bf16 else {}
 
-    def _score(self, logits: Tensor, mb: MicrobatchTensors) -> tuple[Tensor, Tensor]:
-        return token_log_probs(
-            logits[0], mb.targets, group=self.layout.tp_group, vocab=self.vocab, temperature=self.temperature
-        )
+    def _score(self, logits: Tensor, mb: MicrobatchTensors, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        kept = None
+        if batch.kept_ids is not None and (sets := batch.kept_sets(mb.flat.cpu().numpy())):
+            kept = KeptSets(torch.from_numpy(sets[0]).to(logits.device, torch.int64), torch.from_numpy(sets[1]))
+        group, temperature = self.layout.tp_group, self.temperature
+        return token_log_probs(logits[0], mb.targets, group=group, vocab=self.vocab, temperature=temperature, kept=kept)
 
-    def _only_log_probs(self, logits: Tensor, *, mb: MicrobatchTensors, non_loss_data: bool) -> tuple[Tensor, Tensor]:
-        return mb.flat, self._score(logits, mb)[0]
+    def _only_log_probs(
+        self, logits: Tensor, *, mb: MicrobatchTensors, batch: TrainBatch, non_loss_data: bool
+    ) -> tuple[Tensor, Tensor]:
+        return mb.flat, self._score(logits, mb, batch)[0]
 
     def _only_values(self, out: Tensor, *, mb: MicrobatchTensors, non_loss_data: bool) -> tuple[Tensor, Tensor]:
         return mb.flat, out[0, :, 0]
@@ -134,9 +139,9 @@ class Passes:
         return _weighted(algorithm.value_loss(out[0, :, 0], old[mb.flat], returns[mb.flat]), inputs, mb)
 
     def _loss(
-        self, logits: Tensor, *, mb: MicrobatchTensors, inputs: StepInputs, algorithm: Algorithm
+        self, logits: Tensor, *, mb: MicrobatchTensors, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        log_probs, entropy = self._score(logits, mb)
+        log_probs, entropy = self._score(logits, mb, batch)
         view = inputs.view(mb.flat, log_probs, entropy, self._join)
         loss, one, sums = _weighted(algorithm.token_loss(view), inputs, mb)
         computed = mb.computed / self.layout.cp

@@ -58,7 +58,6 @@ INTENDED = {
     "crash_id_out_of_vocab": (400, "the real server dies; ids are checked against the vocabulary"),
     "crash_negative_id": (400, "the real server dies; ids are checked against the vocabulary"),
     "crash_empty_batch_member": (400, "an empty prompt is refused in a batch as it is alone"),
-    "generate_sampling_mask": (400, "return_sampling_mask is not served, and refused rather than ignored"),
     "abort_all_batch_victim": (400, "the real server fails with a bare 500 on a list of rids for one prompt"),
     "chat_tools_named": (400, "a named tool_choice needs a grammar, which the embedded engine has not"),
     "pause_abort_health": (200, "/health says at once that the process is well, paused or not"),

@@ -108,6 +108,39 @@ def test_a_large_vocabulary_is_sampled_as_a_full_sort_says(filters: dict[str, An
         assert before - 1e-6 <= uniforms[i] * total <= cumulative[place].item() + 1e-6
 
 
+@given(LOGITS, FILTERS, st.floats(0, 1, exclude_max=True))
+@settings(max_examples=100, deadline=None)
+def test_what_was_kept_is_what_the_definition_keeps(
+    logits: list[float], filters: dict[str, Any], uniform: float
+) -> None:
+    p = params(**filters)
+    choice = choose(torch.tensor([logits] * 2), [params(), p], [0.5, uniform], keep=[1] if p.filtered else [])
+    assert choice.kept.keys() == ({1} if p.filtered else set())
+    for ids, log_prob in choice.kept.values():
+        check_kept(choice.log_probs[1], ids.tolist(), choice.tokens[1], log_prob)
+        assert set(ids.tolist()) <= allowed(logits, p)
+
+
+def check_kept(row: torch.Tensor, ids: list[int], token: int, log_prob: float) -> None:
+    """The likeliest tokens, the chosen one among them, whose log-prob is that of a softmax over them."""
+    assert len(set(ids)) == len(ids)
+    assert row[ids].tolist() == row.topk(len(ids)).values.tolist()
+    assert math.isclose(log_prob, row[ids].double().log_softmax(-1)[ids.index(token)].item(), abs_tol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.3}, {"top_p": 0.9999}, {"top_k": 700}])
+def test_of_a_large_vocabulary_the_whole_set_is_kept(filters: dict[str, Any], spread: float) -> None:
+    logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)) * spread
+    rows = [params(**filters)] * 3 + [params(temperature=0)]
+    choice = choose(logits, rows, [0.1, 0.5, 0.9, 0.5], keep=range(4))
+    left, ids = support(choice.log_probs.exp(), rows)
+    for i, (kept, log_prob) in choice.kept.items():
+        check_kept(choice.log_probs[i], kept.tolist(), choice.tokens[i], log_prob)
+        assert kept.tolist() == ([choice.tokens[i]] if i == 3 else ids[i][left[i] > 0].tolist())
+    assert len(choice.kept) == 4
+
+
 def test_extreme_uniforms_never_leave_the_support() -> None:
     logits = torch.tensor([[0.0, -math.inf, 0.0, -math.inf]])
     for uniform, token in ((0.0, 0), (math.nextafter(1, 0), 2)):

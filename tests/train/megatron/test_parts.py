@@ -72,6 +72,69 @@ def test_banned_tokens_count_nothing(one_rank: dist.ProcessGroup) -> None:
     torch.testing.assert_close(gradient, logits.grad, rtol=1e-5, atol=1e-6)
 
 
+SETS = [[3, 0, 7], [], [5], list(range(11)), [10, 4], [2, 9, 8, 6], [1, 0, 5, 10, 3]]
+"""What seven rows of eleven tokens were sampled from; the second from everything."""
+
+
+def truncated_rows(rank: int = 0, ranks: int = 1, padding: int = 0) -> tuple[torch.Tensor, ...]:
+    """Log-probs, entropies and the gradient of a sum of both over this rank's columns of logits."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(7, 14, generator=generator)[:, : 11 + padding]
+    weights = torch.randn(2, 7, generator=generator)
+    if ranks == 0:  # the reference: softmax over each row's own columns alone, in plain float64
+        wide = logits[:, :11].double().requires_grad_()
+        rows = [(wide[i, ids] / 0.7).log_softmax(-1) for i, ids in enumerate(_sets())]
+        got = torch.stack([row[0] for row in rows]), torch.stack([-(row.exp() * row).sum() for row in rows])
+    else:
+        wide = logits.chunk(ranks, -1)[rank].clone().requires_grad_()
+        kept = logprobs.KeptSets(
+            torch.tensor([i for row in SETS for i in row]), torch.tensor([0, *np.cumsum(list(map(len, SETS)))])
+        )
+        targets = torch.tensor([ids[0] for ids in _sets()])
+        group = dist.group.WORLD
+        assert group is not None
+        got = logprobs.token_log_probs(wide, targets, group=group, vocab=11, temperature=0.7, kept=kept)
+    (got[0] * weights[0] + got[1] * weights[1]).sum().backward()
+    assert wide.grad is not None
+    return got[0].detach(), got[1].detach(), wide.grad
+
+
+def _sets() -> list[list[int]]:
+    return [row or list(range(11)) for row in SETS]
+
+
+@pytest.mark.parametrize("chunk", [1, 30, 1 << 25])
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.usefixtures("one_rank")
+def test_log_probs_among_kept_sets_match_plain_float64(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, padding: int
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    got, want = truncated_rows(padding=padding), truncated_rows(ranks=0)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours[..., : theirs.size(-1)].double(), theirs, rtol=1e-5, atol=2e-6)
+    outside = torch.ones(7, 11 + padding, dtype=torch.bool)
+    for i, ids in enumerate(_sets()):
+        outside[i, ids] = False
+    assert not got[2][outside].any()
+
+
+def truncated_in_two_processes(rank: int, meet: str) -> list[NDArray[Any]]:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+    return [tensor.numpy().copy() for tensor in truncated_rows(rank, 2, padding=1)]
+
+
+@pytest.mark.timeout(240)
+def test_log_probs_among_kept_sets_are_the_same_under_tensor_parallelism(tmp_path: Path) -> None:
+    first, second = run_ranks(truncated_in_two_processes, 2, str(tmp_path / "meet"), timeout=200)
+    want = [tensor.numpy() for tensor in truncated_rows(ranks=0)]
+    for got in (first, second):
+        np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([first[2], second[2]], -1)[:, :11], want[2], rtol=1e-5, atol=2e-6)
+
+
 @hypothesis_settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 1000),
