@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.algorithms.registry import algorithm_of, built_in
 from agentrl.algorithms.settings import AlgorithmSettings
-from agentrl.config.model_info import ModelInfo
+from agentrl.config.model_info import ModelInfo, read_model_info
 from agentrl.config.placement import ClusterSettings
 from agentrl.train.settings import TrainSettings
 
@@ -238,11 +238,15 @@ def teacher(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     given = [kind for kind, flag in kinds.items() if flat[flag.removeprefix("--").replace("-", "_")]]
     flags = " and ".join(kinds[kind] for kind in given)
     if algorithm and given and not algorithm.distills:
-        yield f"{flags}: {algorithm.name} listens to no teacher; set --use-opd too, or leave it out"
+        remedy = "set --use-opd too, or leave it out" if "use_opd" in algorithm.takes else "leave it out"
+        yield f"{flags}: {algorithm.name} listens to no teacher; {remedy}"
     elif len(given) > 1:
         yield f"{flags}: a teacher is asked over HTTP or held by the trainer; leave one of them out"
     elif flat["opd_type"] and given and given != [flat["opd_type"]]:
         yield f"--opd-type {flat['opd_type']} needs {kinds[flat['opd_type']]}, not {flags}"
+    if held := read_model_info(flat["opd_teacher_load"]):
+        tensor, pipeline = (flat.get(f"{part}_parallel_size") or 1 for part in _PARTS[:2])
+        yield from (f"--opd-teacher-load: {said}" for said in _model_splits(held, tensor, pipeline))
     if given == ["sglang"] and flat["rollout_temperature"] != 1:
         yield (
             f"--rollout-temperature {flat['rollout_temperature']:g} with --opd-teacher-url: SGLang says log-probs of given "

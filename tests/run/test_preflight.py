@@ -70,6 +70,9 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
         (kit.folder / name / "config.json").write_text((kit.folder / "model" / "config.json").read_text())
     (kit.folder / "no_weights" / "tokenizer.json").write_text("{}")
     shutil.copytree(kit.folder / "model", kit.folder / "stranger")
+    config = json.loads((kit.folder / "model" / "config.json").read_text())
+    (kit.folder / "odd").mkdir()
+    (kit.folder / "odd" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     tokenizer = json.loads((kit.folder / "stranger" / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
@@ -140,6 +143,15 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"opd_teacher_load": "model"}, ["--opd-teacher-load: grpo listens to no teacher; set --use-opd too"]),
         ({"use_opd": True, "opd_teacher_load": "nowhere"}, ["--opd-teacher-load nowhere: expected a Hugging Face"]),
         ({"use_opd": True, "opd_teacher_load": "stranger"}, ["--opd-teacher-load stranger has another vocabulary"]),
+        (
+            {
+                "use_opd": True,
+                "opd_teacher_load": "odd",
+                "pipeline_model_parallel_size": 2,
+                "actor_num_gpus_per_node": 2,
+            },
+            ["--opd-teacher-load: --pipeline-model-parallel-size 2 does not divide the model's 3 layers"],
+        ),
         ({"use_opd": True, "opd_teacher_load": "model", "opd_teacher_url": "x:1"}, ["leave one of them out"]),
         ({"use_opd": True, "opd_teacher_load": "model", "opd_type": "sglang"}, ["sglang needs --opd-teacher-url, not"]),
         (

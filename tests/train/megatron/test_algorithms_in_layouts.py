@@ -24,6 +24,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rloo": {"kl_coef": 0.1, "kl_loss_type": "k3", "eps_clip_c": 3.0},
     "reinforce_plus_plus": {"kl_coef": 0.1, "gamma": 0.99},
     "reinforce_plus_plus_baseline": {"overlong_buffer_len": 20, "loss_max_length": 40},
+    "on_policy_distillation": {"opd_kl_coef": 0.7, "normalize_advantages": True},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},
@@ -41,6 +42,8 @@ STEPS = {"grpo": 3}
 
 def trained(root: str, name: str, rank: RankInfo, **layout: Any) -> list[dict[str, float]]:
     """Two rollouts with gradient clipping and weight decay."""
+    if name == "on_policy_distillation":
+        layout["opd_teacher_load"] = f"{root}/teacher"
     chosen = settings(
         Path(root) / "m", num_steps_per_rollout=STEPS.get(name, 2), clip_grad=0.1, weight_decay=0.1, **layout
     )
@@ -59,6 +62,7 @@ def in_two_processes(rank: int, root: str) -> dict[str, Any]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("algorithms")
     make_tiny_model(path / "m", "qwen3", tie_word_embeddings=False)
+    make_tiny_model(path / "teacher", "llama", layers=4, seed=3)
     return str(path)
 
 
