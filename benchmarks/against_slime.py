@@ -184,14 +184,15 @@ def estimator(name: str, theirs: Settings | None = None, /, **given: Any) -> "Ro
     return compare
 
 
-def policy(name: str, theirs: Settings | None = None, /, **given: Any) -> "Row":
-    """The sum of the policy loss over a case's tokens, and its gradient."""
+def policy(name: str, theirs: Settings | None = None, /, *, old_is_engines: bool = False, **given: Any) -> "Row":
+    """The sum of the policy loss over a case's tokens, and its gradient; `theirs` as in `estimator`, `given` above it."""
     given = {"advantage_estimator": name} | given
-    arguments = {"eps_clip_high": given.get("eps_clip", 0.2)} | given | (theirs or {})
+    arguments = {"eps_clip_high": given.get("eps_clip", 0.2)} | (theirs or {}) | given
 
     def compare(slime: Slime, count: int) -> Worst:
         algorithm, worst = algorithm_of(AlgorithmSettings.model_validate(given)), Worst()
         for made in shared(count, tools=True):
+            made = replace(made, rollout=made.old) if old_is_engines else made
             totals, gradients = [], []
             for ours in (True, False):
                 log_probs = torch.from_numpy(made.log_probs.copy()).requires_grad_()
@@ -262,8 +263,28 @@ def weights(per_token: bool) -> "Row":
 
 
 Row = Callable[[Slime, int], Worst]
-KL = {"kl_coef": 0.1, "kl_loss_type": "k3"}
-LOSS_KL = {"use_kl_loss": True, "kl_loss_coef": 0.5}
+KL: Settings = {"kl_coef": 0.1, "kl_loss_type": "k3"}
+LOSS_KL: Settings = {"use_kl_loss": True, "kl_loss_coef": 0.5}
+TIS: Settings = {"use_tis": True, "tis_clip": 3.0, "tis_clip_low": 0.5}
+RS: Settings = {
+    "use_rs": True,
+    "rs_level": "geometric",
+    "rs_lower_bound": 0.5,
+    "rs_upper_bound": 2.0,
+    "rs_veto_threshold": 0.1,
+}
+ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
+CLIPPED: Settings = (
+    {"custom_tis_function_path": "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp"}
+    | {
+        "tis_level": "token",
+        "tis_upper_bound": 3.0,
+        "tis_lower_bound": 0.5,
+        "tis_batch_normalize": False,
+        "tis_mode": "clip",
+    }
+    | {"use_rs": False, "rs_lower_bound": None, "rs_upper_bound": None}
+)
 ROWS: dict[str, Row] = {
     "advantages: grpo, gspo, cispo": estimator("grpo"),
     "advantages: Dr. GRPO": estimator("grpo", grpo_std_normalization=False),
@@ -271,6 +292,7 @@ ROWS: dict[str, Row] = {
     "advantages: reinforce_plus_plus, KL, gamma .9": estimator("reinforce_plus_plus", **KL, gamma=0.9),
     "advantages: reinforce_plus_plus_baseline": estimator("reinforce_plus_plus_baseline"),
     "advantages and returns: ppo, KL, gamma .9, lambd .8": estimator("ppo", **KL, gamma=0.9, lambd=0.8),
+    "advantages: grpo with a teacher": estimator("grpo", use_opd=True, opd_kl_coef=0.1),
     "loss: clip": policy("grpo"),
     "loss: clip-higher, dual clip": policy("grpo", eps_clip_high=0.28, eps_clip_c=3.0),
     "loss: gspo": policy("gspo", eps_clip=0.1),
@@ -280,6 +302,11 @@ ROWS: dict[str, Row] = {
         for kind in ("k1", "k2", "k3", "low_var_kl")
     },
     "loss: clip + unbiased KL low_var_kl": policy("grpo", **LOSS_KL, kl_loss_type="low_var_kl", use_unbiased_kl=True),
+    "loss: TIS": policy("grpo", **TIS),
+    "loss: IcePop": policy("grpo", {"custom_tis_function_path": ICEPOP}, **TIS, tis_mode="mask"),
+    "loss: TIS and rejection by geometric mean, veto": policy("grpo", CLIPPED, **TIS, **RS),
+    "loss: TIS of sequences": policy("grpo", CLIPPED, **TIS, tis_level="sequence"),
+    "loss: OPSM": policy("grpo", old_is_engines=True, use_opsm=True, opsm_delta=0.1),
     "value loss": critic,
     "weights: per token": weights(True),
     "weights: per trajectory": weights(False),

@@ -432,8 +432,3 @@ def decoupled(case: Case) -> Floats:
     """2505.24298 eq. 5 (2110.00641): pi_proximal / pi_behaviour, in front of PPO's surrogate around the proximal
     policy: with `old` the proximal log-probs, the surrogate is `ppo` times this factor."""
     return rho(case, "token")
-
-
-def fresh(case: Case, most: int) -> Floats:
-    """[ours] 1 where a token is at most `most` rollouts stale; unknown staleness (-1) counts as fresh."""
-    return np.array([1.0 if s <= most else 0.0 for s in case.staleness.tolist()])

@@ -7,7 +7,7 @@ masked token is -inf in a loss's view, and 0, as the trainer makes it, where adv
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -195,6 +195,54 @@ def with_kl(kind: str, unbiased: bool) -> tuple[dict[str, Any], Loss]:
 
 LOSSES |= {kind: with_kl(kind, False) for kind in ("k1", "k2", "k3", "low_var_kl")}
 LOSSES |= {f"unbiased {kind}": with_kl(kind, True) for kind in ("k1", "k2", "k3", "low_var_kl")}
+
+
+Factors = Callable[[Case], Floats]
+
+
+def everything(made: Case) -> Floats:
+    return np.ones(len(made.mask))
+
+
+def corrected(given: dict[str, Any], factors: Factors, kept: Factors = everything) -> tuple[dict[str, Any], Loss]:
+    """The clipped surrogate times factors, and a KL that no rejected token has."""
+
+    def reference(made: Case, weights: Floats) -> ref.Graded:
+        left = kept(made)
+        factor = factors(made) * left
+        policy = ref.ppo(made, weights * factor, low=0.2, high=0.2)
+        kl = ref.kl_loss(made, weights * left, "k2")
+        return policy[0] * factor + 0.5 * left * kl[0], policy[1] + 0.5 * kl[1]
+
+    return given | {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "k2"}, reference
+
+
+TIS = {"use_tis": True, "tis_clip": 3.0, "tis_clip_low": 0.5}
+REJECT = {"use_rs": True, "rs_upper_bound": 4.0}
+for level in get_args(ref.Level):
+    LOSSES |= {
+        f"tis, {level}": corrected(TIS | {"tis_level": level}, partial(ref.tis, level=level, low=0.5, high=3.0)),
+        f"mis, {level}": corrected(
+            TIS | {"tis_level": level, "tis_mode": "mask"}, partial(ref.mis, level=level, low=0.5, high=3.0)
+        ),
+        f"rejection, {level}": corrected(
+            REJECT | {"rs_level": level}, everything, partial(ref.rejected, level=level, low=0.25, high=4.0)
+        ),
+    }
+LOSSES |= {
+    "decoupled": corrected({"use_tis": True, "tis_clip": 1e9}, ref.decoupled),
+    "opsm": corrected({"use_opsm": True, "opsm_delta": 0.1}, partial(ref.opsm, delta=0.1)),
+    "veto": corrected(
+        REJECT | {"rs_lower_bound": 1e-12, "rs_upper_bound": 1e9, "rs_veto_threshold": 0.5},
+        everything,
+        partial(ref.veto, threshold=0.5),
+    ),
+    "tis, opsm and rejection": corrected(
+        TIS | REJECT | {"use_opsm": True, "opsm_delta": 0.1},
+        lambda c: ref.tis(c, "token", 0.5, 3.0) * ref.opsm(c, 0.1),
+        partial(ref.rejected, level="token", low=0.25, high=4.0),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -196,7 +196,6 @@ def test_corrections() -> None:
     # mean of rollout - new in the first sample (log 2 - log 8) / 2 < 0, log 4 in the second, whose A is negative
     near(ref.opsm(replace(made, rollout=made.old), 0.0)[trained], [1, 1, 0])
     near(ref.opsm(replace(made, rollout=made.old), 1.5)[trained], [1, 1, 1])
-    near(ref.fresh(replace(made, staleness=np.array([0, -1, 2, 3])), 2)[trained], [1, 1, 0])
 
 
 Loss = Callable[[Case, Floats], ref.Graded]
