@@ -1,0 +1,140 @@
+"""Every algorithm in every layout against one process: losses and gradient norms, several steps a rollout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.algorithms.registry import ESTIMATORS
+from agentrl.train.contracts import RankInfo
+from agentrl.train.settings import TrainSettings
+from tests.support.distributed import run_ranks
+from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron.helpers import backend, make_batch, settings
+
+KL: dict[str, Any] = {"kl_coef": 0.05, "kl_loss_type": "k2"}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"use_kl_loss": True, "kl_loss_coef": 0.05, "kl_loss_type": "k3", "entropy_coef": 0.01},
+    "grpo-dr": {
+        "advantage_estimator": "grpo", "grpo_std_normalization": False, "loss_denominator": "constant",
+        "loss_max_length": 50,
+    },
+    "grpo-dapo": {"advantage_estimator": "grpo", "eps_clip_high": 0.28, "calculate_per_token_loss": True},
+    "gspo": {"eps_clip": 0.01},
+    "cispo": {"eps_clip": 1.0, "eps_clip_high": 0.1},
+    "rloo": KL,
+    "reinforce_plus_plus": {**KL, "gamma": 0.95},
+    "reinforce_plus_plus_baseline": {"loss_denominator": "all"},
+}  # fmt: skip
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"tensor_model_parallel_size": 2},
+    "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pp2": {"pipeline_model_parallel_size": 2},
+    "cp2": {"context_parallel_size": 2},
+    "dp2": {},
+    "dp2_sharded": {"use_distributed_optimizer": True},
+}
+OF_FOUR: dict[str, dict[str, Any]] = {
+    "tp2_cp2": {"tensor_model_parallel_size": 2, "context_parallel_size": 2, "sequence_parallel": True},
+    "pp2_dp2_sharded": {"pipeline_model_parallel_size": 2, "use_distributed_optimizer": True},
+}
+COMPARED = ("loss", "grad_norm", "value_loss", "critic/grad_norm", "ppo_kl", "advantages/std")
+SLICE = ("cp2",)
+"""The layout of the everyday tests; it cuts samples apart."""
+
+Key = tuple[str, str, int]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def algorithm(name: str) -> AlgorithmSettings:
+    return AlgorithmSettings(**{"advantage_estimator": name, **ALGORITHMS[name]})
+
+
+def chosen(root: str, steps: int, **changes: Any) -> TrainSettings:
+    """Clipped gradients and weight decay; several steps a rollout."""
+    changes = {"clip_grad": 0.05, "weight_decay": 0.1, "num_steps_per_rollout": steps} | changes
+    return settings(Path(root) / "m", **changes)
+
+
+def train(rank: int, world: int, root: str, layouts: dict[str, Any], steps: tuple[int, ...]) -> dict[Key, Any]:
+    """Two rollouts of every algorithm in every layout."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{root}/{world}-{len(layouts)}", rank=rank, world_size=world
+    )
+    out: dict[Key, Any] = {}
+    for name in ALGORITHMS:
+        for layout, changes in layouts.items():
+            for count in steps:
+                with backend(chosen(root, count, **changes), algorithm(name), RankInfo(rank, world, rank)) as made:
+                    out[name, layout, count] = [dict(made.train(make_batch(), count * i)) for i in range(2)]
+    return out
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("algorithms")
+    make_tiny_model(path / "m", "qwen3", tie_word_embeddings=True)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def one(root: str) -> dict[Key, Any]:
+    return run_ranks(train, 1, 1, root, {"one": {}}, (2,), timeout=300)[0]
+
+
+def check(want: list[dict[str, float]], got: list[dict[str, float]]) -> None:
+    assert all(ours["grad_norm"] > 0 for ours in want)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in (key for key in COMPARED if key in theirs):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-6), key
+
+
+def test_every_estimator_is_here() -> None:
+    named = {ALGORITHMS[name].get("advantage_estimator", name) for name in ALGORITHMS}
+    assert set(ESTIMATORS) - {"on_policy_distillation"} <= named
+
+
+@pytest.fixture(scope="module")
+def cut_apart(root: str) -> dict[Key, Any]:
+    return run_ranks(train, 2, 2, root, {name: LAYOUTS[name] for name in SLICE}, (2,), timeout=300)[0]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_samples_may_be_cut_apart(one: dict[Key, Any], cut_apart: dict[Key, Any], name: str) -> None:
+    for layout in SLICE:
+        check(one[name, "one", 2], cut_apart[name, layout, 2])
+
+
+@pytest.mark.slow
+class TestEverywhere:
+    @pytest.fixture(scope="class")
+    def alone(self, root: str) -> dict[Key, Any]:
+        return run_ranks(train, 1, 1, root, {"one": {}, "again": {}}, (2, 3), timeout=400)[0]
+
+    @pytest.fixture(scope="class")
+    def double(self, root: str) -> dict[Key, Any]:
+        return run_ranks(train, 2, 2, root, LAYOUTS, (2, 3), timeout=850)[0]
+
+    @pytest.fixture(scope="class")
+    def fourfold(self, root: str) -> dict[Key, Any]:
+        return run_ranks(train, 4, 4, root, OF_FOUR, (2,), timeout=850)[0]
+
+    @pytest.mark.parametrize("steps", [2, 3])
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("name", ALGORITHMS)
+    def test_two_processes(
+        self, alone: dict[Key, Any], double: dict[Key, Any], name: str, layout: str, steps: int
+    ) -> None:
+        check(alone[name, "one", steps], double[name, layout, steps])
+
+    @pytest.mark.parametrize("layout", OF_FOUR)
+    @pytest.mark.parametrize("name", ALGORITHMS)
+    def test_four_processes(self, alone: dict[Key, Any], fourfold: dict[Key, Any], name: str, layout: str) -> None:
+        check(alone[name, "one", 2], fourfold[name, layout, 2])
