@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rloo": {"kl_coef": 0.1, "kl_loss_type": "k3", "eps_clip_c": 3.0},
     "reinforce_plus_plus": {"kl_coef": 0.1, "gamma": 0.99},
     "reinforce_plus_plus_baseline": {"use_opsm": True},
+    "ppo": {"gamma": 0.99, "lambd": 0.9, "kl_coef": 0.05, "value_clip": 0.01},
 }  # fmt: skip
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},
@@ -53,6 +54,12 @@ SLICE = ("cp2",)
 Key = tuple[str, str, int]
 
 pytestmark = pytest.mark.timeout(900)
+
+
+def ranks(world: int, root: str, layouts: dict[str, Any], steps: tuple[int, ...], timeout: float) -> dict[Key, Any]:
+    """What rank 0 of `world` processes measured."""
+    first: dict[Key, Any] = run_ranks(train, world, world, root, layouts, steps, timeout=timeout)[0]
+    return first
 
 
 def algorithm(name: str) -> AlgorithmSettings:
@@ -89,7 +96,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def one(root: str) -> dict[Key, Any]:
-    return run_ranks(train, 1, 1, root, {"one": {}}, (2,), timeout=300)[0]
+    return ranks(1, root, {"one": {}}, (2,), 300)
 
 
 def check(want: list[dict[str, float]], got: list[dict[str, float]]) -> None:
@@ -107,7 +114,7 @@ def test_every_estimator_is_here() -> None:
 
 @pytest.fixture(scope="module")
 def cut_apart(root: str) -> dict[Key, Any]:
-    return run_ranks(train, 2, 2, root, {name: LAYOUTS[name] for name in SLICE}, (2,), timeout=300)[0]
+    return ranks(2, root, {name: LAYOUTS[name] for name in SLICE}, (2,), 300)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -120,15 +127,15 @@ def test_samples_may_be_cut_apart(one: dict[Key, Any], cut_apart: dict[Key, Any]
 class TestEverywhere:
     @pytest.fixture(scope="class")
     def alone(self, root: str) -> dict[Key, Any]:
-        return run_ranks(train, 1, 1, root, {"one": {}, "again": {}}, (2, 3), timeout=400)[0]
+        return ranks(1, root, {"one": {}, "again": {}}, (2, 3), 400)
 
     @pytest.fixture(scope="class")
     def double(self, root: str) -> dict[Key, Any]:
-        return run_ranks(train, 2, 2, root, LAYOUTS, (2, 3), timeout=850)[0]
+        return ranks(2, root, LAYOUTS, (2, 3), 850)
 
     @pytest.fixture(scope="class")
     def fourfold(self, root: str) -> dict[Key, Any]:
-        return run_ranks(train, 4, 4, root, OF_FOUR, (2,), timeout=850)[0]
+        return ranks(4, root, OF_FOUR, (2,), 850)
 
     @pytest.mark.parametrize("steps", [2, 3])
     @pytest.mark.parametrize("layout", LAYOUTS)
