@@ -31,11 +31,14 @@ def seen(ratios: tuple[float, ...] = RATIOS, **changes: Any) -> TokenView:
 
 def gradient(given: TokenView, **settings: Any) -> tuple[list[float], dict[str, list[float]]]:
     """The gradient of the summed loss by each token's log-prob, and the statistics."""
-    log_probs = given.log_probs.detach().requires_grad_()
+    assert given.old_log_probs is not None
+    log_probs, old = given.log_probs.detach().requires_grad_(), given.old_log_probs.detach().requires_grad_()
     fields = {name: getattr(given, name) for name in TokenView.__dataclass_fields__}
-    found = algorithm_of(AlgorithmSettings(**settings)).token_loss(TokenView(**(fields | {"log_probs": log_probs})))
+    fields |= {"log_probs": log_probs, "old_log_probs": old}
+    found = algorithm_of(AlgorithmSettings(**settings)).token_loss(TokenView(**fields))
     found.loss.sum().backward()
     assert log_probs.grad is not None
+    assert old.grad is None
     assert not any(stat.requires_grad for stat in found.stats.values())
     return log_probs.grad.tolist(), {name: stat.tolist() for name, stat in found.stats.items()}
 
@@ -79,6 +82,7 @@ def test_a_masked_token_counts_in_no_samples_ratio() -> None:
         ({"rs_level": "sequence"}, [1, 1, 1, 0, 0]),
         ({"rs_level": "geometric", "rs_upper_bound": 1.5, "rs_lower_bound": 0.4}, [1, 1, 1, 1, 1]),
         ({"rs_upper_bound": 9.0, "rs_veto_threshold": 0.2}, [1, 1, 1, 0, 0]),
+        ({"rs_upper_bound": 3.0, "rs_veto_threshold": 0.2}, [0, 1, 1, 0, 0]),
     ],
 )
 def test_what_is_rejected_is_seen_by_no_term_of_the_loss(settings: dict[str, Any], kept: list[int]) -> None:
@@ -113,7 +117,7 @@ def test_a_sample_with_negative_advantage_that_the_policy_left_has_no_policy_ter
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_log_ratios_of_100_leave_everything_finite(level: str, mode: str, sign: int) -> None:
-    rollout = torch.tensor([-100.5, -0.5, -0.5, -0.5, -100.5])
+    rollout = torch.tensor([-100.5, -0.5, -0.5, -0.5, -0.5])
     old = rollout.flip(0)
     apart = seen(old_log_probs=old if sign > 0 else rollout, rollout_log_probs=rollout if sign > 0 else old)
     grads, stats = gradient(apart, use_tis=True, use_rs=True, use_opsm=True, tis_level=level, tis_mode=mode)

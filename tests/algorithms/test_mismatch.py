@@ -53,6 +53,10 @@ def test_a_part_without_tokens_has_no_metrics() -> None:
     assert mismatch_metrics([sums([2.0], [0], [0]), {}]) == {}
 
 
+def test_a_masked_token_is_no_greatest_ratio() -> None:
+    assert sums([0.5, 0.25, 9.0], [0, 0, 0], [1, 1, 0])[PEAK] == pytest.approx(0.5)
+
+
 def test_a_log_ratio_of_100_is_bounded() -> None:
     found = sums([math.exp(100), math.exp(-100)], [0, 0], [1, 1])
     assert found[PEAK] == pytest.approx(math.exp(20))
