@@ -201,8 +201,8 @@ def test_a_loss_over_whole_samples_is_the_same_where_they_are_cut_apart(
 ) -> None:
     want, got = single["sequences"], double[0]["sequences"]
     assert any(abs(step["ppo_kl"]) > 1e-4 for step in want["metrics"])
+    assert all(0 < step["rs_masked"] < 1 for step in want["metrics"][:STEPS])  # the last has one sample alone
     for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
-        assert 0 < theirs["rs_masked"] < 1
         for key in ("loss", "grad_norm", "ppo_kl", "pg_clipfrac", "tis", "rs_masked", "opsm_clipfrac"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), key
     for tensor, value in got["weights"].items():
