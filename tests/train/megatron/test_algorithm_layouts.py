@@ -14,6 +14,7 @@ from agentrl.train.contracts import RankInfo
 from agentrl.train.settings import TrainSettings
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron import test_layouts
 from tests.train.megatron.helpers import backend, make_batch, settings
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -35,14 +36,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"gamma": 0.99, "lambd": 0.9, "kl_coef": 0.05, "value_clip": 0.01},
     "on_policy_distillation": {"opd_kl_coef": 0.7, "normalize_advantages": True},
 }  # fmt: skip
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "tp2": {"tensor_model_parallel_size": 2},
-    "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
-    "pp2": {"pipeline_model_parallel_size": 2},
-    "cp2": {"context_parallel_size": 2},
-    "dp2": {},
-    "dp2_sharded": {"use_distributed_optimizer": True},
-}
+LAYOUTS = {name: test_layouts.LAYOUTS[name] for name in test_layouts.EXACT}
 OF_FOUR: dict[str, dict[str, Any]] = {
     "tp2_cp2": {"tensor_model_parallel_size": 2, "context_parallel_size": 2, "sequence_parallel": True},
     "pp2_dp2_sharded": {"pipeline_model_parallel_size": 2, "use_distributed_optimizer": True},
