@@ -105,16 +105,11 @@ class AlgorithmFields(Settings):
     )
     tis_clip: float = Field(2.0, gt=0, description="Upper bound of the importance weights.")
     tis_clip_low: float = Field(0.0, ge=0, description="Lower bound of the importance weights.")
-    tis_level: RatioLevel = Field(
-        "token", description="What the weights are ratios of: tokens, whole samples, or samples by geometric mean."
-    )
+    tis_level: RatioLevel = Field("token", description="Ratios of tokens, whole samples, or their geometric mean.")
     tis_mode: Literal["truncate", "mask"] = Field(
-        "truncate",
-        description="What becomes of a weight outside the bounds: the bound (TIS), or 0 (MIS, as in IcePop).",
+        "truncate", description="A weight outside the bounds becomes the bound (TIS), or 0 (MIS, as in IcePop)."
     )
-    custom_tis_function_path: str | None = Field(
-        None, description="pkg.mod:function of (view, settings) for importance weights of your own."
-    )
+    custom_tis_function_path: str | None = Field(None, description="pkg.mod:function that gives the weights instead.")
     use_rs: bool = Field(False, description="Train no token whose ratio of trainer to engine is outside rs_*_bound.")
     rs_level: RatioLevel = Field("token", description="What the bounds are for, as tis_level.")
     rs_lower_bound: float | None = Field(None, gt=0, description="Least ratio; by default 1 / rs_upper_bound.")
@@ -123,9 +118,7 @@ class AlgorithmFields(Settings):
         None, gt=0, lt=1, description="Train no sample that holds a token with a ratio below this, such as 1e-4."
     )
     use_opsm: bool = Field(
-        False,
-        description="No policy term for samples with a negative advantage that the policy has moved away from "
-        "(off-policy sequence masking).",
+        False, description="No policy term for samples with a negative advantage that the policy moved away from."
     )
     opsm_delta: float = Field(
         1e-4, ge=0, description="How far: the mean of the engine's log-probs minus the policy's, in nats a token."

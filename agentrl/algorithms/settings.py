@@ -43,10 +43,8 @@ class AlgorithmSettings(AlgorithmFields):
             if owner and not getattr(self, owner) and (value := getattr(self, name)) != field.default:
                 yield f"{name} {value} has no effect without {owner}; set it, or leave {name} out"
         if self.use_rollout_logprobs and self.old_is_trainers:
-            yield (
-                "use_rollout_logprobs already takes the ratio against the policy that sampled, so there is nothing that "
-                "use_tis or use_rs could correct; leave it out, or them"
-            )
+            why = "already takes the ratio against the policy that sampled, and leaves nothing that use_tis or use_rs"
+            yield f"use_rollout_logprobs {why} could correct; leave it out, or them"
         if self.tis_clip_low >= self.tis_clip:
             yield f"tis_clip_low {self.tis_clip_low} must be below tis_clip {self.tis_clip}"
         if (self.rs_lower_bound or 1 / self.rs_upper_bound) >= self.rs_upper_bound:

@@ -195,8 +195,8 @@ def staleness(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout; set both or none"
     kept = flat["mask_staleness"]
     if kept is not None and (masked or kept >= allowed):
-        why = f"--max-staleness {allowed} allows none that is staler"
-        why = "--mask-offpolicy-in-partial-rollout masks them all" if masked else why
+        none = f"--max-staleness {allowed} allows none that is staler"
+        why = "--mask-offpolicy-in-partial-rollout masks them all" if masked else none
         yield f"--mask-staleness {kept} has no effect: {why}; leave it out"
 
 

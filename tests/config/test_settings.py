@@ -245,6 +245,35 @@ def test_one_sample_a_prompt_trains_where_rewards_are_not_compared(model: Path, 
 # ---- carrying ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("line", "engines"),
+    [
+        ("", None),
+        ("--max-staleness 4", True),
+        ("--max-staleness 4 --use-tis", False),
+        ("--max-staleness 4 --use-rs", False),
+        ("--max-staleness 4 --use-opsm", True),
+        ("--max-staleness 4 --no-use-rollout-logprobs", False),
+    ],
+)
+def test_whose_the_old_log_probs_are(line: str, engines: bool | None) -> None:
+    assert build(line).algorithm.use_rollout_logprobs is engines
+
+
+def test_other_spellings_of_a_corrections_bounds() -> None:
+    found = build("--use-tis --tis-threshold 3 --tis-lower-bound 0.5").algorithm
+    assert (found.tis_clip, found.tis_clip_low) == (3.0, 0.5)
+
+
+def test_a_mask_of_stale_tokens_must_mask_some() -> None:
+    assert build("--max-staleness 4 --mask-staleness 2").rollout.mask_staleness == 2
+    assert "--mask-staleness 2 has no effect: --max-staleness 2 allows none" in message(
+        "--max-staleness 2 --mask-staleness 2"
+    )
+    masked = "--partial-rollout --max-staleness 3 --mask-offpolicy-in-partial-rollout --mask-staleness 1"
+    assert "masks them all" in message(masked)
+
+
 def test_settings_pickle_and_go_through_json() -> None:
     found = build("--lr 1e-5 --global-batch-size 64")
     assert pickle.loads(pickle.dumps(found)) == found

@@ -30,13 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Correction:
-    """What a loss reads and what becomes of it.
-
-    Attributes:
-        view: as given, with rejected tokens masked.
-        weights: [N], the factor of each token's policy term, detached.
-        stats: [N] each, detached.
-    """
+    """The view with rejected tokens masked, the factor [N] of each token's policy term, statistics; detached."""
 
     view: TokenView
     weights: Tensor
@@ -48,7 +42,7 @@ def correct(view: TokenView, settings: AlgorithmFields) -> Correction:
 
     Raises:
         TrainError: they need log-probs or advantages that the view lacks.
-        PluginError: a function of one's own gave something else than [N] finite weights.
+        PluginError: a function of one's own gave no weights.
     """
     found = Correction(view, torch.ones_like(view.log_probs))
     if settings.use_tis:
