@@ -40,6 +40,8 @@ class Layout:
     dp_cp_group: dist.ProcessGroup
     owns_default_group: bool
     """Whether `join` started torch.distributed."""
+    before: frozenset[dist.ProcessGroup]
+    """The groups that there were before `join`."""
     pp_ranks: tuple[int, ...]
     """Global ranks of this process's pipeline, first stage first."""
 
@@ -63,6 +65,7 @@ class Layout:
             if backend == "auto":
                 backend = "nccl" if device.type == "cuda" else "gloo"
             _start(backend, where, timeout)
+        before = frozenset(dist.distributed_c10d._world.pg_map)
         mpu.initialize_model_parallel(
             tensor_model_parallel_size=settings.tensor_model_parallel_size,
             pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
@@ -85,6 +88,7 @@ class Layout:
             pp_group=pp_group,
             cp_group=mpu.get_context_parallel_group(),
             owns_default_group=started,
+            before=before,
             dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
             pp_ranks=tuple(dist.get_process_group_ranks(pp_group)),
         )
@@ -93,9 +97,12 @@ class Layout:
         """Destroy megatron's groups, and torch.distributed's if `join` started it."""
         from megatron.core import parallel_state as mpu
 
-        mpu.destroy_model_parallel()
+        mpu.destroy_model_parallel()  # which forgets its groups; each goes on with threads of its own
         if self.owns_default_group:
             dist.destroy_process_group()
+            return
+        for group in frozenset(dist.distributed_c10d._world.pg_map) - self.before:
+            dist.destroy_process_group(group)
 
     @property
     def first_stage(self) -> bool:
