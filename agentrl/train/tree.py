@@ -8,7 +8,7 @@
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,41 +80,37 @@ class Tree:
     @classmethod
     def of(cls, lengths: Sequence[int], prefixes: Prefixes) -> "Tree":
         """The tree of sequences with these lengths [S]."""
-        return _Growth(lengths, prefixes).grown()
+        nodes: list[tuple[int, int, int, tuple[int, ...]]] = []
+        paths: list[tuple[int, ...]] = [()] * len(lengths)
+        pending = list(_branches(prefixes.shared, 0, len(lengths), 0, ()))
+        while pending:  # no recursion: a trajectory's samples may be as deep as it has turns
+            first, end, depth, parents = pending.pop()
+            sequence, alone = prefixes.order[first], end == first + 1
+            until = lengths[sequence] if alone else min(prefixes.shared[first + 1 : end])
+            if until > depth:
+                nodes.append((sequence, depth, until, parents))
+                parents = (*parents, len(nodes) - 1)
+            if alone:
+                paths[sequence] = parents
+            else:
+                pending += _branches(prefixes.shared, first, end, until, parents)
+        last = list(range(len(nodes)))
+        for number, (*_, parents) in enumerate(nodes):
+            for parent in parents:
+                last[parent] = number
+        return cls(tuple(Node(*node, end) for node, end in zip(nodes, last, strict=True)), tuple(paths))
 
 
-class _Growth:
-    def __init__(self, lengths: Sequence[int], prefixes: Prefixes) -> None:
-        self.lengths, self.prefixes = lengths, prefixes
-        self.nodes: list[Node] = []
-        self.paths: list[tuple[int, ...]] = [()] * len(lengths)
+_Branch = tuple[int, int, int, tuple[int, ...]]
+"""The sequences at places from the first to before the second, the tokens that they have in common, and those's nodes."""
 
-    def grown(self) -> Tree:
-        if self.lengths:
-            self._branches(0, len(self.lengths), 0, ())
-        return Tree(tuple(self.nodes), tuple(self.paths))
 
-    def _branches(self, first: int, end: int, depth: int, parents: tuple[int, ...]) -> None:
-        """The sequences at places `first` to `end` have `depth` tokens in common: one branch for each way they go on."""
-        shared = self.prefixes.shared
-        cuts = [first, *(i for i in range(first + 1, end) if shared[i] < depth + LEAST), end]
-        for a, b in itertools.pairwise(cuts):
-            self._branch(a, b, depth, parents)
-
-    def _branch(self, first: int, end: int, depth: int, parents: tuple[int, ...]) -> None:
-        sequence = self.prefixes.order[first]
-        alone = end == first + 1
-        until = self.lengths[sequence] if alone else min(self.prefixes.shared[first + 1 : end])
-        if until > depth:
-            number = len(self.nodes)
-            self.nodes.append(Node(sequence, depth, until, parents, number))
-            parents = (*parents, number)
-        if alone:
-            self.paths[sequence] = parents
-            return
-        self._branches(first, end, until, parents)
-        made = self.nodes[parents[-1]]
-        self.nodes[parents[-1]] = Node(made.of, made.start, made.end, made.parents, len(self.nodes) - 1)
+def _branches(shared: Sequence[int], first: int, end: int, depth: int, parents: tuple[int, ...]) -> Iterator[_Branch]:
+    """One for each way that the sequences at places `first` to `end` go on after `depth` tokens in common, the last first."""
+    for at in range(end - 1, first - 1, -1):
+        if at == first or shared[at] < depth + LEAST:
+            yield at, end, depth, parents
+            end = at
 
 
 def _common(a: Ids, b: Ids) -> int:

@@ -76,3 +76,11 @@ def test_a_sequence_that_is_the_beginning_of_another_ends_inside_it() -> None:
     tree = grown([long, long[:30], long])
     assert tree.paths == ((0, 1), (0,), (0, 1))
     assert tree.tokens == 50
+
+
+def test_as_deep_as_a_trajectory_has_turns() -> None:
+    whole = np.arange(2000 * LEAST, dtype=np.int32)
+    sequences = [whole[: LEAST * turns] for turns in range(1, 2001)]
+    tree = Tree.of([len(ids) for ids in sequences], Prefixes.of(sequences))
+    assert (tree.tokens, len(tree.paths[-1])) == (len(whole), 2000)
+    assert {node.last for node in tree.nodes} == {1999}
