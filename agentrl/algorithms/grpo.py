@@ -25,6 +25,10 @@ class GRPO(GroupRelative):
     def compares_within_group(self) -> bool:
         return self.settings.rewards_normalization
 
+    @property
+    def taken(self) -> frozenset[str]:
+        return super().taken - (set() if self.settings.rewards_normalization else {"grpo_std_normalization"})
+
     def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
         from agentrl.algorithms.ops.normalization import group_normalize
 

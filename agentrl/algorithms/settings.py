@@ -26,6 +26,10 @@ class AlgorithmSettings(AlgorithmFields):
             raise ValueError(f"kl_loss_coef is {self.kl_loss_coef} but use_kl_loss is off; set use_kl_loss")
         if self.use_unbiased_kl and not self.use_kl_loss:
             raise ValueError("use_unbiased_kl changes the KL term of the loss; set use_kl_loss")
+        if self.kl_loss_type != "k1" and not (self.use_kl_loss or self.kl_coef or self.custom_loss_function_path):
+            raise ValueError(
+                f"kl_loss_type {self.kl_loss_type} has no effect without use_kl_loss or kl_coef; set one of them"
+            )
         if (self.loss_type == "custom_loss") != bool(self.custom_loss_function_path):
             raise ValueError("loss_type custom_loss and custom_loss_function_path go together; set both or none")
         self._check_weights()

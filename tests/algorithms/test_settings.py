@@ -37,6 +37,11 @@ def test_defaults_are_slimes() -> None:
         ({"eps_clip": 1.5}, "less than 1"),
         ({"eps_clip_c": 0.5}, "greater than 1"),
         ({"kl_loss_type": "k4"}, "k1"),
+        ({"kl_loss_type": "k3"}, "kl_loss_type k3 has no effect without use_kl_loss or kl_coef"),
+        (
+            {"rewards_normalization": False, "grpo_std_normalization": False},
+            "grpo_std_normalization False has no effect",
+        ),
         ({"tis_clip": 3.0}, "tis_clip 3.0 has no effect without use_tis"),
         ({"custom_tis_function_path": "a.b:c"}, "custom_tis_function_path a.b:c has no effect without use_tis"),
         ({"rs_veto_threshold": 1e-4}, "has no effect without use_rs"),

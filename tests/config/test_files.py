@@ -79,7 +79,7 @@ _VALUES = {
     "num_rollout": st.integers(1, 10_000),
     "seed": st.integers(0, 2**31),
     "use_wandb": st.booleans(),
-    "kl_loss_type": st.sampled_from(["k1", "k2", "k3"]),
+    "optimizer": st.sampled_from(["adam", "muon"]),
     "wandb_project": st.text("abcxyz", min_size=1),
     "rollout_stop_token_ids": st.lists(st.integers(0, 99), min_size=1, max_size=3).map(tuple),
 }

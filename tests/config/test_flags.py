@@ -59,7 +59,7 @@ def test_only_what_was_written_is_given() -> None:
         ("--use-dynamic-batch-size --max-tokens-per-gpu 512", "use_dynamic_batch_size", True),
         ("--actor-num-gpus-per-node 2", "actor_num_gpus_per_node", 2),
         ("--eps-clip-high none", "eps_clip_high", None),
-        ("--kl-loss-type k3", "kl_loss_type", "k3"),
+        ("--kl-coef 0.1 --kl-loss-type k3", "kl_loss_type", "k3"),
         ("--eval-prompt-data aime a.jsonl gsm8k b.jsonl", "eval_prompt_data", ("aime", "a.jsonl", "gsm8k", "b.jsonl")),
         (
             "--eval-prompt-data aime a.jsonl --eval-prompt-data gsm8k b.jsonl",
