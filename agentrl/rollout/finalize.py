@@ -25,5 +25,6 @@ def mask_older(sample: Sample, version: int) -> int:
     for segment in sample.segments:
         known = segment.version is not None and segment.version.isdecimal()
         if sample.loss_mask is not None and known and int(segment.version or 0) < version:
-            sample.loss_mask[segment.start : segment.end] = [0] * (segment.end - segment.start)
+            for at in range(segment.start, segment.end):  # a list, or an array, which takes no slice of a list
+                sample.loss_mask[at] = 0
     return before - sample.trained_tokens
