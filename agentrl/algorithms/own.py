@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,22 @@ _TIS = "--custom-tis-function-path"
 
 
 def load_function(path: str | None, flag: str) -> Callable[..., Any]:
-    """The function at `path`.
+    """The function of two arguments at `path`, or a class.
 
     Raises:
         PluginError: it cannot be loaded.
-        SettingsError: it cannot be called.
+        SettingsError: it cannot be called so.
     """
     found = load_object(path or "", what=flag)
     if not callable(found):
         raise SettingsError(f"{flag} {path}: expected a function, got {found!r}")
+    if inspect.isroutine(found) and not inspect.isbuiltin(found):
+        try:
+            inspect.signature(found).bind(None, None)
+        except TypeError as error:
+            raise SettingsError(
+                f"{flag} {path}: it is called with two arguments, the second are settings: {error}"
+            ) from None
     function: Callable[..., Any] = found
     return function
 
@@ -67,14 +75,23 @@ def own_weights(inputs: WeightInputs, settings: AlgorithmFields) -> Tensor:
     """The weights [N] of `custom_pg_loss_reducer_function_path`; tokens that do not train weigh 0 whatever it gave."""
     path = settings.custom_pg_loss_reducer_function_path
     found = load_function(path, _WEIGHTS)(inputs, settings)
-    return finite(found, inputs.loss_mask, f"{_WEIGHTS} {path}: the weights").masked_fill(inputs.loss_mask == 0, 0)
+    return _weights(found, inputs.loss_mask, f"{_WEIGHTS} {path}").masked_fill(inputs.loss_mask == 0, 0)
 
 
 def own_importance(view: TokenView, settings: AlgorithmFields) -> Tensor:
     """The importance weights [N] of `custom_tis_function_path`, detached."""
     path = settings.custom_tis_function_path
-    found = finite(load_function(path, _TIS)(view, settings), view.loss_mask, f"{_TIS} {path}: the weights")
+    found = _weights(load_function(path, _TIS)(view, settings), view.loss_mask, f"{_TIS} {path}")
     return found.detach().to(view.log_probs.dtype)
+
+
+def _weights(found: Any, mask: Tensor, what: str) -> Tensor:
+    values = finite(found, mask, f"{what}: the weights")
+    if ((values < 0) & (mask != 0)).any():
+        raise PluginError(
+            f"{what}: the weights of trained tokens must not be negative, got {values[mask != 0].min():g}"
+        )
+    return values
 
 
 def finite(found: Any, mask: Tensor, what: str) -> Tensor:

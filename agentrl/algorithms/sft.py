@@ -19,6 +19,11 @@ class SFT(Algorithm):
     supervised = True
     needs_rewards = False
 
+    def unused_settings(self) -> list[str]:
+        given = self.settings.advantage_estimator
+        why = f"advantage_estimator {given} has no effect with sft_loss, which estimates no advantages; leave it out"
+        return super().unused_settings() + ([why] if given != "grpo" else [])
+
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
         """1 a token, with which the policy gradient would be this one."""
         return inputs.loss_mask.new_ones(inputs.loss_mask.shape)

@@ -67,7 +67,7 @@ async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | No
     try:
         await teacher.check()
     except EngineFailure as failure:
-        failure.args = (f"--opd-teacher-url: {failure}",)
+        failure.args = (f"--opd-teacher-url: {failure}; start the server first, or correct the address",)
         raise
     for url, info in zip(teacher.urls, await teacher.server_info(), strict=True):
         context = info.get("context_length")

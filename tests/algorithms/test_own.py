@@ -139,6 +139,14 @@ def nowhere(given: WeightInputs, settings: AlgorithmSettings) -> torch.Tensor:
     return given.loss_mask / 0
 
 
+def below(given: WeightInputs | TokenView, settings: AlgorithmSettings) -> torch.Tensor:
+    return 0 - given.loss_mask.double()
+
+
+def of_one_argument(batch: AdvantageInputs) -> torch.Tensor:
+    return batch.loss_mask
+
+
 def weight_inputs() -> WeightInputs:
     mask, lengths = torch.tensor([1, 0, 1, 1, 0]), torch.tensor([2, 2, 1])
     return WeightInputs(mask, lengths, torch.tensor([0, 0, 1]), torch.tensor([5, 5, 7]))
@@ -151,7 +159,10 @@ def test_weights_of_ones_own_are_taken_with_every_loss(name: str, want: list[flo
         assert algorithm_of(settings).token_weights(weight_inputs()).tolist() == want
 
 
-@pytest.mark.parametrize(("name", "words"), [("one_a_sample", "of the 5 response tokens"), ("nowhere", "not finite")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("one_a_sample", "of the 5 response tokens"), ("nowhere", "not finite"), ("below", "negative, got -1")],
+)
 def test_weights_that_mean_nothing_are_refused(name: str, words: str) -> None:
     settings = AlgorithmSettings(custom_pg_loss_reducer_function_path=path(name))
     with pytest.raises(PluginError, match=f"--custom-pg-loss-reducer-function-path .*:{name}: the weights.*{words}"):
@@ -182,6 +193,10 @@ def test_settings_that_do_not_go_together(changes: dict[str, Any], words: str) -
         {"custom_pg_loss_reducer_function_path": path("nope")},
         {"advantage_estimator": path("nope")},
         {"custom_pg_loss_reducer_function_path": path("__name__")},
+        {"custom_pg_loss_reducer_function_path": path("of_one_argument")},
+        {"loss_type": "custom_loss", "custom_loss_function_path": path("of_one_argument")},
+        {"use_tis": True, "custom_tis_function_path": path("of_one_argument")},
+        {"advantage_estimator": path("of_one_argument")},
     ],
 )
 def test_a_path_that_leads_nowhere_is_known_before_anything_starts(changes: dict[str, Any]) -> None:

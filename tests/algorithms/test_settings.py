@@ -28,6 +28,10 @@ def test_defaults_are_slimes() -> None:
     ("changes", "words"),
     [
         ({"advantage_estimator": "grop"}, "did you mean 'grpo'"),
+        (
+            {"loss_type": "sft_loss", "advantage_estimator": "ppo"},
+            "advantage_estimator ppo has no effect with sft_loss",
+        ),
         ({"loss_type": "sft_loss", "kl_coef": 0.1}, "kl_coef 0.1 has no effect with sft_loss"),
         ({"kl_loss_coef": 0.1}, "set use_kl_loss"),
         ({"gamma": 0.99}, "gamma 0.99 has no effect"),
@@ -90,7 +94,6 @@ def test_an_algorithm_of_ones_own_says_which_settings_it_takes() -> None:
 
 def test_supervised_training_takes_no_setting_of_reinforcement_learning() -> None:
     assert AlgorithmSettings(loss_type="sft_loss", calculate_per_token_loss=True).supervised
-    assert AlgorithmSettings(loss_type="sft_loss", advantage_estimator="my.mod:fn").supervised
     assert not AlgorithmSettings().supervised
     with pytest.raises(ValidationError, match=r"normalize_advantages True .* sft_loss; .*eps_clip 0.3 has no effect"):
         AlgorithmSettings(loss_type="sft_loss", eps_clip=0.3, normalize_advantages=True)

@@ -218,6 +218,7 @@ def test_what_is_missing_is_said(model: Path, tmp_path: Path) -> None:
         ("--rollout-temperature 0", "--eval-temperature 0 evaluates greedily"),
         ("--n-samples-per-prompt 1", "use at least 2, or --no-rewards-normalization"),
         ("--critic-lr 0", "--critic-lr 0.0 has no effect with grpo, which learns no critic"),
+        ("--ref-load x", "--ref-load has no effect: grpo reads no reference model; set --use-kl-loss or --kl-coef"),
         ("--critic-num-gpus-per-node 2", "--critic-num-gpus-per-node 2 has no effect with grpo"),
         ("--advantage-estimator ppo --num-critic-only-steps 9 --num-rollout 9", "the actor would not learn in"),
         ("--eval-interval 5", "--eval-interval 5: there is nothing to evaluate; give --eval-prompt-data"),

@@ -159,7 +159,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             ["0.7 with", "at temperature 1 only"],
         ),
         ({"use_opd": True, "opd_teacher_url": "x:1", "rollout_top_p": 0.9}, ["log-probs are among all tokens"]),
-        ({"use_opd": True, "opd_teacher_url": "127.0.0.1:9"}, ["--opd-teacher-url: cannot connect", "127.0.0.1:9"]),
+        (
+            {"use_opd": True, "opd_teacher_url": "127.0.0.1:9"},
+            ["--opd-teacher-url: cannot connect", "127.0.0.1:9", "correct the address"],
+        ),
         ({"use_opd": True, "opd_teacher_load": "model", "loss_type": "sft_loss"}, ["no effect with sft_loss"]),
         ({"advantage_estimator": "ppo", "critic_load": "no_weights"}, ["--critic-load no_weights: expected model"]),
         ({"save": "prompts.jsonl"}, ["--save", "prompts.jsonl cannot be written", "choose another folder"]),
