@@ -108,7 +108,8 @@ def make_plan(
     if not lengths or min(lengths) < 1:
         raise TrainError(f"packing needs samples with at least one token each, got lengths {list(lengths)[:8]}")
     known = prefixes or Prefixes.none(len(lengths))
-    costs = _Costs(lengths, known, alignment, attention_crossover)
+    tree = Tree.of(lengths, known)
+    costs = _Costs(lengths, known, tree, alignment, attention_crossover)
     share = costs.all_work() / (2 * data_parallel_size) if data_parallel_size > 1 and balance else float("inf")
     bundles = costs.bundles(max_tokens, micro_batch_size, share)
     work = [costs.work(bundle) for bundle in bundles]
@@ -123,27 +124,29 @@ def make_plan(
     bins = [[[bundles[b] for b in bin_] for bin_ in first_fit_decreasing(own, sizes, capacity)] for own in shares]
     most = max(map(len, bins))
     ranks = tuple(tuple(costs.samples(mb) for mb in _split_up(own, costs, most)) for own in bins)
-    return Plan(ranks, alignment, prefixes is not None, sum(lengths), Tree.of(lengths, known).tokens)
+    return Plan(ranks, alignment, prefixes is not None, sum(lengths), tree.tokens)
 
 
 class _Costs:
     """What samples cost behind those that they follow in the order of their beginnings."""
 
     def __init__(
-        self, lengths: Sequence[int], prefixes: Prefixes, alignment: int, attention_crossover: int | None
+        self, lengths: Sequence[int], prefixes: Prefixes, tree: Tree, alignment: int, attention_crossover: int | None
     ) -> None:
         self.order, self.shared = prefixes.order, prefixes.shared
+        starts = {node.of: node.start for node in reversed(tree.nodes)}
+        self.reused = [starts.get(i, lengths[i]) for i in self.order]  # less than `shared` where a node is not worth it
         self.lengths, self.alignment, self.crossover = [lengths[i] for i in self.order], alignment, attention_crossover
 
     def tokens(self, bundle: Bundle) -> int:
         """Of a bundle, given as neighbouring places in the order; its first sample is whole."""
-        return sum(self._tokens(at, 0 if at == bundle[0] else self.shared[at]) for at in bundle)
+        return sum(self._tokens(at, 0 if at == bundle[0] else self.reused[at]) for at in bundle)
 
     def work(self, bundle: Bundle) -> int:
-        return sum(self._work(at, 0 if at == bundle[0] else self.shared[at]) for at in bundle)
+        return sum(self._work(at, 0 if at == bundle[0] else self.reused[at]) for at in bundle)
 
     def all_work(self) -> int:
-        return sum(map(self._work, range(len(self.order)), self.shared))
+        return sum(map(self._work, range(len(self.order)), self.reused))
 
     def samples(self, bundles: Sequence[Bundle]) -> Microbatch:
         return tuple(self.order[at] for bundle in bundles for at in bundle)

@@ -209,3 +209,15 @@ def test_a_group_is_cut_where_memory_or_an_even_share_asks_for_it() -> None:
 def test_nothing_to_pack(lengths: list[int]) -> None:
     with pytest.raises(TrainError, match="at least one token"):
         make_plan(lengths, 1)
+
+
+def test_short_questions_after_one_system_prompt_do_not_overfill() -> None:
+    """Each sample copies its question, which is too short for a node, and memory must have room for the copies."""
+    rng = np.random.default_rng(0)
+    system, questions = rng.integers(0, 500, 200), rng.integers(0, 500, (64, LEAST - 6))
+    parts = [(system, question, rng.integers(0, 500, 40)) for question in questions for _ in range(8)]
+    samples = [np.concatenate(part).astype(np.int32) for part in parts]
+    made = make_plan([len(ids) for ids in samples], 2, prefixes=Prefixes.of(samples), max_tokens=2048)
+    for microbatch in (mb for rank in made.ranks for mb in rank):
+        own = [samples[i] for i in microbatch]
+        assert Tree.of([len(ids) for ids in own], Prefixes.of(own)).tokens <= 2048
