@@ -14,12 +14,11 @@ from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.devices import resolve_device, resolve_threads
 from agentrl.run.parts import Batch, Parts, Start, within
-from agentrl.run.preflight import preflight
+from agentrl.run.preflight import preflight, resumed
 from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
-from agentrl.run.training import total_steps
 from agentrl.runfolder import RunFolder
-from agentrl.train.checkpoints import check_critic, check_curve, latest
+from agentrl.train.checkpoints import latest
 
 
 def train(settings: RunSettings, start: Start) -> int:
@@ -54,14 +53,9 @@ def open_folder(settings: RunSettings, command: str = "train") -> Iterator[RunFo
 
 
 def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: Start) -> None:
-    found = latest(folder.checkpoints) or latest(folder.load)
-    if found is not None:
-        check_critic(found.path, wanted=settings.algorithm.needs_critic)
+    found = resumed(settings)
     first = 0 if found is None else found.step + 1
     progress.resume(first)
-    if found is not None and first < settings.rollout.num_rollout:
-        alone, step = settings.train.actor_starts, first * settings.train.num_steps_per_rollout
-        check_curve(found, settings.train, total_steps(settings) - alone, max(step - alone, 0))
     if found is not None and first >= settings.rollout.num_rollout:
         progress.note(
             f"nothing left to train: the newest checkpoint covers {counted(first, 'rollout')}, and --num-rollout is "

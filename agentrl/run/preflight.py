@@ -28,6 +28,7 @@ from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.evalsets import eval_sets
+from agentrl.train.checkpoints import Found, check_critic, check_curve, latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,20 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         _other_model("--critic-load", train.critic_load if needs.needs_critic else None)
     if purpose == "train":
         algorithm_of(settings.algorithm)
+        resumed(settings)
+
+
+def resumed(settings: RunSettings) -> Found | None:
+    """The checkpoint that the run goes on from, if there is one; it fits the algorithm and the learning rate's curve."""
+    train, rollouts = settings.train, settings.rollout.num_rollout
+    saved = Path(train.save or Path(settings.observability.output_dir) / "checkpoints").expanduser().resolve()
+    found = latest(saved) or latest(Path(train.load).expanduser().resolve() if train.load else saved)
+    if found is not None:
+        check_critic(found.path, wanted=settings.algorithm.needs_critic)
+        if found.step + 1 < rollouts:
+            alone, each = train.actor_starts, train.num_steps_per_rollout
+            check_curve(found, train, rollouts * each - alone, max((found.step + 1) * each - alone, 0))
+    return found
 
 
 def _has_tokenizer(flag: str, folder: Path) -> None:
@@ -146,8 +161,6 @@ def _checkpoint(settings: RunSettings) -> None:
     load, save = settings.train.load, settings.train.save
     if load is None or (save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()):
         return
-    from agentrl.train.checkpoints import latest
-
     if latest(Path(load).expanduser()) is None:
         raise CheckpointError(
             f"--load {load}: no complete checkpoint in it; correct the path, or leave it out to start from "

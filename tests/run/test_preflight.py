@@ -13,6 +13,8 @@ import pytest
 from agentrl.cli.main import run
 from agentrl.config import RunSettings
 from agentrl.run.preflight import preflight
+from agentrl.runfolder import MANIFEST
+from agentrl.train.checkpoints import FORMAT
 from tests.support.runs import RunKit
 
 PLUGINS = """
@@ -261,6 +263,40 @@ def test_a_resumed_run_needs_the_later_dumps_only(here: RunKit, tmp_path: Path) 
     for number in (1, 2):
         (tmp_path / f"{number}.jsonl").write_text("")
     preflight(RunSettings.from_cli(here.arguments(load_debug_rollout_data=tmp_path)), "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"advantage_estimator": "ppo"}, "rollout_000000: it holds no critic, and this run's algorithm learns one"),
+        (
+            {"lr_decay_style": "cosine", "num_rollout": 8},
+            "planned until optimizer step 2, and this run's is until step 8",
+        ),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_checkpoint_that_does_not_fit_is_known_to_a_dry_run_too(
+    here: RunKit,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    words: str,
+    more: list[str],
+) -> None:
+    (tmp_path / "rollout_000000").mkdir()
+    manifest = {
+        "format": FORMAT,
+        "step": 0,
+        "stepped": True,
+        "layout": {},
+        "model": {},
+        "optimizer": {},
+        "lr_decay_end": 2,
+    }
+    (tmp_path / "rollout_000000" / MANIFEST).write_text(json.dumps(manifest))
+    assert run(["train", *here.arguments(save=tmp_path, **changes), *more]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_prompts_may_name_their_own_grader(here: RunKit, tmp_path: Path) -> None:
