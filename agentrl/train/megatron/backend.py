@@ -136,7 +136,7 @@ class MegatronBackend(TrainBackend):
         apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
         if self.algorithm.use_rollout_logprobs:
             apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
-        keys = sorted({key for entry in history for key in entry} - {"tokens"})
+        keys = sorted({key for entry in history for key in entry})
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
         metrics |= mismatch_metrics(apart)
         sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(parts))}

@@ -111,7 +111,7 @@ class TrainedSlot(ModelSlot):
         self.optimizer.zero_grad()
 
     def step(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm, number: int) -> dict[str, float]:
-        """Take optimizer step `number` (from 0) on the whole of `batch`; returns the loss, its statistics, `tokens`.
+        """Take optimizer step `number` (from 0) on the whole of `batch`; returns the loss and its statistics.
 
         Raises:
             TrainError: the loss or the gradient is not finite; the weights are as before.

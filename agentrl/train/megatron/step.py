@@ -176,7 +176,6 @@ def _weighted(found: TokenLoss, inputs: StepInputs, mb: MicrobatchTensors) -> tu
     loss, means = (found.loss * weights).sum(), weights / inputs.total_weight
     sums = {name: (value.double() * means).sum() for name, value in found.stats.items()}
     sums["loss"] = loss.detach().double()
-    sums["tokens"] = torch.tensor(float(len(mb.flat)), dtype=torch.float64, device=loss.device)
     return loss, torch.ones((), dtype=torch.int, device=loss.device), sums
 
 
