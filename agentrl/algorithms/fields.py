@@ -22,8 +22,8 @@ class AlgorithmFields(Settings):
     )
     advantage_estimator: str = Field(
         "grpo",
-        description="grpo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, or "
-        "pkg.mod:function for your own; docs/algorithms.md says which to choose.",
+        description="grpo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, "
+        "on_policy_distillation, or pkg.mod:function for your own; docs/algorithms.md says which to choose.",
     )
     rewards_normalization: bool = Field(True, description="Subtract the group's mean reward from each reward.")
     grpo_std_normalization: bool = Field(

@@ -18,7 +18,8 @@ def rollout_metrics(groups: Sequence[Group], stats: RolloutStats, reward_key: st
     """
     kept = [row for group in groups for row in describe(group, reward_key)]
     metrics = {f"rollout/{name}": value for name, value in means(kept).items()}
-    metrics.update({f"offered/{name}": value for name, value in means(stats.offered).items()})
+    if stats.offered:  # else there is no mean to show
+        metrics.update({f"offered/{name}": value for name, value in means(stats.offered).items()})
     rewards = [[s.get_reward_value(reward_key) for s in group] for group in groups if group]
     metrics["rollout/reward"] = mean([s.get_reward_value(reward_key) for group in groups for s in heads(group)])
     metrics["rollout/zero_std_groups"] = mean([max(values) - min(values) < 1e-9 for values in rewards])

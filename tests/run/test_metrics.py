@@ -29,6 +29,11 @@ def test_siblings_are_one_trajectory() -> None:
         assert found[f"{where}/reward"] == 0.5
 
 
+def test_a_rollout_in_which_nothing_was_finished_offers_no_mean() -> None:
+    found = rollout_metrics([[part(0, 1, None)]], RolloutStats(), None)
+    assert not [name for name in found if name.startswith("offered/")]
+
+
 def test_answers_that_were_not_judged_are_counted_by_kind() -> None:
     late, judged = part(0, 1, None), part(1, 1, None)
     late.metadata["grade"], judged.metadata["grade"] = {"unjudged": "grader_timeout"}, {"unjudged": ""}
