@@ -42,10 +42,6 @@ def save(path: Path, slot: TrainedSlot, step: int, critic: TrainedSlot | Path | 
     manifest = {"step": step, "stepped": stepped, "layout": layout.describe(), **slot.identity.entries()}
     manifest["lr_decay_end"] = end_of_decay(slot.place.settings, slot.optimizer.total_steps)
     with writing(path, manifest, leader=layout.rank == 0, barrier=dist.barrier) as partial:
-        if isinstance(critic, TrainedSlot):
-            save(partial / CRITIC, critic, step)
-        elif critic is not None and layout.rank == 0:
-            replace_folder(critic, partial / CRITIC)
         try:
             with _written_in_process():
                 dist_checkpointing.save(state, str(partial))
@@ -58,6 +54,10 @@ def save(path: Path, slot: TrainedSlot, step: int, critic: TrainedSlot | Path | 
                 f"{path} could not be written, with {free:.1f} MiB free on its disk: {_last_line(error)}; earlier "
                 "checkpoints are whole. Make room, or choose another --save, and start the same command again"
             ) from error
+        if isinstance(critic, TrainedSlot):
+            save(partial / CRITIC, critic, step)
+        elif critic is not None and layout.rank == 0:
+            replace_folder(critic, partial / CRITIC)
 
 
 def newest_of(path: Path) -> Found:

@@ -198,7 +198,9 @@ def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, ch
         assert not made.values(make_batch()).any()
 
 
-def test_checkpoints_with_and_without_a_critic_are_told_apart(folder: Path, tmp_path: Path) -> None:
+def test_checkpoints_with_and_without_a_critic_are_told_apart(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with backend(settings(folder), PPO) as made:
         made.save(tmp_path / "with", 1)
         with pytest.raises(TrainError, match="vocabulary"):
@@ -219,6 +221,7 @@ def test_checkpoints_with_and_without_a_critic_are_told_apart(folder: Path, tmp_
         pytest.raises(CheckpointError, match="critic: a checkpoint of another model: .*hidden is 64 there and 32 here"),
     ):
         made.load(tmp_path / "with")
+    assert "incomplete / corrupted" not in caplog.text  # what megatron says of a folder that is not empty
 
 
 def test_kl_in_the_reward_reaches_the_critics_targets(folder: Path, tmp_path: Path) -> None:
