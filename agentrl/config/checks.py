@@ -252,8 +252,6 @@ def teacher(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
             f"--rollout-temperature {flat['rollout_temperature']:g} with --opd-teacher-url: SGLang says log-probs of given "
             "tokens at temperature 1 only; use 1, or --opd-teacher-load, to whose logits the temperature is applied as well"
         )
-    if given == ["sglang"] and (flat["rollout_top_p"] != 1 or flat["rollout_top_k"] != -1):
-        yield "--opd-teacher-url: a server's log-probs are among all tokens; leave --rollout-top-p and --rollout-top-k out"
 
 
 CHECKS: tuple[Check, ...] = (

@@ -160,7 +160,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             {"use_opd": True, "opd_teacher_url": "x:1", "rollout_temperature": 0.7},
             ["0.7 with", "at temperature 1 only"],
         ),
-        ({"use_opd": True, "opd_teacher_url": "x:1", "rollout_top_p": 0.9}, ["log-probs are among all tokens"]),
         (
             {"use_opd": True, "opd_teacher_url": "127.0.0.1:9"},
             ["--opd-teacher-url: cannot connect", "127.0.0.1:9", "correct the address"],
