@@ -1,17 +1,35 @@
-"""Trajectories for people: each token with its text, who wrote it, its log-probability and the weights behind it."""
+"""Trajectories for people: turns, and in them each token with its text, who wrote it, and what sampled and trained it.
+
+1. A trajectory is parts: what comes before the last prompt message, that message, and then what the model wrote and what
+   it was shown, turn by turn. Parts joined are the sample's tokens, each once and in order.
+2. The first of them, and long answers of the environment, are folded: there, but closed until somebody opens them.
+"""
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.sample import Origin, Sample
+from agentrl.sample import Origin, Sample, Segment
 
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
 """Token ids to as many pieces of text, which joined are the decoded text."""
 
 UNSURE = math.log(0.5)
+LONG = 80
+"""Tokens from which on an answer of the environment is folded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the trainer had for a sample: one number a response token each, NaN where there is none."""
+
+    log_probs: Sequence[float]
+    advantages: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,51 +43,149 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens that belong together; `kind` is prompt, model or env, `turn` counts from 1 (0: the prompt)."""
+
+    kind: str
+    turn: int
+    title: str
+    tokens: tuple[Token, ...]
+    folded: bool = False
+    reward: float | None = None
+    """The environment's reward for this step."""
+
+    @property
+    def preview(self) -> str:
+        """The first words, for where it is folded."""
+        text = " ".join("".join(token.text for token in self.tokens[:LONG]).split())
+        return text if len(text) <= 90 else text[:89] + "…"
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One sample as the page shows it."""
 
-    tokens: tuple[Token, ...]
+    parts: tuple[Part, ...]
     reward: float | None
     status: str
     turns: int
     weights: str
 
     @property
+    def tokens(self) -> tuple[Token, ...]:
+        return tuple(token for part in self.parts for token in part.tokens)
+
+    @property
     def model_tokens(self) -> int:
         return sum(t.origin == "model" for t in self.tokens)
 
 
-def describe_sample(sample: Sample, texts: TokenTexts) -> Trajectory:
-    """A sample's tokens with their authors and hover notes."""
+def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None = None) -> Trajectory:
+    """A sample's tokens with their authors and notes, in parts.
+
+    Raises:
+        DataError: `texts` or `trained` do not have one entry a token.
+    """
     pieces = list(texts(sample.tokens))
     if len(pieces) != len(sample.tokens):
         raise DataError(f"expected one text a token: got {len(pieces)} texts for {len(sample.tokens)} tokens")
-    origins = _origins(sample)
-    prompt, weights = sample.prompt_length, ", ".join(sample.weight_versions)
-    log_probs = sample.rollout_log_probs or [math.nan] * sample.response_length
-    tokens = []
-    for at, (text, origin, token_id) in enumerate(zip(pieces, origins, sample.tokens, strict=True)):
-        log_prob = log_probs[at - prompt] if origin == "model" else math.nan
-        note = f"{origin} · id {token_id}"
-        if math.isfinite(log_prob):
-            note += f" · log-prob {log_prob:.3f} (p {math.exp(log_prob):.1%})"
-        if origin == "model" and weights:
-            note += f" · weights {weights}"
-        if origin != "prompt" and text and not text.strip():
-            text = text.replace("\n", "↵\n")
-        tokens.append(Token(text, origin, note, math.isfinite(log_prob) and log_prob < UNSURE))
-    turns = max((s.turn for s in sample.segments), default=0)
-    return Trajectory(tuple(tokens), _reward(sample), sample.status.value, turns, weights)
+    if trained and {len(trained.log_probs), len(trained.advantages)} != {sample.response_length}:
+        raise DataError(f"expected {sample.response_length} log-probs and advantages, one a response token")
+    prompt, spans = sample.prompt_length, _spans(sample)
+    tokens = [_token(sample, at, pieces[at], None, trained) for at in range(prompt)]
+    for span in spans:
+        tokens += [
+            _token(sample, prompt + at, pieces[prompt + at], span, trained) for at in range(span.start, span.end)
+        ]
+    turns = max((s.turn for s in spans), default=0)
+    parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
+    return Trajectory(parts, _reward(sample), sample.status.value, turns, ", ".join(sample.weight_versions))
 
 
-def _origins(sample: Sample) -> list[str]:
-    """Who wrote each token; a sample without segments tells by its loss mask."""
-    response = ["env"] * sample.response_length
-    for at, mask in enumerate(sample.loss_mask or ()):
-        response[at] = "model" if mask else "env"
-    for segment in sample.segments:
-        response[segment.start : segment.end] = [Origin(segment.origin).value] * (segment.end - segment.start)
-    return ["prompt"] * sample.prompt_length + response
+def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
+    """Token `at` of the sample; `span` is what it belongs to, None for the prompt."""
+    origin = "prompt" if span is None else span.origin.value
+    notes = [origin, f"id {sample.tokens[at]}"]
+    at -= sample.prompt_length
+    log_prob = math.nan
+    if span and span.origin is Origin.MODEL:
+        if sample.rollout_log_probs:
+            log_prob = sample.rollout_log_probs[at]
+            notes.append(f"log-prob {log_prob:.3f} (p {math.exp(min(log_prob, 0.0)):.1%})")
+        if trained and math.isfinite(trained.log_probs[at]):
+            notes.append(f"in training {trained.log_probs[at]:.3f}")
+        if trained and math.isfinite(trained.advantages[at]):
+            notes.append(f"advantage {trained.advantages[at]:+.3f}")
+        if version := span.version or ", ".join(sample.weight_versions):
+            notes.append(f"weights {version}")
+    if span and text and not text.strip():
+        text = text.replace("\n", "↵\n")
+    return Token(text, origin, " · ".join(notes), math.isfinite(log_prob) and log_prob < UNSURE)
+
+
+def _spans(sample: Sample) -> list[Segment]:
+    """Who wrote which part of the response; a sample without segments tells by its loss mask."""
+    if sample.segments or not sample.response_length:
+        return sample.segments
+    spans: list[Segment] = []
+    turn, mask = 0, sample.loss_mask or [0] * sample.response_length
+    for at, trains in enumerate(mask):
+        origin = Origin.MODEL if trains else Origin.ENV
+        if spans and spans[-1].origin is origin:
+            spans[-1].end = at + 1
+        else:
+            turn += origin is Origin.MODEL
+            spans.append(Segment(origin, at, at + 1, turn))
+    return spans
+
+
+def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[Part]:
+    """The prompt, cut where its last message of a user begins."""
+    ends = list(accumulate(len(token.text) for token in tokens))
+    text = "".join(token.text for token in tokens)
+    messages = _messages(sample) or [{"role": "user", "content": sample.prompt}]
+    said = [m["content"] for m in messages if m.get("role") == "user" and isinstance(m.get("content"), str)]
+    begins = max((text.rfind(content.strip()) for content in said if content.strip()), default=0)
+    cut = bisect_right(ends, begins) if begins > 0 else 0
+    if cut:
+        yield Part("prompt", 0, "system prompt, tools, earlier messages", tuple(tokens[:cut]), folded=True)
+    if tokens[cut:]:
+        yield Part("prompt", 0, "prompt", tuple(tokens[cut:]))
+
+
+def _response_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int) -> Iterator[Part]:
+    """One part for what the model wrote in a turn, with the tokens that close it, one for what it was shown then."""
+    rewards = sample.metadata.get("step_rewards") or ()
+    written = [m for m in _messages(sample) if m.get("role") == "assistant"][-turns:]
+    cuts: list[tuple[str, int, int]] = []
+    for span in spans:
+        kind = "env" if span.origin is Origin.ENV else "model"
+        if cuts and cuts[-1][:2] == (kind, span.turn):
+            continue
+        cuts.append((kind, span.turn, span.start))
+    ends = [start for _, _, start in cuts[1:]] + [len(tokens)] * bool(cuts)
+    for (kind, turn, start), end in zip(cuts, ends, strict=True):
+        held = tuple(tokens[start:end])
+        if kind == "env":
+            yield Part(kind, turn, "shown to the model", held, folded=len(held) >= LONG)
+        else:
+            calls = _calls(written[turn - 1]) if 0 < turn <= len(written) == turns else []
+            title = f"turn {turn}" + (f" · calls {', '.join(calls)}" if calls else "")
+            reward = rewards[turn - 1] if 0 < turn <= len(rewards) else None
+            yield Part(kind, turn, title, held, reward=reward)
+
+
+def _messages(sample: Sample) -> list[Mapping[str, Any]]:
+    """The conversation where it is known, else the prompt's messages; what is no message is left out."""
+    found = sample.metadata.get("messages") or sample.prompt
+    return [m for m in found if isinstance(m, Mapping)] if isinstance(found, list) else []
+
+
+def _calls(message: Mapping[str, Any]) -> list[str]:
+    """The names of the functions that a message calls."""
+    calls = message.get("tool_calls")
+    functions = [c.get("function") for c in calls if isinstance(c, Mapping)] if isinstance(calls, list) else []
+    return [str(f.get("name"))[:60] for f in functions if isinstance(f, Mapping)]
 
 
 def _reward(sample: Sample) -> float | None:

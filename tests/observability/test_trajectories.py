@@ -1,0 +1,86 @@
+"""Trajectories for people: every token once, in parts, with what sampled it and what it was trained on."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from agentrl.errors import DataError
+from agentrl.observability.trajectories import LONG, Trained, describe_sample
+from agentrl.sample import Origin, Sample
+
+TEXTS = ["<system>", "be good", "<user>", "What", " is it?", "<call>", "</call>", "\n", "42"]
+
+
+def texts(ids: Sequence[int]) -> list[str]:
+    return [TEXTS[i] for i in ids]
+
+
+def two_turns(shown: int = 1) -> Sample:
+    sample = Sample(prompt=[{"role": "system", "content": "be good"}, {"role": "user", "content": " What is it?\n"}])
+    sample.set_prompt_tokens([0, 1, 2, 3, 4])
+    sample.append_model([5, 6], [-0.5, -2.0], "3", turn=1)
+    sample.append_observation([7], turn=1, origin=Origin.CLOSE)
+    sample.append_observation([8] * shown, turn=1)
+    sample.append_model([8], [-0.1], [("3", 0, 1)], turn=2)
+    call = {"type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    sample.metadata = {
+        "step_rewards": [0.5, None],
+        "messages": [
+            *sample.prompt,
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "42"},
+            {"role": "assistant", "content": "42"},
+        ],
+    }
+    return sample
+
+
+def test_parts_are_the_turns_and_joined_the_tokens() -> None:
+    sample = two_turns()
+    shown = describe_sample(sample, texts)
+    assert [(p.kind, p.turn, p.title, len(p.tokens)) for p in shown.parts] == [
+        ("prompt", 0, "system prompt, tools, earlier messages", 3),
+        ("prompt", 0, "prompt", 2),
+        ("model", 1, "turn 1 · calls look_up", 3),
+        ("env", 1, "shown to the model", 1),
+        ("model", 2, "turn 2", 1),
+    ]
+    assert [p.reward for p in shown.parts] == [None, None, 0.5, None, None]
+    assert "".join(t.text.replace("↵", "") for t in shown.tokens) == "".join(texts(sample.tokens))
+
+
+@pytest.mark.parametrize("shown", [LONG - 1, LONG])
+def test_what_comes_before_and_long_answers_are_folded(shown: int) -> None:
+    parts = describe_sample(two_turns(shown), texts).parts
+    assert [p.folded for p in parts] == [True, False, False, shown >= LONG, False]
+    assert parts[0].preview == "<system>be good<user>"
+    assert len(parts[3].preview) == 90
+
+
+def test_a_token_tells_both_log_probs_its_advantage_and_its_weights() -> None:
+    trained = Trained([-0.25, math.nan, 0.0, 0.0, 0.0], [0.75, math.nan, 0.0, 0.0, 0.0])
+    tokens = describe_sample(two_turns(), texts, trained).tokens
+    assert (
+        tokens[5].note == "model · id 5 · log-prob -0.500 (p 60.7%) · in training -0.250 · advantage +0.750 · weights 3"
+    )
+    assert tokens[6].note == "model · id 6 · log-prob -2.000 (p 13.5%) · weights 3"
+    assert tokens[8].note == "env · id 8"
+    assert [t.unsure for t in tokens[5:7]] == [False, True]
+
+
+def test_numbers_of_another_length_are_refused() -> None:
+    with pytest.raises(DataError, match="expected 5 log-probs"):
+        describe_sample(two_turns(), texts, Trained([0.0], [0.0]))
+
+
+def test_a_prompt_that_is_not_found_stays_whole() -> None:
+    sample = Sample(prompt="unlike its tokens")
+    sample.set_prompt_tokens([0, 1])
+    assert [(p.title, p.folded) for p in describe_sample(sample, texts).parts] == [("prompt", False)]
+
+
+def test_calls_of_another_shape_are_no_titles() -> None:
+    sample = two_turns()
+    sample.metadata["messages"][2]["tool_calls"] = [None, {"function": "x"}, 3]
+    assert describe_sample(sample, texts).parts[2].title == "turn 1"
