@@ -4,18 +4,24 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-sglang lint bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-sglang coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "agentrl needs Python 3.11 or newer: make venv PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "Installing into $(VENV), once: about 2.5 GB on disk, one to five minutes with a fast line. Next times this is skipped."
+	@echo "  1/3 a virtual environment"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "  2/3 PyTorch (the largest part, quiet until it is there)"
+	@$(INSTALL) torch==2.13.0
+	@echo "  3/3 agentrl with Ray, megatron-core, transformers and the tools of its tests"
+	@$(INSTALL) -e '.[dev]'
 	@touch $@
+	@echo "Installed. \`source $(VENV)/bin/activate\` puts the command agentrl on your path."
 
 demo: venv
 	$(BIN)/python -m agentrl.demo
@@ -36,15 +42,22 @@ test-sglang: venv
 	scripts/install_sglang_cpu.sh .venv-sglang
 	$(BIN)/python -m pytest -m sglang
 
+coverage: venv
+	$(BIN)/python -m pytest -m 'not slow and not sglang' --cov --cov-report=term:skip-covered --cov-report=html
+
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: venv
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html; to search in it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
 bench: venv
 	for name in rollout_client rollout_path chat_delta embedded_engine packing search sandbox graders; do \
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

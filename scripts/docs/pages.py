@@ -1,0 +1,113 @@
+"""Pages of the site that are made when it is built: what stands elsewhere in the repository, settings and commands.
+
+1. README, CHANGELOG, CONTRIBUTING and the examples' pages are copied, with their links turned to the site's pages.
+2. `settings.md` is made from the settings' models, `commands.md` from the commands' own help.
+"""
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+import mkdocs_gen_files
+
+from agentrl.cli.main import COMMANDS, agentrl
+from agentrl.config.fields import FieldRef, Sections, all_fields
+from agentrl.config.flags import aliases
+
+ROOT = Path(__file__).parents[2]
+COPIED = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    **{f"examples/{name}/README.md": f"examples/{name}.md" for name in ("retool", "search_r1")},
+}
+"""Files of the repository, and the pages that they become."""
+
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
+
+
+def copied(source: str, target: str) -> str:
+    """The text of a file of the repository, as the page `target`; pictures that it shows come along.
+
+    Raises:
+        ValueError: a link to what is not on the site.
+    """
+
+    def on_site(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
+        if (ROOT / path).is_dir():
+            path += "/README.md"
+        page = COPIED.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+        if page is None and path.endswith((".png", ".svg")):
+            page = path
+            with mkdocs_gen_files.open(page, "wb") as picture:
+                picture.write((ROOT / path).read_bytes())
+        if page is None:
+            raise ValueError(f"{source}: the link to {found[1]} leads out of the site")
+        return posixpath.relpath(page, posixpath.dirname(target) or ".")
+
+    return _LINK.sub(on_site, (ROOT / source).read_text(encoding="utf-8"))
+
+
+def settings_page() -> Iterator[str]:
+    """Every setting, room by room."""
+    yield (
+        "# Settings\n\nEvery setting is a flag of `agentrl train`, `rollout` and `eval`, and a key of a YAML or TOML file "
+        "(`--config run.yaml`; without the dashes, with underscores). Flags win over the file, the file over defaults. "
+        "This page is made from the settings themselves.\n"
+    )
+    for section, info in Sections.model_fields.items():
+        yield f"\n## {info.title}\n"
+        yield from (_entry(field) for field in all_fields().values() if field.section == section)
+    yield "\n## Other spellings\n\n| flag | is |\n|---|---|\n"
+    for flag, alias in aliases().items():
+        value = "" if alias.value is None else f" {str(alias.value).lower()}"
+        yield f"| `{flag}` | `--{alias.field.replace('_', '-')}{value}` |\n"
+
+
+def _entry(field: FieldRef) -> str:
+    values = "on or off" if field.is_bool else field.expected()
+    facts = _plain(values) + (f"; default {said}" if (said := _default(field)) else "")
+    return f"\n`{field.flag}`{{#{field.name}}}\n:   {_plain(field.info.description or '')}\n    *{facts}*\n"
+
+
+def _default(field: FieldRef) -> str:
+    value = getattr(field.default, "value", field.default)
+    if isinstance(value, Mapping):
+        return " ".join(f"`{getattr(key, 'value', key)}={getattr(to, 'value', to)}`" for key, to in value.items())
+    if field.is_bool and value is not None:
+        return "on" if value else "off"
+    return "" if value in (None, "", (), [], {}) else f"`{value}`"
+
+
+def _plain(text: str) -> str:
+    """As it stands, where Markdown would read marks and tags into it."""
+    return re.sub(r"(?<!\\)([*_<{\[`])", r"\\\1", text)
+
+
+def commands_page() -> Iterator[str]:
+    """What each command says of itself."""
+    yield "# Commands\n\nWhat `agentrl COMMAND --help` says, made when this page was.\n"
+    context = click.Context(agentrl, info_name="agentrl", max_content_width=100, terminal_width=100)
+    for name in COMMANDS:
+        command = agentrl.get_command(context, name)
+        assert command is not None
+        own = command.context_class(command, parent=context, info_name=name, terminal_width=100, max_content_width=100)
+        yield f"\n## agentrl {name}\n\n```text\n{command.get_help(own)}\n```\n"
+
+
+def main() -> None:
+    """Write all of them."""
+    os.chdir(ROOT)
+    for source, target in COPIED.items():
+        with mkdocs_gen_files.open(target, "w") as page:
+            page.write(copied(source, target))
+    for target, parts in (("settings.md", settings_page()), ("commands.md", commands_page())):
+        with mkdocs_gen_files.open(target, "w") as page:
+            page.writelines(parts)
+
+
+main()
