@@ -20,9 +20,10 @@ from typing import Any
 
 import yaml
 
+from agentrl.config.elsewhere import answer
 from agentrl.config.fields import SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import SGLANG_FIELD
-from agentrl.config.problems import did_you_mean, one_error
+from agentrl.config.problems import one_error, unknown
 from agentrl.errors import SettingsError
 
 
@@ -87,11 +88,10 @@ class _Sorter:
             self._set(key, _as_flags_read_it(known[key], value), where)
         elif key in known:
             self.problems.append(f"{where}: {key} belongs under {known[key].section}, not under {section}")
-        elif key.startswith("sglang_") and SGLANG_FIELD in known:
+        elif key.startswith("sglang_") and answer(key) is None:
             self._set(SGLANG_FIELD, {key.removeprefix("sglang_"): value}, where)
         else:
-            hint = did_you_mean(key, [*known, *SECTIONS])
-            self.problems.append(f"{where}: unknown setting {path[-1]}{hint}")
+            self.problems += [f"{where}: {said}" for said in unknown([path[-1]], [*known, *SECTIONS], "setting")]
 
     def _set(self, key: str, value: Any, where: str) -> None:
         if key == SGLANG_FIELD and key in self.found.values:

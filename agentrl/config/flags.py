@@ -4,7 +4,7 @@
 2. `read_flags(argv)` gives only what was written on the command line, as plain values; pydantic judges them later.
 3. Spellings that slime users have in their scripts work: underscores for dashes, `--flag true`, `--disable-...`
    names, `--eval-prompt-data name path [name path ...]`, and `--sglang-*` for any option of the engine's server.
-4. Anything unknown is a `SettingsError` that names the nearest flags.
+4. All that is unknown is one `SettingsError`: flags of other trainers with what to do instead, others with the nearest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,9 @@ from typing import Any
 
 import click
 
+from agentrl.config.elsewhere import answer
 from agentrl.config.fields import FieldRef, all_fields
-from agentrl.config.problems import did_you_mean
+from agentrl.config.problems import one_error, unknown
 from agentrl.config.values import json_or_text, read_texts
 from agentrl.errors import SettingsError
 
@@ -158,7 +159,7 @@ def rewrite(argv: Sequence[str], *, extra: Sequence[str] = ()) -> tuple[list[str
         the rewritten arguments, and the `--sglang-*` options by their server names.
 
     Raises:
-        SettingsError: an unknown flag, with the nearest known ones.
+        SettingsError: unknown flags, all of them, with the nearest known ones.
     """
     return _Rewriter(extra).run(list(argv))
 
@@ -172,6 +173,7 @@ class _Rewriter:
         self.out: list[str] = []
         self.spelt: list[tuple[str, str]] = []
         self.sglang: dict[str, Any] = {}
+        self.unknown: list[str] = []
 
     def run(self, argv: list[str]) -> tuple[list[str], dict[str, Any]]:
         while argv:
@@ -181,6 +183,9 @@ class _Rewriter:
                 continue
             name, equals, value = token.partition("=")
             self._flag(name if name in self.extra else name.replace("_", "-"), value if equals else None, argv)
+        if self.unknown:
+            known = [*self.fields, *self.aliases, *self.extra, *(f"--no-{b[2:]}" for b in self.bools)]
+            raise one_error(unknown(self.unknown, known, "flag"))
         for name, written in self.spelt:
             self._agree(name, written)
         return self.out, self.sglang
@@ -207,11 +212,12 @@ class _Rewriter:
             self._bool(name, value, rest)
         elif name in self.fields:
             self._valued(self.fields[name], value, rest)
-        elif name.startswith(SGLANG_PREFIX) and SGLANG_FIELD in all_fields():
+        elif name.startswith(SGLANG_PREFIX) and answer(name) is None:
             self._sglang(name, value, rest)
         else:
-            known = [*self.fields, *self.aliases, *self.extra, *(f"--no-{b[2:]}" for b in self.bools)]
-            raise SettingsError(f"unknown flag {name}{did_you_mean(name, known)}")
+            self.unknown.append(name)
+            while rest and _is_value(rest[0]):
+                rest.pop(0)
 
     def _valued(self, field: FieldRef, value: str | None, rest: list[str]) -> None:
         values = [value] if value is not None else []

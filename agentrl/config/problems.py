@@ -2,42 +2,51 @@
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
+from agentrl.config.elsewhere import CALLED, answer
 from agentrl.config.fields import FieldRef
 from agentrl.errors import SettingsError
 from agentrl.settings import shown
 
-_ELSEWHERE: Mapping[str, str] = {
-    "batch_size": "rollout_batch_size",
-    "epochs": "num_epoch",
-    "group_size": "n_samples_per_prompt",
-    "learning_rate": "lr",
-    "max_new_tokens": "rollout_max_response_len",
-    "max_tokens": "rollout_max_response_len",
-    "model": "hf_checkpoint",
-    "model_name_or_path": "hf_checkpoint",
-    "model_path": "hf_checkpoint",
-    "num_generations": "n_samples_per_prompt",
-    "reward_function": "custom_rm_path",
-    "temperature": "rollout_temperature",
-    "train_data": "prompt_data",
-}
-"""What other trainers call our settings: spelling alone would not lead there."""
+_NEAR = 0.78
+"""How alike two names must be for one to be meant by the other. Below that, one has all words of the other."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean a or b?` with the known names closest to `name`, best first; nothing if none is close."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    plain = difflib.get_close_matches(name.lstrip("-").replace("-", "_"), _ELSEWHERE, n=1, cutoff=0.9)
-    ours = [_ELSEWHERE[plain[0]], "--" + _ELSEWHERE[plain[0]].replace("_", "-")] if plain else []
-    meant = [other for other in ours if other in names]
-    best = [*meant, *(c for c in close if c not in meant)][:3]
+    names, plain = list(known), name.lstrip("-").replace("-", "_")
+    called = [CALLED[other] for other in difflib.get_close_matches(plain, CALLED, n=1, cutoff=0.9)]
+    ours = [*called, *("--" + other.replace("_", "-") for other in called)]
+    best = [other for other in ours if other in names]
+    if not best:
+        alike = {other: difflib.SequenceMatcher(None, name.strip("-"), other.strip("-")).ratio() for other in names}
+        close = sorted((other for other in names if _near(name, other, alike[other])), key=lambda o: -alike[o])
+        best = [other for other in close[:3] if alike[other] > alike[close[0]] - 0.1]
     return f"; did you mean {' or '.join(best)}?" if best else ""
+
+
+def _near(name: str, other: str, alike: float) -> bool:
+    mine, theirs = (set(re.split("[-_]+", n.strip("-_"))) for n in (name, other))
+    return alike >= _NEAR or (mine <= theirs and (len(mine) > 1 or other.startswith(name)))
+
+
+def unknown(names: Sequence[str], known: Iterable[str], what: str) -> list[str]:
+    """Sentences about names that nobody knows, those with one answer together; `what` they are: `flag`."""
+    known, answered, out = list(known), defaultdict[str, list[str]](list), []
+    for name in dict.fromkeys(names):
+        if said := answer(name):
+            answered[said].append(name)
+        else:
+            out.append(f"unknown {what} {name}{did_you_mean(name, known)}")
+    for said, alike in answered.items():
+        out.append(f"{', '.join(alike)}: {said.format(it='it' if len(alike) == 1 else 'them')}")
+    return out
 
 
 def sentences(error: ValidationError, fields: Mapping[str, FieldRef], origins: Mapping[str, str]) -> list[str]:
