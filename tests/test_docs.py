@@ -1,56 +1,158 @@
-"""README.md and docs/ say what is there: code that runs, links that lead somewhere, commands and flags that exist."""
+"""README.md and docs/ say what is there: code that runs, settings that load, links, commands and flags that exist."""
 
+import ast
+import asyncio
+import inspect
 import re
+import shlex
 import sys
+import tomllib
 import types
 from pathlib import Path
 
 import click
+import orjson
 import pytest
+import yaml
 
 from agentrl.cli.main import COMMANDS, agentrl
-from agentrl.config.flags import aliases
+from agentrl.config.flags import aliases, collect
+from agentrl.config.settings import RunSettings
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 NOT_PARAMETERS = {"--help"}
 """Known to every command."""
+MADE = {"settings.md", "commands.md", "index.md", "changelog.md", "contributing.md"}
+"""Pages of the site that scripts/docs/pages.py makes."""
+LANGUAGES = {"python", "bash", "yaml", "toml", "json", "jsonl", "text", ""}
+"""What stands in code blocks: run, parsed or loaded below, but for plain text."""
+PROGRAMS = {"source", "pip", "make", "python", "pytest", "ray", "curl", "cd", "export", "git", "uvx"}
+"""What command lines in the documentation may start besides agentrl."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _COMMAND = re.compile(r"(?:^|[`\n])\s*agentrl ([a-z]+)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+_NAMED = re.compile(r"# (\S+\.(?:py|yaml|toml|jsonl))\b")
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return [code for name, code in _FENCE.findall(page.read_text(encoding="utf-8")) if name == language]
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [code for name, code in _FENCE.findall(page.read_text(encoding="utf-8")) if name in languages]
 
 
-PYTHON = [
-    pytest.param(code, id=f"{page.name}-{at}") for page in PAGES for at, code in enumerate(blocks(page, "python"))
-]
+def each(*languages: str) -> list[object]:
+    """Every block of these languages, with its page."""
+    return [
+        pytest.param(page, code, id=f"{page.name}-{at}")
+        for page in PAGES
+        for at, code in enumerate(blocks(page, *languages))
+    ]
 
 
-@pytest.mark.parametrize("code", PYTHON)
-def test_python_blocks_compile(code: str) -> None:
-    import ast
+@pytest.fixture
+def desk(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the README and the page name in the first line of a block."""
+    for source in (ROOT / "README.md", page):
+        for code in blocks(source, "python", "yaml", "toml", "jsonl"):
+            if found := _NAMED.match(code):
+                (tmp_path / found[1]).write_text(code)
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Oslo", "text": "Oslo is in Norway."}\n')
+    (tmp_path / "train.jsonl").write_text('{"input": "How many people live in Oslo?", "label": "0.7 million"}\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
-    # With await at the top level: fragments of coroutines are shown without the function around them.
-    compile(code, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_block_escapes_these_tests(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert {name for name, _ in _FENCE.findall(text)} - LANGUAGES == set()
+    assert re.findall(r"^\s*(?:```|~~~).*$", _FENCE.sub("", text), re.MULTILINE) == []
 
 
-def fragment(code: str) -> bool:
-    """Shown without what surrounds it, or in need of a pool of processes or a sandbox: other tests run these."""
+def takes_processes(code: str) -> bool:
+    """Whether a block starts a sandbox or graders' processes."""
     return "async with" in code or "grade_many" in code
 
 
-@pytest.mark.parametrize("code", [block for block in PYTHON if not fragment(str(block.values[0]))])
-def test_python_blocks_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Oslo", "text": "Oslo is in Norway."}\n')
+def run_block(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
-    exec(compile(code, "block", "exec"), module.__dict__)
+    # Fragments of coroutines are shown without the function around them.
+    compiled = compile(code, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if compiled.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(eval(compiled, module.__dict__))  # noqa: S307
+    else:
+        exec(compiled, module.__dict__)
+
+
+PYTHON = each("python")
+
+
+@pytest.mark.parametrize(("page", "code"), [p for p in PYTHON if not takes_processes(p.values[1])])  # type: ignore[attr-defined]
+def test_python_blocks_run(page: Path, code: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_block(code, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "code"), [p for p in PYTHON if takes_processes(p.values[1])])  # type: ignore[attr-defined]
+def test_python_blocks_with_processes_run(page: Path, code: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_block(code, monkeypatch)
+
+
+def lines(code: str) -> list[list[str]]:
+    """The command lines of a block as words, without comments."""
+    return [words for line in code.replace("\\\n", " ").splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def check_command(name: str, args: list[str]) -> None:
+    """Parse a command line as agentrl would; the settings of a run are checked together."""
+    root = click.Context(agentrl)
+    command = agentrl.get_command(root, name)
+    assert command is not None, name
+    context = command.make_context(name, [arg for arg in args if arg != "..."], parent=root)
+    if "sglang" in context.meta:
+        values, origins = collect(context.params, context.meta["sglang"])
+        RunSettings.from_parts(values, origins, config=context.params["config"])
+
+
+@pytest.mark.parametrize(("page", "code"), each("bash"))
+def test_command_lines_are_understood(page: Path, code: str, desk: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for words in lines(code):
+        while re.fullmatch(r"\w+=.*", words[0]):
+            words = words[1:]
+        match words:
+            case ["agentrl", name, *args]:
+                check_command(name, args)
+            case ["make", target, *_]:
+                assert target in targets
+            case ["python", "-m", module, *_]:
+                path = ROOT / module.replace(".", "/")
+                assert path.with_suffix(".py").exists() or (path / "__main__.py").exists() or module == "http.server"
+            case ["pip", "install", wanted]:
+                extras = re.fullmatch(r"agentrl(?:\[(.*)\])?", wanted)
+                assert extras, wanted
+                assert set(filter(None, (extras[1] or "").split(","))) <= set(project["optional-dependencies"])
+            case [program, *_]:
+                assert program in PROGRAMS
+
+
+@pytest.mark.parametrize(("page", "code"), each("yaml", "toml"))
+def test_settings_files_load(page: Path, code: str, desk: Path) -> None:
+    named = _NAMED.match(code)
+    path = desk / (named[1] if named else "settings.yaml")
+    path.write_text(code)
+    if path.suffix == ".yaml" and "eval" in yaml.safe_load(code):
+        return  # evaluation sets have a file of their own; their tests read it
+    RunSettings.from_file(path)
+
+
+@pytest.mark.parametrize(("page", "code"), each("json", "jsonl"))
+def test_json_is_json(page: Path, code: str) -> None:
+    for part in [code] if "\n}" in code else code.splitlines():
+        orjson.loads(part)
 
 
 def test_the_environment_of_the_readme_is_short() -> None:
@@ -62,7 +164,8 @@ def test_the_environment_of_the_readme_is_short() -> None:
 def test_relative_links_lead_somewhere(page: Path) -> None:
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = [link.partition("#")[0] for link in _LINK.findall(text) if "://" not in link]
-    assert [target for target in targets if target and not (page.parent / target).exists()] == []
+    missing = [target for target in targets if target and not (page.parent / target).exists()]
+    assert [target for target in missing if not (page.parent.name == "docs" and target in MADE)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -85,8 +188,9 @@ def known_flags() -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    # Lines that call other programs have flags of their own.
-    ours = "\n".join(line for line in text.splitlines() if not re.search(r"python -m|pytest|pip install|mypy", line))
+    # Lines that call other programs have flags of their own, and so have those that say what is not there.
+    other = r"python -m|pytest|pip install|mypy|ray start|<!-- not ours -->"
+    ours = "\n".join(line for line in text.splitlines() if not re.search(other, line))
     own = {flag for flag in _FLAG.findall(ours) if not flag.startswith("--sglang-")}  # the prefix of SGLang's flags
     assert own - known_flags() - NOT_PARAMETERS == set()
 
