@@ -37,7 +37,7 @@ HISTORY_KWARGS: Mapping[str, bool] = {
 """Arguments, and the values of them, by which templates keep reasoning in history."""
 
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "A value."}}, "required": ["a"]}
-_TOOL = {"type": "function", "function": {"name": "zqtool", "description": "A tool.", "parameters": _PARAMETERS}}
+TOOL = {"type": "function", "function": {"name": "zqtool", "description": "A tool.", "parameters": _PARAMETERS}}
 _CACHE: dict[str, TemplateReport] = {}
 _CACHE_LOCK = threading.Lock()
 
@@ -121,7 +121,7 @@ class _Probe:
 
     def report(self, chosen: Mapping[str, Any]) -> TemplateReport:
         can = self._capabilities()
-        tools = [_TOOL] if can.tools else None
+        tools = [TOOL] if can.tools else None
         prompt = self._render([user(1)], tools) or ""
         generation_prompt = _behind_user(prompt)
         start = self.codec.encode(generation_prompt)
@@ -158,7 +158,7 @@ class _Probe:
         two = [user(1), assistant(1, calls=[1, 2], content=False), result(1), result(2), assistant(2)]
         return Capabilities(
             system=self._shows([{"role": "system", "content": "zqSyszq"}, user(1)], "zqSyszq"),
-            tools=self._shows([user(1)], "zqtool", tools=[_TOOL]),
+            tools=self._shows([user(1)], "zqtool", tools=[TOOL]),
             tool_messages=self._shows(one, "zqArg1zq", "zqTool1zq"),
             parallel_calls=self._shows(two, "zqArg1zq", "zqArg2zq", "zqTool1zq", "zqTool2zq"),
             reasoning=self._shows([user(1), assistant(1, reasoning=True)], "zqReason1zq"),
@@ -238,7 +238,7 @@ class _Probe:
         None where this kind of turn cannot be: no reasoning tags, or a generation prompt that opens the block.
         """
         written = self.template.render(case.history, case.tools, generation_prompt=False)
-        body = written[_common(prompt, written) :]
+        body = written[common(prompt, written) :]
         stop = re.search("|".join(map(re.escape, self.stops)), body) if self.stops else None
         body = body[: stop.end()] if stop else body + (self._leading_stop(tail) or "")
         return self._think(body, case, opened=self._opens(prompt))
@@ -275,7 +275,7 @@ def _difference(grown: str, truth: str) -> tuple[Verdict, str]:
         return Verdict.MERGES, ""
     if lost := sorted({r for r in re.findall(r"zqReason\dzq", grown) if r not in truth}):
         return Verdict.REASONING_DROPPED, f"of {len(lost)} earlier turns" if len(lost) > 1 else ""
-    at = _common(grown, truth)
+    at = common(grown, truth)
     return Verdict.REWRITTEN, f"{grown[max(0, at - 8) : at + 22]!r} becomes {truth[max(0, at - 8) : at + 22]!r}"
 
 
@@ -313,7 +313,7 @@ def _edge(text: str | None) -> str:
     return "escaped" if "\\n zqWzq" in text else "stripped"
 
 
-def _common(a: str, b: str) -> int:
+def common(a: str, b: str) -> int:
     """Length of the common prefix."""
     limit = min(len(a), len(b))
     return next((i for i in range(limit) if a[i] != b[i]), limit)

@@ -14,6 +14,7 @@ import anyio
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.buffer.dump import dump_path
 from agentrl.chat import Chat
+from agentrl.chat.written import check_calls_are_read
 from agentrl.config import Purpose, RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.prompts import PromptRow
@@ -103,6 +104,8 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
         first = sets[0].data[0]
     _someone_grades(settings, plugins, first)
     chat = load_chat(settings)
+    if calls_tools(plugins, first):
+        check_calls_are_read(chat, settings.rollout.tool_call_parser)
     if purpose != "eval":
         _teacher(settings, chat)
 
@@ -198,6 +201,16 @@ def _someone_asks(plugins: Plugins) -> None:
         raise SettingsError(
             f"no prompts: {env.__name__} has no reset method that makes its own; write one, or give --prompt-data FILE.jsonl"
         )
+
+
+def calls_tools(plugins: Plugins, first: PromptRow | None) -> bool:
+    """Whether the model's turns are read for tool calls: an environment plays, and it or the first row has tools."""
+    env = plugins.environment
+    return (
+        env is not None
+        and plugins.generate is None
+        and bool(env.declared_tools(with_sources=False) or env.tool_sources() or (first and first.tools))
+    )
 
 
 def ungraded(settings: RunSettings, plugins: Plugins) -> bool:

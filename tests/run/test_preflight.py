@@ -16,6 +16,7 @@ from agentrl.run.preflight import preflight
 from agentrl.runfolder import MANIFEST
 from agentrl.train.checkpoints import FORMAT
 from tests.support.runs import RunKit
+from tests.support.tiny_models import CHAT_TEMPLATE
 
 PLUGINS = """
 from agentrl import Environment, Step
@@ -64,6 +65,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     (kit.folder / "syntax.py").write_text("class Env(Environment)\n    pass\n")
     (kit.folder / "raises.py").write_text("x = 1\ny = nowhere\n")
     (kit.folder / "broken.jsonl").write_text('{"input": "a"}\n{"input": "b"}\n{"input": "c"\n')
+    (kit.folder / "odd_calls.jinja").write_text(CHAT_TEMPLATE.replace("tool_call>", "call>"))
     (kit.folder / "one_dump").mkdir()
     (kit.folder / "one_dump" / "0.jsonl").write_text("")
     (kit.folder / "empty.jsonl").write_text("\n")
@@ -135,6 +137,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"eval_prompt_data": "broken.jsonl", "label_key": None}, ["--eval-prompt-data broken", "line 3"]),
         ({"chat_template_path": "nowhere.jinja"}, ["--chat-template-path", "no file 'nowhere.jinja'"]),
         ({"tool_call_parser": "hermez"}, ["--tool-call-parser 'hermez'", "hermes"]),
+        (
+            {"chat_template_path": "odd_calls.jinja"},
+            ["--tool-call-parser auto", "'none'", "<call>", "pkg.mod:function"],
+        ),
+        ({"tool_call_parser": "llama3"}, ["--tool-call-parser llama3", "does not read", "<tool_call>"]),
         ({"engine": "external"}, ["--rollout-external-engine-addrs host:port"]),
         ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
         ({"load_debug_rollout_data": "dumps"}, ["--load-debug-rollout-data dumps", "--save-debug-rollout-data"]),
@@ -256,6 +263,13 @@ def test_good_inputs_pass_and_none_of_the_users_code_is_called(here: RunKit) -> 
     for purpose in ("train", "rollout", "eval"):
         preflight(settings.check_complete(purpose), purpose)
     assert any(name.startswith("agentrl_plugin_plugins_") for name in sys.modules)
+
+
+def test_calls_that_the_environment_reads_itself_need_no_parser(here: RunKit) -> None:
+    changes = {"chat_template_path": "odd_calls.jinja", "tool_call_parser": "none"}
+    preflight(RunSettings.from_cli(here.arguments(**changes)), "train")
+    changes = {"chat_template_path": "odd_calls.jinja", "env": "plugins.py:Paid"}  # it has no tools
+    preflight(RunSettings.from_cli(here.arguments(**changes)), "train")
 
 
 def test_a_resumed_run_needs_the_later_dumps_only(here: RunKit, tmp_path: Path) -> None:
