@@ -82,7 +82,7 @@ class RoughIdea:
     def corpus(self) -> Iterator[str]:
         yield from ("\n".join([*RIGHT, *WORDS, "user\n", "assistant\n"]) for _ in range(50))
 
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
         return []
 
     async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:

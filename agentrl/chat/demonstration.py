@@ -1,12 +1,13 @@
 """A conversation that shows how it is done, as a `Sample` that a supervised loss can train on.
 
 1. The assistant's turns, end token included, have loss mask 1; everything else has 0.
-2. What the assistant writes is taken from the template's own rendering, so a model that learns from it writes what
+2. A message's own `loss` (or `train`, `weight`, `step_loss_mask`), a boolean or 0 or 1, takes a turn out of the loss.
+3. What the assistant writes is taken from the template's own rendering, so a model that learns from it writes what
    the template (and the tool-call parser) expects. Between the turns stands what a rollout would show.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import Conversation, Shown
@@ -14,9 +15,20 @@ from agentrl.chat.messages import ToolSchema, normalise_messages, normalise_tool
 from agentrl.errors import TemplateError
 from agentrl.sample import Message, Sample, Status
 
+Turns = Literal["all", "last"]
+"""Which of the assistant's turns are learned."""
+
+_MARKS = ("loss", "train", "weight", "step_loss_mask")
+"""Names under which data sets say whether a message is learned: ours, axolotl's, OpenAI's, slime's."""
+
 
 def to_sample(
-    chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSchema] | None = None, *, index: int = 0
+    chat: Chat,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[ToolSchema] | None = None,
+    *,
+    index: int = 0,
+    turns: Turns = "all",
 ) -> Sample:
     """The conversation as a completed sample with reward 0 and log-probs 0.
 
@@ -25,22 +37,23 @@ def to_sample(
         messages: a prompt, then assistant messages with what they were shown in between; the last is the assistant's.
         tools: schemas of the tools that the prompt offers.
         index: the sample's `index` and `group_index`.
+        turns: which of the assistant's turns are learned, where no message of the conversation says it itself.
 
     Raises:
-        TemplateError: no assistant message, one that is not last is missing its answer, or the template writes an
+        TemplateError: see `learned`; or one that is not last is missing its answer, or the template writes an
             assistant's turn in another way than it asks for one, or would split the demonstration.
     """
-    conversation = normalise_messages(messages)
-    turns = [at for at, message in enumerate(conversation) if message["role"] == "assistant"]
-    if not turns or turns[-1] != len(conversation) - 1:
-        roles = " ".join(message["role"] for message in conversation) or "none"
-        raise TemplateError(f"a demonstration must end with an assistant message, got the roles: {roles}")
-    sample = Sample(index=index, group_index=index, prompt=conversation[: turns[0]], reward=0.0)
-    grown = Conversation(chat, sample, conversation[: turns[0]], tools)
-    for at, following in zip(turns, [*turns[1:], None], strict=True):
+    learns = learned(messages, turns)
+    plain = [{key: value for key, value in message.items() if key not in _MARKS} for message in messages]
+    conversation, places = normalise_messages(plain), list(learns)
+    sample = Sample(index=index, group_index=index, prompt=conversation[: places[0]], reward=0.0)
+    grown = Conversation(chat, sample, conversation[: places[0]], tools)
+    for at, following in zip(places, [*places[1:], None], strict=True):
         text = assistant_text(chat, conversation, at, tools)
         ids = [*chat.encode(text), chat.stop_token_ids[0]]
         grown.sampled(ids, [0.0] * len(ids), "0", text=text)
+        if not learns[at] and sample.loss_mask is not None:
+            sample.loss_mask[-len(ids) :] = [0] * len(ids)
         if following is not None and grown.show(conversation[at + 1 : following]) is Shown.SPLIT:
             raise TemplateError(
                 f"the chat template rewrites the history before assistant message {following}, and --history-policy is "
@@ -48,6 +61,38 @@ def to_sample(
             )
     sample.status = Status.COMPLETED
     return sample
+
+
+def learned(messages: Sequence[Mapping[str, Any]], turns: Turns = "all") -> dict[int, bool]:
+    """The places of the assistant's messages, and whether each of them is learned.
+
+    Raises:
+        TemplateError: the last message is not the assistant's, nothing is learned, or a mark is neither yes nor no.
+    """
+    roles = [message.get("role") for message in messages]
+    places = [at for at, role in enumerate(roles) if role == "assistant"]
+    if not places or places[-1] != len(roles) - 1:
+        raise TemplateError(
+            f"a demonstration must end with an assistant message, got the roles: {' '.join(map(str, roles)) or 'none'}"
+        )
+    marks = {at: _mark(messages[at], at) for at in places}
+    # Where some messages are marked, the others are learned.
+    usual = turns == "all" or any(mark is not None for mark in marks.values())
+    found = {at: (usual or at == places[-1]) if mark is None else mark for at, mark in marks.items()}
+    if not any(found.values()):
+        raise TemplateError("no message of the demonstration is learned; mark one of them, or leave it out")
+    return found
+
+
+def _mark(message: Mapping[str, Any], at: int) -> bool | None:
+    """What the message says of itself; None where it says nothing."""
+    given = {name: message[name] for name in _MARKS if message.get(name) is not None}
+    for name, value in given.items():
+        if value not in (0, 1):
+            raise TemplateError(f"message {at}: {name!r} must be true or false (or 1 or 0), got {value!r:.80}")
+    if len(set(map(bool, given.values()))) > 1:
+        raise TemplateError(f"message {at}: {' and '.join(map(repr, given))} contradict each other; keep one of them")
+    return next((bool(value) for value in given.values()), None)
 
 
 def assistant_text(chat: Chat, messages: Sequence[Message], at: int, tools: Sequence[ToolSchema] | None = None) -> str:

@@ -27,6 +27,7 @@ COMMANDS = {
     "check": "Look at an environment or a model folder before a run uses it.",
     "rollout": "Generate and grade trajectories; train nothing.",
     "train": "Train a model: generate, grade, learn, repeat.",
+    "sft": "Teach a model by examples: conversations with tool calls.",
     "eval": "Evaluate a model on held-out prompts.",
     "grade": "Grade a file of answers with any of the graders.",
     "serve": "Serve a model over HTTP with the built-in engine.",
@@ -40,7 +41,7 @@ _DISTRIBUTED_AS = {"faiss": "faiss-cpu", "megatron": "megatron-core", "punkt": "
 """The distributions whose name is not that of the package they are imported by (but for dashes)."""
 
 _FITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("demo", "train", "report"), ("train",)),
+    **dict.fromkeys(("demo", "train", "sft", "report"), ("train",)),
     **dict.fromkeys(("init", "rollout", "eval", "serve"), ("engine", "train")),
     "check": ("rollout",),
     "grade": ("graders", "rollout"),

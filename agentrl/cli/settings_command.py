@@ -4,7 +4,8 @@
 """
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -32,7 +33,9 @@ class SettingsCommand(click.Command):
             formatter.write_dl([_row(all_fields()[name]) for name in essential])
         formatter.write_paragraph()
         shared = (
-            "" if self.name == "train" else " One file serves train, rollout and eval: training's are ignored here."
+            ""
+            if self.name in ("train", "sft")
+            else " One file serves train, rollout and eval: training's are ignored here."
         )
         formatter.write_text(
             f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them.{shared}"
@@ -45,18 +48,22 @@ class SettingsCommand(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
-def settings_command(purpose: Purpose, examples: str) -> Callable[[Callable[[RunSettings], int]], click.Command]:
+def settings_command(
+    purpose: Purpose, examples: str, *, name: str | None = None, presets: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[Callable[[RunSettings], int]], click.Command]:
     """Make a click command of a function that takes the run's settings and returns an exit code.
 
     Args:
-        purpose: what the command needs (`RunSettings.check_complete`), and its name.
+        purpose: what the command needs (`RunSettings.check_complete`).
         examples: command lines for the end of `--help`.
+        name: the command's name; by default the purpose.
+        presets: settings that a file and flags win over.
     """
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
         def callback(config: str | None, dry_run: bool, **params: Any) -> int:
             values, origins = collect(params, click.get_current_context().meta[_SGLANG])
-            settings = RunSettings.from_parts(values, origins, config=config)
+            settings = RunSettings.from_parts(values, origins, config=config, presets=presets)
             if dry_run:
                 from agentrl.config.dry_run import show
                 from agentrl.run.preflight import check_model_folder
@@ -67,7 +74,7 @@ def settings_command(purpose: Purpose, examples: str) -> Callable[[Callable[[Run
             return function(settings.check_complete(purpose))
 
         return SettingsCommand(
-            purpose,
+            name or purpose,
             params=[*_own_options(), *options()],
             callback=callback,
             help=function.__doc__,

@@ -20,8 +20,8 @@ from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_o
 from agentrl.cluster.waiting import values
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError, ungrouped
+from agentrl.run.demonstrations import without_engines
 from agentrl.run.parts import Announcer, Found, Parts, Start, Weights, counted, within
-from agentrl.run.rollouts import DumpedRollouts
 from agentrl.run.training import Learners, RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights
 from agentrl.runfolder import RunFolder
@@ -39,7 +39,7 @@ async def start(
         resume: the checkpoint to go on from.
         progress: told what is being started, and when it is there.
     """
-    own_engines = settings.cluster.load_debug_rollout_data is None and settings.engine.engine != "external"
+    own_engines = settings.generates and settings.engine.engine != "external"
     engines = settings.cluster.num_engines if own_engines else 0
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(library_output(folder.logs / "ray.log"))
@@ -74,8 +74,7 @@ class _Starting:
         names = counted(self.engines, "engine"), counted(_trainers(s), "trainer process", "trainer processes")
         loading = f"loading the model into {names[0]}, " if self.engines else ""
         self.progress.begin(f"{loading}starting {names[1]}")
-        generates = s.cluster.load_debug_rollout_data is None
-        worker = rollout_actor(s, self.here, self.folder) if generates else None
+        worker = rollout_actor(s, self.here, self.folder) if s.generates else None
         placement = await stack.enter_async_context(_placed(s, self.engines))
         trainer, ranks = self._trainer(placement)
         actors = [self._engine(placement, _trainers(s) + i) for i in range(self.engines)]
@@ -120,11 +119,11 @@ class _Starting:
         self, stack: contextlib.AsyncExitStack, trainer: RayTrainer, urls: list[str], worker: Any | None
     ) -> tuple[Parts, dict[str, list[int]]]:
         """The parts, and the process that generates, if there is one."""
-        template = self.settings.cluster.load_debug_rollout_data
-        if template is not None:
-            return Parts(DumpedRollouts(self.settings, template), trainer, None), {}
         self.progress.phase("opening the data")
         step = None if self.resume is None else self.resume.step
+        if worker is None:
+            given = stack.enter_context(without_engines(self.settings, self.folder, step))
+            return Parts(given, trainer, None), {}
         opening = RayRollouts.open(worker, urls, step)
         with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
             rollouts = await stack.enter_async_context(opening)

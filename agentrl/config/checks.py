@@ -319,6 +319,7 @@ def untrainable(flat: Flat) -> Iterator[str]:
         yield f"{algorithm.name} needs a teacher here: give --opd-teacher-url or --opd-teacher-load"
     if flat["ref_load"] and "ref_log_probs" not in algorithm.reads:
         yield f"--ref-load has no effect: {algorithm.name} reads no reference model; set --use-kl-loss or --kl-coef, or leave it out"
+    yield from _demonstrations(flat, algorithm.supervised)
     alone = flat["n_samples_per_prompt"] == 1 and flat["load_debug_rollout_data"] is None
     if alone and algorithm.compares_within_group and not algorithm.distills:
         otherwise = ", or --no-rewards-normalization" if "rewards_normalization" in algorithm.takes else ""
@@ -335,6 +336,20 @@ def untrainable(flat: Flat) -> Iterator[str]:
         yield f"--num-critic-only-steps {alone}: the actor would not learn in --num-rollout {flat['num_rollout']}; use fewer"
     if flat["eval_interval"] is not None and not flat["eval_prompt_data"]:
         yield f"--eval-interval {flat['eval_interval']}: there is nothing to evaluate; give --eval-prompt-data NAME PATH"
+
+
+def _demonstrations(flat: Flat, supervised: bool) -> Iterator[str]:
+    """Conversations have no log-probs and no rewards, and are learned once an epoch."""
+    if flat["sft_turns"] is None:
+        return
+    given = f"--sft-turns {flat['sft_turns']}"
+    if not supervised:
+        yield f"{given}: conversations are learned by --loss-type sft_loss only; `agentrl sft` sets both"
+    if flat["n_samples_per_prompt"] != 1:
+        yield f"{given} with --n-samples-per-prompt {flat['n_samples_per_prompt']}: a conversation is one sample; use 1"
+    for name in ("load_debug_rollout_data", "data_source_path", "eval_prompt_data"):
+        if flat[name]:
+            yield f"{given} with {_flag(name)}: conversations come from --prompt-data, and no engine plays; leave it out"
 
 
 def _algorithm_settings(flat: Flat) -> AlgorithmSettings:

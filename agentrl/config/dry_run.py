@@ -55,7 +55,7 @@ def place(settings: RunSettings) -> Placement:
     """What a run with these settings starts, from arithmetic alone."""
     cluster = settings.cluster
     trainer = () if cluster.debug_rollout_only else tuple(_ranks(settings))
-    engines = () if cluster.load_debug_rollout_data else tuple(_engines(settings))
+    engines = tuple(_engines(settings)) if settings.generates else ()
     return Placement(trainer, engines)
 
 
@@ -146,9 +146,8 @@ def describe(settings: RunSettings, placement: Placement) -> list[str]:
         lines.append("trainer: none (--debug-rollout-only)")
     lines += [_engine_line(settings, e) for e in placement.engines]
     if not placement.engines:
-        lines.append(
-            "engines: none (rollouts come from a dump)" if cluster.load_debug_rollout_data else "engines: none"
-        )
+        given = "rollouts come from a dump" if cluster.load_debug_rollout_data else "conversations are learned from"
+        lines.append("engines: none" if settings.generates else f"engines: none ({given})")
     lines.append(f"rollout worker: 1 process, up to {rollout.rollout_max_concurrency} trajectories at once")
     samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
     lines.append(

@@ -34,6 +34,10 @@ ESSENTIAL: Mapping[str, tuple[str, ...]] = {
         ),
         *("eval_prompt_data", "eval_interval", "save", "save_interval", "load", "output_dir"),
     ),
+    "sft": (
+        *("hf_checkpoint", "prompt_data", "input_key", "sft_turns", "num_epoch", "rollout_batch_size", "lr"),
+        *("rollout_max_context_len", "save_interval", "output_dir", "backend"),
+    ),
     "rollout": (
         *(*_PLAYED, "prompt_data", *_GRADED),
         *("num_rollout", "rollout_batch_size", "n_samples_per_prompt", "rollout_max_response_len"),

@@ -113,13 +113,19 @@ class RunSettings(Sections):
 
     @classmethod
     def from_parts(
-        cls, values: Mapping[str, Any], origins: Mapping[str, str], *, config: str | Path | None = None
+        cls,
+        values: Mapping[str, Any],
+        origins: Mapping[str, str],
+        *,
+        config: str | Path | None = None,
+        presets: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Build from flags already read and an optional file below them."""
-        if config is None:
-            return cls.from_flat(values, origins)
-        found = read_file(config)
-        return cls.from_flat(*_merge((found.values, found.origins), (values, origins)))
+        """Build from flags already read, an optional file below them, and what a command presets below that."""
+        low: Part = (presets or {}, {})
+        if config is not None:
+            found = read_file(config)
+            low = _merge(low, (found.values, found.origins))
+        return cls.from_flat(*_merge(low, (values, origins)))
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its flat name."""
@@ -143,6 +149,11 @@ class RunSettings(Sections):
     def given(self) -> frozenset[str]:
         """Names of the settings that were given a value; the others are defaults, or follow from those."""
         return frozenset(name for _, section in self for name in section.model_fields_set)
+
+    @property
+    def generates(self) -> bool:
+        """Whether engines play trajectories; else a dump or conversations are learned from."""
+        return self.cluster.load_debug_rollout_data is None and self.data.sft_turns is None
 
     @property
     def args(self) -> Args:

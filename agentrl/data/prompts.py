@@ -1,7 +1,8 @@
 """Prompt data: rows of a JSONL or Parquet file as checked `PromptRow` records.
 
 1. A row is an object with the prompt under `input_key`: a string, or a list of chat messages with a `role` of `ROLES` and
-   `content` each (text or a list of parts, null beside tool calls). It is not empty.
+   `content` each (text or a list of text parts, null beside tool calls). It is not empty, and the model has the next
+   word. For `sft_turns` it is a whole conversation, and the model had the last one.
 2. Label, metadata and tools are optional; metadata is an object, tools a list of objects (or either as JSON text).
 3. The file is indexed, not loaded; a bad row raises `DataError` with file, line, field and remedy.
 """
@@ -14,13 +15,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.chat.demonstration import learned
 from agentrl.data.settings import DataSettings
-from agentrl.errors import DataError
+from agentrl.errors import DataError, TemplateError
 from agentrl.rowfiles import RowFile, json_type, open_rows, read_json, split_slice
 from agentrl.sample import RECORDED, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Who may speak in a prompt; many chat templates leave out the messages of others without a word."""
+
+_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
+
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns under which data sets keep what a model for text alone cannot be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,10 @@ class PromptData:
     def __iter__(self) -> Iterator[PromptRow]:
         return map(self.__getitem__, range(len(self)))
 
+    def where(self, index: int) -> str:
+        """Row `index`'s file and line, for messages."""
+        return self._file.where(self._rows[index])
+
     def check(self) -> None:
         """Read every row once; the first bad one raises `DataError`."""
         for _ in self:
@@ -84,9 +95,11 @@ class PromptData:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} is outside the {len(self)} rows of the prompt data")
-        at = self._rows[index]
-        row, where = self._file.read(at), self._file.where(at)
-        used = self._settings
+        row, where, used = self._file.read(self._rows[index]), self.where(index), self._settings
+        if media := next((key for key in _MEDIA if row.get(key)), None):
+            raise DataError(
+                f"{where}: field {media!r}: the model is shown text only; leave these rows or the field out"
+            )
         for key in row.keys() & {used.input_key, used.label_key, used.metadata_key, used.tool_key}:
             try:
                 json.dumps(row[key], allow_nan=False)
@@ -107,20 +120,35 @@ class PromptData:
         if key not in row:
             raise DataError(f"{where}: no field {key!r} for the prompt; it has {_names(row)}; set --input-key")
         prompt = row[key]
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and self._settings.sft_turns is None:
             if not prompt.strip():
                 raise DataError(f"{where}: field {key!r} is an empty text; expected a prompt, or set --input-key")
             return [{"role": "user", "content": prompt}] if self._settings.apply_chat_template else prompt
         if not isinstance(prompt, list):
-            raise DataError(
-                f"{where}: field {key!r} must be a string or a list of chat messages, got {json_type(prompt)}"
+            wanted = (
+                "a string or a list of chat messages" if self._settings.sft_turns is None else "a list of chat messages"
             )
+            raise DataError(f"{where}: field {key!r} must be {wanted}, got {json_type(prompt)}")
         if not prompt:
             raise DataError(f"{where}: field {key!r} is an empty list; expected at least one chat message")
         for number, message in enumerate(prompt):
             if problem := _problem(message):
                 raise DataError(f"{where}: field {key!r} message {number} must {problem}, got {message!r:.120}")
+        self._end(prompt, f"{where}: field {key!r}")
         return prompt
+
+    def _end(self, messages: list[Message], where: str) -> None:
+        """Whose the last word is: the model's in what it learns from, somebody else's in what it is to answer."""
+        if (turns := self._settings.sft_turns) is not None:
+            try:
+                learned(messages, turns)
+            except TemplateError as error:
+                raise DataError(f"{where}: {error}") from error
+        elif messages[-1]["role"] == "assistant":
+            raise DataError(
+                f"{where}: the last message is the assistant's, and a prompt ends with what the model is to answer; leave "
+                "that message out, or learn from whole conversations with `agentrl sft`"
+            )
 
     def _label(self, row: dict[str, Any], where: str) -> Any:
         if (key := self._settings.label_key) is None:
@@ -170,12 +198,16 @@ def _problem(message: Any) -> str | None:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return "be an object with a string 'role'"
     if message["role"] not in ROLES:
-        return f"have one of the roles {', '.join(ROLES)}"
+        known = _SHAREGPT.get(message["role"])
+        hint = f"; ShareGPT's {message['role']!r} is {known!r}" if known else ""
+        return f"have one of the roles {', '.join(ROLES)}{hint}"
     content = message.get("content")
     if isinstance(content, str) or (content is None and message.get("tool_calls")):
         return None
-    parts = isinstance(content, list) and all(isinstance(part, (str, dict)) for part in content)
-    return None if parts else "have 'content', a text or a list of parts"
+    if not isinstance(content, list) or not all(isinstance(part, (str, dict)) for part in content):
+        return "have 'content', a text or a list of parts"
+    text = all(isinstance(part, str) or isinstance(part.get("text"), str) for part in content)
+    return None if text else "have parts of text only (pictures and the like are not shown to the model)"
 
 
 def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:

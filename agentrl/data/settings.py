@@ -26,6 +26,11 @@ class DataSettings(Settings):
     tool_key: str = Field(
         "tools", min_length=1, description="Field of a row that holds the prompt's own list of tool schemas."
     )
+    sft_turns: Literal["all", "last"] | None = Field(
+        None,
+        description="The rows are whole conversations to learn from (`agentrl sft`): all turns of the assistant, or the last, "
+        "where no message says it by its own `loss`. By default they are prompts.",
+    )
     apply_chat_template: bool = Field(
         False, description="Turn a text prompt into one user message, to be rendered by the model's chat template."
     )

@@ -7,7 +7,7 @@
 
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
 
 from agentrl.demo.task import CalculatorEnv, Problem, calculator, make_problem
@@ -42,7 +42,7 @@ class CalculatorLessons:
             yield "Error: argument `expression` is missing (expected string); unknown argument `expr`; the arguments of "
             yield "`calculator` are `expression`\n"
 
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
         """The calculator's schema."""
         return CalculatorEnv().toolbox.schemas
 

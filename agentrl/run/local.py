@@ -23,9 +23,10 @@ import anyio
 from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
 from agentrl.engine.transport import Transport
+from agentrl.run.demonstrations import without_engines
 from agentrl.run.engines import launched, model_of
 from agentrl.run.parts import Announcer, Batch, Found, Parts, Start, Trainer, within
-from agentrl.run.rollouts import DumpedRollouts, LedgerRollouts
+from agentrl.run.rollouts import LedgerRollouts
 from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.run.weights import DiskWeights
 from agentrl.runfolder import RunFolder
@@ -41,15 +42,14 @@ async def start(
     """Start everything; stop everything at the end."""
     step = None if resume is None else resume.step
     async with AsyncExitStack() as stack:
-        template = settings.cluster.load_debug_rollout_data
-        if template is None:
+        if settings.generates:
             urls, transport = await stack.enter_async_context(_engines(settings, folder, progress))
         trainer = await stack.enter_async_context(LocalTrainer.open(settings, resume, progress))
         folder.write_processes({"driver": [os.getpid()]})
-        if template is not None:
-            yield Parts(DumpedRollouts(settings, template), trainer, None)
-            return
         progress.phase("opening the data")
+        if not settings.generates:
+            yield Parts(stack.enter_context(without_engines(settings, folder, step)), trainer, None)
+            return
         opening = LedgerRollouts.open(settings, folder, urls, step, transport)
         rollouts = await stack.enter_async_context(opening)
         yield Parts(rollouts, trainer, DiskWeights(folder, trainer, rollouts))

@@ -28,6 +28,7 @@ from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
+from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import eval_sets
 from agentrl.train.checkpoints import Found, check_critic, check_curve, latest
 
@@ -87,6 +88,9 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
     template = settings.cluster.load_debug_rollout_data
     if purpose == "train" and template is not None:
         _dump(template, settings.rollout.num_rollout)
+        return
+    if settings.data.sft_turns is not None:
+        check_conversations(settings, load_chat(settings))
         return
     plugins = Plugins.load(settings.rollout)
     _someone_plays(plugins)

@@ -60,8 +60,8 @@ class Lessons(Protocol):
     def corpus(self) -> Iterable[str]:
         """Texts to train the tokenizer on: the words of the task, so that each becomes a token or two."""
 
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """Schemas of the tools that the prompts offer; none for formats without."""
+    def tools(self, conversation: Sequence[Message] = ()) -> Sequence[dict[str, Any]]:
+        """Schemas of the tools that the prompt of a demonstration offers; none for formats without."""
 
     def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
         """An endless stream of conversations that end with the assistant, the same for the same arguments."""
@@ -209,7 +209,7 @@ class _Course:
     def _sample(self, messages: list[Message], index: int = 0) -> Sample:
         from agentrl.chat.demonstration import to_sample
 
-        return to_sample(self.chat, messages, self.lessons.tools(), index=index)
+        return to_sample(self.chat, messages, self.lessons.tools(messages), index=index)
 
 
 @contextmanager

@@ -9,7 +9,7 @@
 
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
 
 from agentrl import Message
@@ -42,7 +42,7 @@ class PythonLessons:
             yield f'assistant\n{{"name": "python", "arguments": {{"code": "print({problem.expression})"}}}}\n'
             yield f"\n{problem.answer}\nThe answer is \\boxed{{{problem.answer}}}.\n{broken_result(problem)}\n"
 
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
         """The interpreter's schema."""
         return RetoolEnv().toolbox.schemas
 

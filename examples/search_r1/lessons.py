@@ -7,7 +7,7 @@
 
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ class SearchLessons:
             yield from SECOND * 20
             yield "Nothing found."
 
-    def tools(self) -> list[dict[str, Any]]:
+    def tools(self, conversation: Sequence[Message] = ()) -> list[dict[str, Any]]:
         """The schema of native calls; the tags need none."""
         return SearchR1ToolEnv().toolbox.schemas if self.native else []
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.chat.demonstration import to_sample
+from agentrl.chat.demonstration import Turns, to_sample
 from agentrl.errors import TemplateError
 from agentrl.sample import Message, Origin
 from tests.support.chats import make_chat
@@ -56,3 +56,32 @@ def test_one_that_the_template_would_rewrite_is_not_cut_in_two() -> None:
 def test_it_must_end_with_the_assistant(messages: list[Message]) -> None:
     with pytest.raises(TemplateError, match="must end with an assistant message"):
         to_sample(make_chat("qwen2_5"), messages, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("marks", "turns", "learned"),
+    [
+        ((None, None), "all", (True, True)),
+        ((None, None), "last", (False, True)),
+        (({"loss": False}, None), "last", (False, True)),
+        (({"train": True}, {"train": False}), "last", (True, False)),
+        (({"weight": 0}, None), "all", (False, True)),
+        (({"step_loss_mask": 1}, {"loss": False}), "all", (True, False)),
+    ],
+)
+def test_marks_say_which_turns_are_learned(
+    marks: tuple[dict[str, object] | None, ...], turns: Turns, learned: tuple[bool, ...]
+) -> None:
+    chat, (user, call, result, answer) = make_chat("qwen2_5"), CONVERSATION
+    said = [user, {**call, **(marks[0] or {})}, result, {**answer, **(marks[1] or {})}]
+    sample, plain = to_sample(chat, said, TOOLS, turns=turns).validate(), to_sample(chat, CONVERSATION, TOOLS)
+    assert sample.tokens == plain.tokens
+    assert sample.loss_mask is not None
+    spans = [segment for segment in sample.segments if segment.origin is Origin.MODEL]
+    assert [set(sample.loss_mask[span.start : span.end]) for span in spans] == [{int(yes)} for yes in learned]
+
+
+def test_marks_that_contradict_each_other_are_refused() -> None:
+    said = [*CONVERSATION[:3], {**CONVERSATION[3], "loss": True, "weight": 0}]
+    with pytest.raises(TemplateError, match="message 3: 'loss' and 'weight' contradict each other"):
+        to_sample(make_chat("qwen2_5"), said, TOOLS)
