@@ -55,8 +55,8 @@ class GroupStore(Protocol):
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
         """The group is finished and will be trained on."""
 
-    def drop(self, group_id: int, reason: str) -> None:
-        """The group is finished and will not be trained on."""
+    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
+        """The group is finished and will not be trained on; `samples` are what was played of it, where that is known."""
 
     def release(self, group_id: int, reason: str) -> None:
         """The group was started but is not needed any more; it stays to be generated later."""

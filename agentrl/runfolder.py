@@ -19,6 +19,9 @@ from agentrl.files import write_atomic
 METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
 """Files of a run, and the file that makes a checkpoint's folder complete."""
 
+TRAJECTORIES, EVALUATIONS = "trajectories.sqlite", "evaluations.jsonl"
+"""What was played, and the figures of every evaluation."""
+
 CRITIC = "critic"
 """The folder in a checkpoint that holds the critic's part, itself like a checkpoint."""
 
@@ -103,6 +106,11 @@ class RunFolder:
     def ledger(self) -> Path:
         """The ledger of the run's groups."""
         return self.path / "ledger.sqlite"
+
+    @property
+    def trajectories(self) -> Path:
+        """The trajectory store: what was played, to look at."""
+        return self.path / TRAJECTORIES
 
     @property
     def logs(self) -> Path:

@@ -206,11 +206,16 @@ class Ledger:
             LedgerError: it has none: it was not completed, or they were let go.
             SampleError: they are damaged.
         """
+        return decode_group(self.encoded(group_id), f"group {group_id} in ledger {self.path}")
+
+    def encoded(self, group_id: int) -> bytes:
+        """As `samples`, the bytes that `codec` reads."""
         with self._file.transaction() as db:
             row = db.execute("SELECT data FROM payloads WHERE group_id=?", (group_id,)).fetchone()
         if row is None:
             raise LedgerError(f"ledger {self.path} keeps no samples of group {group_id}")
-        return decode_group(row[0], f"group {group_id} in ledger {self.path}")
+        data: bytes = row[0]
+        return data
 
     def mark_trained(self, group_ids: Iterable[int], step: int) -> None:
         """completed -> trained at `step`, all of them or none.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.states import Lease, Recovery
+from agentrl.buffer.store import TrajectoryStore
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
 from agentrl.errors import PluginError
 from agentrl.files import replacing
@@ -37,13 +38,20 @@ class GroupQueue:
         ledger: open for writing.
         checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh. The
             ledger is recovered to it at once, and `recovery` says what that changed.
+        trajectories: where groups that are dropped can be looked at.
 
     Raises:
         LedgerError: the ledger was made with other data, or belongs to another run.
     """
 
-    def __init__(self, source: DataSource, ledger: Ledger, checkpoint_step: int | None = None) -> None:
-        self.source, self.ledger = source, ledger
+    def __init__(
+        self,
+        source: DataSource,
+        ledger: Ledger,
+        checkpoint_step: int | None = None,
+        trajectories: TrajectoryStore | None = None,
+    ) -> None:
+        self.source, self.ledger, self.trajectories = source, ledger, trajectories
         # A source that draws in its own way is asked for samples; the built-in draw is a function of the position.
         self._placed = source if isinstance(source, RolloutDataSource) and _draws_as_built_in(source) else None
         if self._placed is not None:
@@ -110,9 +118,11 @@ class GroupQueue:
         # A user's source may have kept the samples, and goes on reading their lists.
         self._completed[group_id] = list(samples) if self._placed is None else _compact(samples)
 
-    def drop(self, group_id: int, reason: str) -> None:
+    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
         """The group will never be trained; lease another in its stead."""
         self.ledger.drop(group_id, reason)
+        if self.trajectories is not None:
+            self.trajectories.drop(samples, reason)
         self._completed.pop(group_id, None)
 
     def release(self, group_id: int, reason: str) -> None:

@@ -40,10 +40,11 @@ BROKEN_OFF = "broken off"
 
 @dataclass(slots=True)
 class _Playing:
-    """A group in play."""
+    """A group in play; `played` is what came of it, before anything was decided."""
 
     version: int
     left: int
+    played: Group = field(default_factory=list)
     stats: RolloutStats = field(default_factory=RolloutStats)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
@@ -211,6 +212,7 @@ class RolloutRunner:
         try:
             with playing.scope:
                 played = await self._player.group(leased, evaluation=False, stats=playing.stats, ended=ended)
+                playing.played = played
                 reason = reason_to_drop(played, self._filter, self._player.context.args)
                 if reason is None:
                     await teach(played, self._player.context, playing.stats)
@@ -241,7 +243,7 @@ class RolloutRunner:
                 stats.tokens.keep(sum(sample.trained_tokens for sample in outcome))
             elif reason is not None:
                 stats.dropped[reason] += 1
-                await self._write(self._store.drop, number, reason)
+                await self._write(self._store.drop, number, reason, playing.played)
                 stats.tokens.lose(reason)
             else:
                 why = STALE if self._admission.stale(playing.version) else BROKEN_OFF

@@ -50,7 +50,7 @@ async def _rollout(settings: RunSettings) -> int:
         folder.forget_ledger()
         async with (
             launched(settings, folder, progress) as urls,
-            LedgerRollouts.open(settings, folder, urls, None) as rollouts,
+            LedgerRollouts.open(settings, folder, urls, None, kind="rollout") as rollouts,
         ):
             progress.begin("first rollout")
             for step in range(total):

@@ -9,12 +9,14 @@
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 
 from anyio import to_thread
 
 from agentrl.buffer.dump import dump_path, save_rollout
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
+from agentrl.buffer.store import Kind, TrajectoryStore
 from agentrl.clock import Watchdog
 from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
@@ -29,7 +31,7 @@ from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.failures import guarded
 from agentrl.rollout.functions import RewardFunction
-from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.group import GroupPlayer, group_id
 from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.run.evalsets import eval_sets
@@ -51,9 +53,10 @@ class Generation:
         player: GroupPlayer,
         plugins: Plugins,
         watchdog: Watchdog,
+        store: TrajectoryStore,
     ) -> None:
         self.settings, self.folder, self.pool, self.player, self.plugins = settings, folder, pool, player, plugins
-        self.watchdog = watchdog
+        self.watchdog, self.store = watchdog, store
         self._sets = eval_sets(settings)
 
     @classmethod
@@ -71,6 +74,8 @@ class Generation:
         chat, plugins = load_chat(settings), Plugins.load(rollout)
         async with AsyncExitStack() as stack:
             watchdog = stack.enter_context(Watchdog.watching(rollout.stall_warning))
+            keep, key = settings.buffer.keep_trajectories, rollout.reward_key
+            store = stack.enter_context(TrajectoryStore(folder.trajectories, keep, key))
             model = read_model_info(settings.train.hf_checkpoint)
             vocab_size = model.vocab_size if model else None
             pool = EnginePool(urls, settings.engine, vocab_size=vocab_size, transport=transport)
@@ -86,13 +91,17 @@ class Generation:
             grader = Grader(rollout, args, reward, graders)
             if plugins.environment is not None:
                 await stack.enter_async_context(_set_up(plugins.environment, settings))
-            yield cls(settings, folder, pool, GroupPlayer(context, grader, plugins.generate), plugins, watchdog)
+            player = GroupPlayer(context, grader, plugins.generate)
+            yield cls(settings, folder, pool, player, plugins, watchdog, store)
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
-        """Evaluate on every set; the trajectories go to a file named by the `done` rollouts."""
+        """Evaluate on every set after `done` rollouts; trajectories and figures are kept in the run's folder."""
         metrics: dict[str, float] = {}
         for held_out in self._sets:
             result = await evaluate(self.player, held_out.name, held_out.groups())
+            key = self.settings.rollout.eval_reward_key
+            add = partial(self.store.add, "eval", held_out.name, done, result.groups, reward_key=key)
+            await to_thread.run_sync(add)
             save_rollout(str(self.folder.evaluation(held_out.name)), done, result.groups)
             metrics.update({f"eval/{held_out.name}/{name}": value for name, value in result.metrics.items()})
         return metrics
@@ -101,8 +110,8 @@ class Generation:
 class LedgerRollouts(Rollouts, WeightSink):
     """Rollouts under a ledger; made by `open`."""
 
-    def __init__(self, generation: Generation, queue: GroupQueue, runner: RolloutRunner) -> None:
-        self.generation, self._queue, self._runner = generation, queue, runner
+    def __init__(self, generation: Generation, queue: GroupQueue, runner: RolloutRunner, kind: Kind) -> None:
+        self.generation, self._queue, self._runner, self._kind = generation, queue, runner, kind
         self._settings = generation.settings
         # What the first batch tells of how the ledger was put back.
         changed = asdict(queue.recovery)
@@ -117,19 +126,22 @@ class LedgerRollouts(Rollouts, WeightSink):
         urls: Sequence[str],
         resume_step: int | None,
         transport: Transport | None = None,
+        *,
+        kind: Kind = "train",
     ) -> "AsyncIterator[LedgerRollouts]":
         """Open everything, and put the ledger back to what the loaded checkpoint proves.
 
         Args:
             resume_step: the last rollout that the checkpoint covers; None for a fresh start.
+            kind: what the trajectories are called in the run's store.
         """
         async with AsyncExitStack() as stack:
             generation = await stack.enter_async_context(Generation.open(settings, folder, urls, transport))
             ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_keep))
-            queue = GroupQueue(load_source(settings.data, settings.args), ledger, resume_step)
+            queue = GroupQueue(load_source(settings.data, settings.args), ledger, resume_step, generation.store)
             carried = ledger.kept(0).tokens
             runner = RolloutRunner.running(generation.player, queue, generation.plugins.group_filter, carried)
-            yield cls(generation, queue, await stack.enter_async_context(runner))
+            yield cls(generation, queue, await stack.enter_async_context(runner), kind)
 
     async def next_batch(self, step: int) -> Batch | None:
         groups, metrics = await self.play(step)
@@ -144,12 +156,17 @@ class LedgerRollouts(Rollouts, WeightSink):
         Fewer groups than a batch only when the data has ended. They are dumped if the settings ask for it.
         """
         groups, stats = await self._runner.batch(step)
+        await to_thread.run_sync(self._store, step, groups)
         if template := self._settings.observability.save_debug_rollout_data:
             await to_thread.run_sync(save_rollout, template, step, groups)
         key = self._settings.rollout.reward_key
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key) | self._resumed
         self._resumed = {}
         return groups, metrics | self.generation.watchdog.take()
+
+    def _store(self, step: int, groups: Sequence[Group]) -> None:
+        ledger = self._queue.ledger
+        self.generation.store.add(self._kind, "", step, groups, encoded=lambda group: ledger.encoded(group_id(group)))
 
     async def epoch(self) -> tuple[str, ...]:
         return await self.generation.pool.epoch()

@@ -133,7 +133,7 @@ class Store:
         self.fate[group_id] = "completed"
         self.completed[group_id] = list(samples)
 
-    def drop(self, group_id: int, reason: str) -> None:
+    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
         self.fate[group_id] = f"dropped:{reason}"
 
     def release(self, group_id: int, reason: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
+from agentrl.buffer.reader import StoreReader
 from agentrl.buffer.states import State
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
@@ -101,6 +102,23 @@ async def test_a_batch_that_an_earlier_life_began_is_only_filled_up(kit: RunKit)
         assert engines.answers == 4
         with Ledger(folder.ledger) as ledger:
             assert ledger.counts()[State.COMPLETED] == 3, "none is over for a later step, when it would be stale"
+
+
+async def test_what_is_trained_and_what_was_dropped_can_be_looked_at(kit: RunKit) -> None:
+    code = "def keep(args, samples, **_):\n    return samples[0].group_index % 2 == 0\n"
+    (kit.folder / "keep.py").write_text(code)
+    s, engines = settings(kit, dynamic_sampling_filter_path=f"{kit.folder}/keep.py:keep"), Engines({"a": 2048})
+    with open_folder(s) as folder:
+        async with opened(s, folder, engines) as rollouts:
+            batch = await rollouts.next_batch(0)
+            with StoreReader(folder.trajectories) as reader:
+                rows = reader.query()
+                shown = {row.group_index: reader.group(row.key) for row in rows}
+        assert batch is not None
+        assert {row.group_index for row in rows if not row.dropped} == set(batch.group_ids)
+        assert {row.group_index for row in rows if row.dropped == "filtered"} >= {1, 3}
+        with Ledger(folder.ledger) as ledger:
+            assert shown[batch.group_ids[0]] == ledger.samples(batch.group_ids[0])
 
 
 async def test_a_batch_that_an_earlier_life_filled_is_not_generated_again(kit: RunKit) -> None:

@@ -1,0 +1,203 @@
+"""Reading trajectory stores: from any process, also while the run writes them.
+
+Nothing is ever written to a store here. Each call sees what was committed when it began.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import struct
+import threading
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from agentrl.buffer.codec import decode_group
+from agentrl.buffer.store import COLUMNS, Row, layout_of
+from agentrl.errors import DataError
+from agentrl.groups import Group
+from agentrl.runfolder import BELOW, TRAJECTORIES
+
+Range = tuple[float | None, float | None]
+"""Least and most, both included; None where there is no bound."""
+
+Details = dict[str, NDArray[np.float16]]
+"""What the trainer said of one sample's response tokens, float16 [R] each: `log_probs` (its own, before the step) and
+`advantages`, and of a critic `values`. NaN where the token did not train."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a table shows; what is not given does not restrict it.
+
+    Attributes:
+        equal: values of columns ("" is one: no failure, not dropped).
+        within: ranges of columns; rows without a value are in none.
+        tool: called at least once.
+        keys: only these groups.
+    """
+
+    equal: Mapping[str, str | int] = field(default_factory=dict)
+    within: Mapping[str, Range] = field(default_factory=dict)
+    tool: str | None = None
+    keys: Collection[int] | None = None
+
+    def sql(self) -> tuple[str, list[Any]]:
+        """A condition and its values."""
+        parts = ["1", *(f"{_known(column)} = ?" for column in self.equal)]
+        values: list[Any] = [*self.equal.values()]
+        for column, (least, most) in self.within.items():
+            parts.append(f"{_known(column)} BETWEEN ? AND ?")
+            values += [-math.inf if least is None else least, math.inf if most is None else most]
+        if self.tool is not None:
+            parts.append("instr(tools, char(10) || ? || char(10))")
+            values.append(self.tool)
+        if self.keys is not None:
+            parts.append("key IN (SELECT value FROM json_each(?))")
+            values.append(orjson.dumps([*self.keys]).decode())
+        return " AND ".join(parts), values
+
+
+class Part(NamedTuple):
+    """All that one kind, and evaluation set, has in a store."""
+
+    kind: str
+    name: str
+    trajectories: int
+    first: int
+    last: int
+    """The first and the last step."""
+
+
+def find_stores(folder: Path) -> dict[str, Path]:
+    """The stores of a run by where they lie below it: "" (training), "rollouts", "evaluation"."""
+    files = {below: folder / below / TRAJECTORIES for below in BELOW.values()}
+    return {below: file for below, file in files.items() if file.is_file()}
+
+
+class StoreReader:
+    """One store, read only; a context manager. Methods may be called from any thread.
+
+    Raises:
+        DataError: no such file, or it is no trajectory store, or of another layout.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mutex = threading.Lock()
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; a run writes it unless --keep-trajectories is 0")
+        # Without a writer there is no log; SQLite would make one, which a folder that cannot be written does not let it.
+        alone = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+        uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
+        try:
+            self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=10.0)
+            layout_of(self._db, path)
+        except sqlite3.Error as error:
+            raise DataError(f"{path}: cannot be read as a trajectory store: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._mutex:
+            self._db.close()
+
+    def kinds(self) -> list[Part]:
+        """What there is, by kind and evaluation set."""
+        query = "SELECT kind, name, count(*), min(step), max(step) FROM trajectories GROUP BY kind, name"
+        return [Part(*row) for row in self._all(query)]
+
+    def steps(self, kind: str, name: str = "") -> list[int]:
+        """The steps of a kind, or of an evaluation set, in order."""
+        query = "SELECT DISTINCT step FROM trajectories WHERE kind=? AND name=? ORDER BY step"
+        return [step for (step,) in self._all(query, (kind, name))]
+
+    def values(self, column: str) -> dict[str, int]:
+        """How many rows have which value of a column of few values (`status`, `failure`, `dropped`, `env`, `tools`)."""
+        counts: dict[str, int] = {}
+        query = f"SELECT {_known(column)}, count(*) FROM trajectories GROUP BY 1 ORDER BY 2 DESC"
+        for value, count in self._all(query):
+            for one in value.split("\n")[1:-1] if column == "tools" else [value]:
+                counts[one] = counts.get(one, 0) + count
+        return counts
+
+    def query(self, where: Filter = Filter(), order: str = "id", limit: int = -1, offset: int = 0) -> list[Row]:
+        """Rows that match.
+
+        Args:
+            order: a column, with "-" before it from the largest down; rows without a value come last.
+            limit: at most so many; all if it is negative.
+        """
+        condition, values = where.sql()
+        column, down = _known(order.removeprefix("-")), "DESC" if order.startswith("-") else "ASC"
+        rows = self._all(
+            f"SELECT {', '.join(COLUMNS)} FROM trajectories WHERE {condition} "
+            f"ORDER BY {column} {down} NULLS LAST, id {down} LIMIT ? OFFSET ?",
+            (*values, limit, offset),
+        )
+        return [_row(values) for values in rows]
+
+    def count(self, where: Filter = Filter()) -> int:
+        """How many rows match."""
+        condition, values = where.sql()
+        found: int = self._all(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0]
+        return found
+
+    def group(self, key: int) -> Group:
+        """The samples of a group, as they were stored: row `place` is sample `place`.
+
+        Raises:
+            DataError: it is not there (any more).
+            SampleError: it is damaged.
+        """
+        if not (found := self._all("SELECT data FROM groups WHERE key=?", (key,))):
+            raise DataError(f"{self.path} has no group {key} any more: the oldest go first (--keep-trajectories)")
+        return decode_group(found[0][0], f"group {key} in {self.path}")
+
+    def details(self, key: int) -> list[Details]:
+        """What the trainer said of each sample of a group; empty where it was not trained on, or not yet."""
+        query = "SELECT details.data FROM details JOIN groups USING (step) WHERE key=? AND kind='train'"
+        if not (found := self._all(query, (key,))):
+            return []
+        plain = zlib.decompress(found[0][0])
+        (size,) = struct.unpack_from("<I", plain)
+        header = orjson.loads(plain[4 : 4 + size])
+        arrays = np.frombuffer(plain, np.float16, offset=4 + size).reshape(len(header["names"]), -1)
+        details, at = [], 0
+        for owner, length in header["samples"]:
+            if owner == key:
+                details.append(dict(zip(header["names"], arrays[:, at : at + length], strict=True)))
+            at += length
+        return details
+
+    def _all(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        try:
+            with self._mutex:
+                return self._db.execute(query, values).fetchall()
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{self.path}: cannot be read: {error}; is it damaged, or closed?") from error
+
+
+def _known(column: str) -> str:
+    if column not in COLUMNS:
+        raise DataError(f"a trajectory store has no column {column!r:.80}; it has {', '.join(COLUMNS)}")
+    return column
+
+
+def _row(values: Sequence[Any]) -> Row:
+    named = dict(zip(COLUMNS, values, strict=True))
+    named["tools"] = tuple(named["tools"].split("\n")[1:-1])
+    return Row(**named)

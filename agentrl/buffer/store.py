@@ -1,0 +1,291 @@
+"""The trajectory store: what a run has played, in one SQLite file for people to look at while it is written and after.
+
+1. A group is kept as the ledger's own bytes (`codec`), encoded once. Each of its samples has a row of plain columns to
+   filter and sort by; what the trainer said of a step's tokens is one more compressed row.
+2. One writer, who holds the run's folder; one transaction a step. Any number of readers meanwhile (WAL). What was
+   committed survives a kill; a power cut may cost the last steps, as nothing is trained from here.
+3. Bounded by `keep_trajectories`: the oldest training rollouts go first.
+4. A step that is written again takes the place of the old one; of training also of all later ones, which belong to a life
+   that no checkpoint proves. Numbers (`id`, `key`) are never used twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sqlite3
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from agentrl.buffer.codec import encode_group
+from agentrl.errors import DataError
+from agentrl.groups import Group
+from agentrl.sample import Sample
+
+Kind = Literal["train", "eval", "rollout"]
+LAYOUT = 1
+"""Of the file, in its `user_version`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One trajectory as the table shows it; a column is None where it does not apply, or is not known.
+
+    Attributes:
+        id: of the row. key: of its group, see `StoreReader.group`. place: in the group, from 0.
+        kind: what it was played for. name: the evaluation set's, else "".
+        step: the training step; rollouts done before an evaluation; the number of a rollout, or of an `agentrl eval`.
+        group_index, sample_index: the sample's own numbers.
+        prompt: the same text for the same prompt.
+        reward: the number that `--reward-key` picks.
+        failure: `<blame>/<kind>`, or "". dropped: why the group was not trained on, or "".
+        tools: what the model called, in order of first use. env: the environment's name.
+        length: of all tokens; response: of the response; sampled: of those with mask 1.
+        oldest, newest: the weight versions that wrote it, where they are numbers; staleness: step - oldest, in training.
+        seconds: in tools and environment. at: when it was stored, Unix seconds.
+    """
+
+    id: int
+    key: int
+    place: int
+    kind: str
+    name: str
+    step: int
+    dropped: str
+    group_index: int | None
+    sample_index: int | None
+    prompt: str
+    reward: float | None
+    status: str
+    failure: str
+    tools: tuple[str, ...]
+    env: str
+    turns: int
+    length: int
+    response: int
+    sampled: int
+    oldest: int | None
+    newest: int | None
+    seconds: float
+    at: float
+    staleness: int | None
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+_STORED = ", ".join(COLUMNS[1:-1])
+_SCHEMA = f"""
+CREATE TABLE groups (key INTEGER PRIMARY KEY AUTOINCREMENT, kind, name, step, data BLOB NOT NULL);
+CREATE TABLE trajectories (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, {_STORED},
+    staleness GENERATED ALWAYS AS (CASE WHEN kind='train' THEN max(step - oldest, 0) END) VIRTUAL
+);
+CREATE TABLE details (step INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE INDEX trajectories_by_step ON trajectories (kind, name, step);
+CREATE INDEX trajectories_by_key ON trajectories (key);
+CREATE INDEX groups_by_step ON groups (kind, name, step);
+PRAGMA user_version={LAYOUT};
+"""
+_INSERT = f"INSERT INTO trajectories ({_STORED}) VALUES ({', '.join('?' * (len(COLUMNS) - 2))})"
+
+
+class TrajectoryStore:
+    """The writer. Methods may be called from any thread; each blocks for the time of its write.
+
+    Args:
+        path: the file, made when something is first written.
+        keep: how many trajectories it holds at most; 0 writes none, and no file.
+        reward_key: picks from dict rewards.
+    """
+
+    def __init__(self, path: Path, keep: int, reward_key: str | None = None) -> None:
+        self.path, self.keep, self._reward_key = path, keep, reward_key
+        self._db: sqlite3.Connection | None = None
+        self._mutex = threading.Lock()
+        self._dropped: list[_Played] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._db is not None:
+            self._db.close()
+
+    def drop(self, group: Sequence[Sample], reason: str) -> None:
+        """A group was played and will not be trained on; it is written with the next step.
+
+        Raises:
+            SampleError: a sample cannot be stored.
+        """
+        if self.keep and group:
+            played = _Played(encode_group(group), [_columns(s, self._reward_key) for s in group], reason)
+            with self._mutex:
+                self._dropped.append(played)
+
+    def add(
+        self,
+        kind: Kind,
+        name: str,
+        step: int,
+        groups: Iterable[Group],
+        *,
+        reward_key: str | None = None,
+        encoded: Callable[[Group], bytes] = encode_group,
+    ) -> None:
+        """Write a step's groups, and except with an evaluation's what was dropped since the step before.
+
+        Args:
+            reward_key: by default the store's.
+            encoded: gives a group's bytes where they exist already.
+
+        Raises:
+            DataError: the file cannot be written.
+            SampleError: a sample cannot be stored.
+        """
+        if not self.keep:
+            return
+        key_of = reward_key or self._reward_key
+        found = [_Played(encoded(group), [_columns(s, key_of) for s in group]) for group in groups if group]
+        with self._transaction() as db:
+            if kind != "eval":
+                found, self._dropped = found + self._dropped, []
+            later = "step >= ?" if kind == "train" else "step = ?"
+            for table in ("groups", "trajectories"):
+                db.execute(f"DELETE FROM {table} WHERE kind=? AND name=? AND {later}", (kind, name, step))
+            if kind == "train":
+                db.execute("DELETE FROM details WHERE step >= ?", (step,))
+            for played in found:
+                made = db.execute("INSERT INTO groups VALUES (NULL, ?, ?, ?, ?)", (kind, name, step, played.data))
+                about = [(made.lastrowid, at, kind, name, step, played.dropped) for at in range(len(played.samples))]
+                db.executemany(_INSERT, [(*who, *what) for who, what in zip(about, played.samples, strict=True)])
+            self._trim(db)
+
+    def add_details(self, step: int, arrays: Mapping[str, NDArray[np.float16]]) -> None:
+        """What the trainer said of the response tokens of training step `step`.
+
+        Args:
+            arrays: float16 [R] each by name, in the order of the step's groups and samples; NaN where not trained.
+
+        Raises:
+            DataError: the file cannot be written, or the arrays have not as many entries as the step has tokens.
+        """
+        if not (self.keep and arrays):
+            return
+        with self._transaction() as db:
+            query = "SELECT key, response FROM trajectories WHERE kind='train' AND step=? AND dropped='' ORDER BY id"
+            samples = db.execute(query, (step,)).fetchall()
+            size = sum(length for _, length in samples)
+            if not samples:
+                return  # they were let go already: `keep` is less than a step
+            if any(len(array) != size for array in arrays.values()):
+                raise DataError(f"{self.path}: step {step} has {size} response tokens, the trainer spoke of others")
+            header = orjson.dumps({"names": list(arrays), "samples": samples})
+            raw = [np.ascontiguousarray(array, np.float16).tobytes() for array in arrays.values()]
+            data = zlib.compress(b"".join([struct.pack("<I", len(header)), header, *raw]), 1)
+            db.execute("INSERT OR REPLACE INTO details VALUES (?, ?)", (step, data))
+
+    def _trim(self, db: sqlite3.Connection) -> None:
+        (count,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
+        if (excess := count - self.keep) <= 0:
+            return
+        gone = []
+        for which in ("=", "!="):
+            query = f"SELECT key, count(*) FROM trajectories WHERE kind {which} 'train' GROUP BY key ORDER BY key"
+            for key, size in db.execute(query):
+                if excess <= 0:
+                    break
+                gone.append((key,))
+                excess -= size
+        for table in ("groups", "trajectories"):
+            db.executemany(f"DELETE FROM {table} WHERE key=?", gone)
+        db.execute("DELETE FROM details WHERE step NOT IN (SELECT step FROM groups WHERE kind='train')")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._mutex:
+            try:
+                db = self._db = self._db or _open_to_write(self.path)
+                with db:
+                    db.execute("BEGIN IMMEDIATE")
+                    yield db
+            except (sqlite3.Error, OSError) as error:
+                raise DataError(
+                    f"{self.path}: the trajectories cannot be written: {error}; free space and check that the folder is "
+                    "writable, or do without them: --keep-trajectories 0"
+                ) from error
+
+
+def _open_to_write(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        if not layout_of(db, path):
+            db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def layout_of(db: sqlite3.Connection, path: Path) -> int:
+    """The layout of an open file; 0 of an empty one.
+
+    Raises:
+        DataError: it is another program's, or of another layout.
+    """
+    found: int = db.execute("PRAGMA user_version").fetchone()[0]
+    if found != LAYOUT and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
+        raise DataError(f"{path}: expected a trajectory store of layout {LAYOUT}, got {found}; move it away")
+    return found
+
+
+class _Played(NamedTuple):
+    """A group on its way into the file: its bytes, its samples' columns, and why it was dropped."""
+
+    data: bytes
+    samples: list[tuple[Any, ...]]
+    dropped: str = ""
+
+
+def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
+    """The columns from `group_index` to `at`, in their order."""
+    metadata = sample.metadata
+    prompt = hashlib.blake2b(orjson.dumps(sample.prompt, default=str), digest_size=8).hexdigest()
+    failure, tools = metadata.get("failure"), dict.fromkeys(_called(metadata.get("messages")))
+    failed = f"{failure.get('blame')}/{failure.get('kind')}" if isinstance(failure, Mapping) else ""
+    called = "\n".join(["", *tools, ""]) if tools else ""
+    turns = max((segment.turn for segment in sample.segments), default=0)
+    versions = [int(version) for version in sample.weight_versions if version.isdecimal()]
+    return (
+        *(sample.group_index, sample.index, prompt, _reward(sample, reward_key)),
+        *(sample.status.value, failed, called, str(metadata.get("env") or "")),
+        *(turns, len(sample.tokens), sample.response_length, sample.trained_tokens),
+        *(min(versions, default=None), max(versions, default=None), sample.non_generation_time, time.time()),
+    )
+
+
+def _reward(sample: Sample, key: str | None) -> float | None:
+    value = sample.reward.get(key) if isinstance(sample.reward, dict) and key else sample.reward
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _called(messages: Any) -> Iterator[str]:
+    """Names of the tools that a conversation's assistant called, as far as it has the usual form."""
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping):
+                yield " ".join(str(function.get("name")).split())[:80]
