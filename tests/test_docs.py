@@ -22,6 +22,7 @@ from agentrl.config.settings import RunSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES += sorted(ROOT.glob("examples/*/README.md"))
 NOT_PARAMETERS = {"--help"}
 """Known to every command."""
 MADE = {"settings.md", "commands.md", "index.md", "changelog.md", "contributing.md"}
@@ -42,10 +43,14 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [code for name, code in _FENCE.findall(page.read_text(encoding="utf-8")) if name in languages]
 
 
+def title(page: Path) -> str:
+    return page.name if page.parent.name in ("docs", ROOT.name) else f"{page.parent.name}-{page.name}"
+
+
 def each(*languages: str) -> list[object]:
     """Every block of these languages, with its page."""
     return [
-        pytest.param(page, code, id=f"{page.name}-{at}")
+        pytest.param(page, code, id=f"{title(page)}-{at}")
         for page in PAGES
         for at, code in enumerate(blocks(page, *languages))
     ]
@@ -58,13 +63,14 @@ def desk(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for code in blocks(source, "python", "yaml", "toml", "jsonl"):
             if found := _NAMED.match(code):
                 (tmp_path / found[1]).write_text(code)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Oslo", "text": "Oslo is in Norway."}\n')
     (tmp_path / "train.jsonl").write_text('{"input": "How many people live in Oslo?", "label": "0.7 million"}\n')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_no_block_escapes_these_tests(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert {name for name, _ in _FENCE.findall(text)} - LANGUAGES == set()
@@ -103,7 +109,8 @@ def test_python_blocks_with_processes_run(page: Path, code: str, desk: Path, mon
 
 def lines(code: str) -> list[list[str]]:
     """The command lines of a block as words, without comments."""
-    return [words for line in code.replace("\\\n", " ").splitlines() if (words := shlex.split(line, comments=True))]
+    single = re.sub(r"&&|&$", "\n", code.replace("\\\n", " "), flags=re.MULTILINE).splitlines()
+    return [words for line in single if (words := shlex.split(line, comments=True))]
 
 
 def check_command(name: str, args: list[str]) -> None:
@@ -161,7 +168,7 @@ def test_the_environment_of_the_readme_is_short() -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_relative_links_lead_somewhere(page: Path) -> None:
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = [link.partition("#")[0] for link in _LINK.findall(text) if "://" not in link]
@@ -169,7 +176,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert [target for target in missing if not (page.parent.name == "docs" and target in MADE)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_commands_exist(page: Path) -> None:
     named = set(_COMMAND.findall(page.read_text(encoding="utf-8")))
     assert named - set(COMMANDS) == set()
@@ -186,7 +193,7 @@ def known_flags() -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_flags_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     # Lines that call other programs have flags of their own.

@@ -1,0 +1,30 @@
+"""MkDocs hook: a flag that a page names leads to its entry on the page of settings."""
+
+import re
+from typing import Any
+
+from agentrl.config.fields import all_fields
+from agentrl.config.flags import aliases
+
+_FLAG = re.compile(r"<code>(--[a-z][\w-]*)([^<]*)</code>")
+_LINKED = re.compile(r"<(a|h[1-6])\b.*?</\1>", re.DOTALL)
+_TARGETS = {field.flag: name for name, field in all_fields().items()}
+_TARGETS |= {f"--no-{field.flag[2:]}": name for name, field in all_fields().items() if field.is_bool}
+_TARGETS |= {flag: alias.field for flag, alias in aliases().items()}
+
+
+def on_page_content(content: str, *, page: Any, **_: Any) -> str:
+    """MkDocs calls this with a page's HTML; links and headings stay as they are."""
+    if page.file.src_uri in ("settings.md", "commands.md"):
+        return content
+    up = "../" * page.file.src_uri.count("/")
+
+    def linked(found: re.Match[str]) -> str:
+        target = _TARGETS.get(found[1])
+        return found[0] if target is None else f'<a class="flag" href="{up}settings.html#{target}">{found[0]}</a>'
+
+    parts, at = [], 0
+    for kept in _LINKED.finditer(content):
+        parts += [_FLAG.sub(linked, content[at : kept.start()]), kept[0]]
+        at = kept.end()
+    return "".join([*parts, _FLAG.sub(linked, content[at:])])
