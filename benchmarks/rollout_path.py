@@ -46,6 +46,7 @@ from agentrl.data.user_source import load_source
 from agentrl.engine import EnginePool, EngineSettings, SamplingParams
 from agentrl.engine.transport import HttpTransport
 from agentrl.engine.wire import Asked, parse
+from agentrl.envs import Environments
 from agentrl.groups import Group
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
@@ -141,7 +142,7 @@ class Bench:
             rollout_max_concurrency=trajectories,
         )
         args = Args({**settings.model_dump(), **data.model_dump()})
-        context = RolloutContext(settings, args, self.chat, pool, 32_768, TwoTools)
+        context = RolloutContext(settings, args, self.chat, pool, 32_768, Environments.alone(TwoTools, args))
         player = GroupPlayer(context, Grader(settings, args, None, self.graders))
         stats = RolloutStats()
         with Ledger(self.folder / f"ledger-{self.made}.sqlite") as ledger:

@@ -40,6 +40,10 @@ class Args:
     def __delattr__(self, name: str) -> Never:
         raise AttributeError(f"args is read-only: cannot delete {name!r}")
 
+    def changed(self, **values: Any) -> "Args":
+        """A copy with other values."""
+        return Args({**self._values, **values})
+
     def __contains__(self, name: object) -> bool:
         return name in self._values
 

@@ -96,6 +96,11 @@ class FieldRef:
         return len(self.members) == 1 and _origin(self.members[0]) in _SEQUENCES
 
     @property
+    def is_named(self) -> bool:
+        """One text, or several by name."""
+        return self.members == (str, dict[str, str])
+
+    @property
     def choices(self) -> tuple[Any, ...]:
         """The allowed values of a `Literal` or enum field, else an empty tuple."""
         found: list[Any] = []
@@ -119,6 +124,8 @@ class FieldRef:
             return "|".join(map(str, self.choices))
         if self.is_mapping:
             return "KEY=VALUE"
+        if self.is_named:
+            return "PATH|NAME=PATH"
         if self.is_sequence:
             return "VALUE..."
         if len(self.members) == 1:
@@ -129,6 +136,8 @@ class FieldRef:
         """What a value must be, in words: `a whole number, at least 1`."""
         if self.choices:
             words = f"one of {', '.join(map(str, self.choices))}"
+        elif self.is_named:
+            words = "a path, or NAME=PATH for each of several"
         elif self.is_mapping:
             words = "KEY=VALUE or a JSON object"
         elif self.is_sequence:

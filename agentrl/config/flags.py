@@ -227,7 +227,7 @@ class _Rewriter:
         values = [value] if value is not None else []
         if value is None and rest and _is_value(rest[0]):
             values.append(rest.pop(0))
-            while field.is_sequence and rest and _is_value(rest[0]):
+            while (field.is_sequence or field.is_named) and rest and _is_value(rest[0]):
                 values.append(rest.pop(0))
         if not values:
             raise SettingsError(f"{field.flag}: expected {field.expected()}; got nothing")

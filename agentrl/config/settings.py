@@ -46,6 +46,8 @@ class RunSettings(Sections):
             self._follow_one_process()
         if flat["use_rollout_logprobs"] is None and flat["max_staleness"] > 0 and not self.algorithm.supervised:
             self._fill("algorithm", use_rollout_logprobs=not self.algorithm.old_is_trainers)
+        if flat["env_key"] is None and isinstance(flat["env"], dict):
+            self._fill("data", env_key="env")
         details = self.observability.dump_details
         if details is not None and self.observability.save_debug_rollout_data is None:
             self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.jsonl")

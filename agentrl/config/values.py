@@ -5,16 +5,20 @@ Scalars stay text (pydantic converts and judges them); only containers and union
 1. a list is a repeated flag, or one JSON list (a text such as `[/INST]` that is not JSON is itself, in a list of texts);
 2. a mapping is `key=value` (repeatable), or one JSON object;
 3. `none` is None where the field allows it and is not plain text;
-4. a union of text and something else takes the JSON reading if there is one.
+4. one text or several by name is `PATH`, or `NAME=PATH` repeated;
+5. another union of text and something else takes the JSON reading if there is one.
 """
 
 import json
+import re
 import typing
 from collections.abc import Sequence
 from typing import Any
 
 from agentrl.config.fields import FieldRef
 from agentrl.errors import SettingsError
+
+_NAME_AND_PATH = re.compile(r"([\w.-]+)=(.+)")
 
 
 def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
@@ -27,7 +31,18 @@ def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
         return _mapping(field, texts)
     if field.is_sequence:
         return _sequence(field, texts)
+    if field.is_named:
+        return _named(field, texts)
     return _scalar(field, texts[-1])
+
+
+def _named(field: FieldRef, texts: Sequence[str]) -> str | dict[str, str]:
+    pairs = [(found[1], found[2]) for text in texts if (found := _NAME_AND_PATH.fullmatch(text))]
+    if len(texts) == 1 and not pairs:
+        return texts[0]
+    if len({name for name, _ in pairs}) < len(texts):
+        raise SettingsError(f"{field.flag}: expected {field.expected()}; got {', '.join(texts)}")
+    return dict(pairs)
 
 
 def _mapping(field: FieldRef, texts: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ class PromptRow:
         label: whatever the row holds under the label key; None when there is none.
         metadata: the row's metadata object.
         tools: the row's own tool schemas; None leaves the choice to the environment.
+        env: the name of its environment, where the run has several.
     """
 
     index: int
@@ -47,6 +48,11 @@ class PromptRow:
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None
+    env: str | None = None
+
+
+Look = Callable[[PromptRow], str | None]
+"""Says what is wrong with a row; None if nothing is."""
 
 
 class PromptData:
@@ -81,10 +87,11 @@ class PromptData:
         """Row `index`'s file and line, for messages."""
         return self._file.where(self._rows[index])
 
-    def check(self) -> None:
-        """Read every row once; the first bad one raises `DataError`."""
-        for _ in self:
-            pass
+    def check(self, look: Look = lambda row: None) -> None:
+        """Read every row once; the first bad one, also one of which `look` says what is wrong, raises `DataError`."""
+        for row in self:
+            if problem := look(row):
+                raise DataError(f"{self.where(row.index)}: {problem}")
 
     def __getitem__(self, index: int) -> PromptRow:
         """Row `index`, from 0; negative numbers are not accepted.
@@ -113,6 +120,7 @@ class PromptData:
             self._label(row, where),
             self._metadata(row, where),
             self._tools(row, where),
+            self._env(row, where),
         )
 
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
@@ -177,19 +185,25 @@ class PromptData:
                 )
         return tools
 
+    def _env(self, row: dict[str, Any], where: str) -> str | None:
+        name = None if (key := self._settings.env_key) is None else row.get(key)
+        if name is not None and not isinstance(name, str):
+            raise DataError(f"{where}: field {key!r} must be the name of an environment, got {json_type(name)}")
+        return name
+
     def sample(self, num_samples: int) -> list[str | list[Message]]:
         """The next prompts, in order and repeating: for user sources that hold a bare dataset and keep no position."""
         first, self._drawn = self._drawn, self._drawn + num_samples
         return [copy.deepcopy(self[i % len(self)].prompt) for i in range(first, self._drawn)]
 
 
-def open_prompts(settings: DataSettings) -> PromptData | None:
+def open_prompts(settings: DataSettings, look: Look = lambda row: None) -> PromptData | None:
     """The prompt data that the settings name, checked as they ask; None when they name none."""
     if settings.prompt_data is None:
         return None
     data = PromptData(settings.prompt_data, settings)
     if settings.prompt_data_check == "full":
-        data.check()
+        data.check(look)
     return data
 
 

@@ -31,6 +31,12 @@ class DataSettings(Settings):
         description="The rows are whole conversations to learn from (`agentrl sft`): all turns of the assistant, or the last, "
         "where no message says it by its own `loss`. By default they are prompts.",
     )
+    env_key: str | None = Field(
+        None,
+        min_length=1,
+        description="Field of a row that names its environment, where the run has several; default: env. A row without it "
+        "may name one in its metadata's env.",
+    )
     apply_chat_template: bool = Field(
         False, description="Turn a text prompt into one user message, to be rendered by the model's chat template."
     )

@@ -232,11 +232,12 @@ def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_g
 
 def pending_group(row: PromptRow, group_id: int, n: int, **recorded: Any) -> Group:
     """`n` fresh samples of one prompt, numbered by `group_id`; `recorded` goes into their metadata."""
-    tools = {"tools": row.tools} if row.tools is not None else {}
+    named = {"tools": row.tools, "env": row.env}
+    own = {key: value for key, value in named.items() if value is not None}
     given: dict[str, Any] = {
         "prompt": row.prompt,
         "label": row.label,
-        "metadata": {**row.metadata, **tools, **recorded},
+        "metadata": {**row.metadata, **own, **recorded},
     }
     return number_group([Sample(**copy.deepcopy(given)) for _ in range(n)], group_id, n)
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.data.prompts import PromptRow, open_prompts
+from agentrl.data.prompts import Look, PromptRow, open_prompts
 from agentrl.data.settings import DataSettings
 from agentrl.data.source import (
     Choice,
@@ -47,8 +47,11 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
     return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, settings, args)
 
 
-def check_source(settings: DataSettings) -> PromptRow | None:
+def check_source(settings: DataSettings, look: Look = lambda row: None) -> PromptRow | None:
     """Look at what `load_source` will use without building a user's source, whose constructor may do anything.
+
+    Args:
+        look: says what is wrong with a row; it is shown all of them with `prompt_data_check = full`.
 
     Returns:
         the first row of the prompt data; None where the settings name none.
@@ -61,7 +64,7 @@ def check_source(settings: DataSettings) -> PromptRow | None:
     if settings.data_source_path is not None:
         found = _find(settings.data_source_path)
         _check_methods(found, found.__name__ if inspect.isclass(found) else type(found).__name__)
-    dataset = open_prompts(settings)
+    dataset = open_prompts(settings, look)
     return None if dataset is None else dataset[0]
 
 

@@ -34,19 +34,22 @@ class Environment:
             "keep" lets it live; "replay" closes it, and when its trajectory goes on makes a fresh one, calls `reset` and
             `step` again with the turns so far (`turn.sample` is then the whole sample) and fails the trajectory if the
             messages differ; "restart" begins the whole trajectory again, for what can neither wait nor be replayed.
-        args: the run's settings as a flat read-only view, or None outside a run.
+        args: the run's settings as a flat read-only view, or None outside a run; `args.env_args` are the arguments that
+            instances of this class are made with (`--env-args`: the keyword parameters of its `__init__`).
+        evaluating: whether this trajectory is played to evaluate, and not to be trained on.
     """
 
     tools: ClassVar[Sequence[Callable[..., Any] | Tool | ToolSource]] = ()
     max_turns: ClassVar[int] = 8
     when_interrupted: ClassVar[WhenInterrupted] = "keep"
     args: Any = None
+    evaluating: bool = False
 
     @classmethod
-    def create(cls, args: Any = None) -> Self:
-        """A fresh instance for one trajectory."""
-        instance = cls()
-        instance.args = args
+    def create(cls, args: Any = None, *, evaluating: bool = False, **arguments: Any) -> Self:
+        """A fresh instance for one trajectory, made with `arguments`."""
+        instance = cls(**arguments)
+        instance.args, instance.evaluating = args, evaluating
         return instance
 
     @classmethod
@@ -96,8 +99,8 @@ class Environment:
         return list(sample.prompt)
 
     async def step(self, turn: Turn) -> Step:
-        """Answer the model's turn. Default: run its tool calls; a turn without any ends the trajectory."""
-        if not turn.tool_calls and not turn.broken:
+        """Answer the model's turn. Default: run its tool calls; a turn without any ends it, and without tools every turn."""
+        if not self.toolbox or not (turn.tool_calls or turn.broken):
             return Step(done=True)
         return await self.run_tools(turn)
 

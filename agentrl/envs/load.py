@@ -26,8 +26,11 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
         raise PluginError(f"{label}: {_what_is_it(found)}")
     if not issubclass(found, Environment):
         raise PluginError(f"{label}: class {found.__name__} does not subclass agentrl.Environment")
-    if found is Environment:
-        raise PluginError(f"{label}: this is the base class itself; name a subclass of it")
+    if found is Environment and not path.startswith("agentrl"):
+        own = _named_in(path.rpartition(":")[0], what) if ".py:" in path else "name a subclass of it"
+        raise PluginError(
+            f"{label}: this is the base class itself; {own}, or agentrl:Environment for one answer a prompt"
+        )
     try:
         check_environment(found)
     except PluginError as error:
@@ -66,14 +69,6 @@ def check_environment(cls: type[Environment]) -> None:
         raise PluginError(f"{name}.tools: {error}") from error
     for method in _ASYNC_METHODS:
         _check_method(cls, method)
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(cls).parameters.values()
-    required = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
-    if required:
-        raise PluginError(
-            f"{name}.__init__ needs {', '.join(required)}; an environment is made without arguments: "
-            "open shared resources in `setup(cls, args)` and read the sample in `reset`"
-        )
 
 
 def _check_method(cls: type[Environment], method: str) -> None:

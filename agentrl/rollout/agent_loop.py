@@ -33,9 +33,9 @@ async def run_environment(
         Failure: typed by who is to blame.
         Restarted: generating was held, and the environment says that the trajectory then begins again.
     """
-    if context.environment is None:
+    if context.environments is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
-    live = LiveEnvironment(context, context.environment)
+    live = LiveEnvironment(context, context.environments.of(sample))
     async with closing(lambda: live.env, sample):
         return await _Trajectory(context, live, params).run(sample, grade=grade)
 

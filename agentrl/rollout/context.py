@@ -22,7 +22,7 @@ N = TypeVar("N", int, float)
 if TYPE_CHECKING:
     from agentrl.chat import Chat
     from agentrl.engine import EnginePool
-    from agentrl.envs import Environment
+    from agentrl.envs import Environments
 
 
 class Generator(Protocol):
@@ -70,6 +70,7 @@ class RolloutContext:
         args: the run's settings as users see them, read-only and flat, under slime's names.
         context_length: most tokens of a whole trajectory, prompt included.
         teacher: asked for its log-probs of what is kept for training.
+        evaluating: whether what is played now is evaluated, and not trained on.
     """
 
     settings: RolloutSettings
@@ -77,8 +78,9 @@ class RolloutContext:
     chat: "Chat"
     client: Generator
     context_length: int
-    environment: "type[Environment] | None" = None
+    environments: "Environments | None" = None
     teacher: Scorer | None = None
+    evaluating: bool = False
 
     def params(self, *, evaluation: bool = False) -> SamplingParams:
         """The sampling parameters of training or evaluation, without a turn's seed and budget."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from agentrl.envs import Environment, Step, Turn
+from agentrl.envs import Entry, Environment, Step, Turn
 from agentrl.errors import AgentRLError, EnvFailure, ungrouped
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import describe, guarded
@@ -33,16 +33,16 @@ class Restarted(AgentRLError):
     """Internal: generating was held, and the environment says that its trajectory then begins again."""
 
 
-def make_environment(kind: type[Environment], args: Any) -> Environment:
+def make_environment(entry: Entry, context: RolloutContext) -> Environment:
     """A fresh instance for one trajectory.
 
     Raises:
         EnvFailure: the class's own code raised.
     """
     try:
-        return kind.create(args)
+        return entry.make(evaluating=context.evaluating)
     except Exception as raised:
-        raise EnvFailure(describe(f"making a {kind.__name__}", raised), kind="env_raised") from raised
+        raise EnvFailure(describe(f"making a {entry.kind.__name__}", raised), kind="env_raised") from raised
 
 
 @asynccontextmanager
@@ -84,9 +84,10 @@ class LiveEnvironment:
         env: the instance; None while it is put away.
     """
 
-    def __init__(self, context: RolloutContext, kind: type[Environment]) -> None:
-        self.env: Environment | None = make_environment(kind, context.args)
-        self._context, self._kind, self._name = context, kind, kind.__name__
+    def __init__(self, context: RolloutContext, entry: Entry) -> None:
+        self.env: Environment | None = make_environment(entry, context)
+        kind = entry.kind
+        self._context, self._entry, self._kind, self._name = context, entry, kind, kind.__name__
         self._replays = kind.when_interrupted == "replay"
         self._metadata: dict[str, Any] = {}
         self._begun: Sequence[Message] = ()
@@ -135,7 +136,7 @@ class LiveEnvironment:
             EnvFailure: it answers otherwise than before (kind `replay_differs`), or fails.
         """
         if self.env is None:
-            self.env = make_environment(self._kind, self._context.args)
+            self.env = make_environment(self._entry, self._context)
             before, sample.metadata = sample.metadata, deepcopy(self._metadata)
             try:
                 await self._replay(self.env, sample)
@@ -199,9 +200,11 @@ class LiveEnvironment:
 
     def _check_messages(self, method: str, messages: object) -> None:
         if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
+            own = "; to keep the prompt as it is: return await super().reset(sample)"
+            hint = own if messages is None and method == "reset" else ""
             raise EnvFailure(
                 f"{self._name}.{method} must return a list of messages ({{'role': ..., 'content': ...}}), "
-                f"got {messages!r:.200}",
+                f"got {messages!r:.200}{hint}",
                 kind="env_bad_result",
             )
 

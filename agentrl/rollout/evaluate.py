@@ -9,12 +9,10 @@ from agentrl.errors import ungrouped
 from agentrl.groups import Group
 from agentrl.observability.stats import pass_at_k
 from agentrl.rollout.group import DropGroup, GroupPlayer
-from agentrl.rollout.stats import RolloutStats, describe, mean, means
+from agentrl.rollout.stats import SUMMARY, RolloutStats, by_environment, describe, mean, means
 
 SOLVED = 1.0
 """Least reward that counts as a success in pass@k."""
-
-_NAMES = ("reward", "response_length", "truncated", "failed", "tool_calls", "used_tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +55,16 @@ async def evaluate(player: GroupPlayer, name: str, prompts: Sequence[Group]) -> 
 
 def _metrics(player: GroupPlayer, groups: Sequence[Group], stats: RolloutStats) -> dict[str, float]:
     settings = player.context.settings
-    rows = [describe(group, settings.eval_reward_key or settings.reward_key) for group in groups if group]
+    key, environments = settings.eval_reward_key or settings.reward_key, player.context.environments
+    rows = [describe(group, key) for group in groups if group]
     failed = float(len(groups) - len(rows))
     if not rows:
         return {"samples": 0.0, "failed_groups": failed}
     found = means([row for group in rows for row in group])
-    names = (*_NAMES, *(name for name in found if name.startswith("unjudged/")))
+    names = (*SUMMARY, *(name for name in found if name.startswith("unjudged/")))
     metrics = {name: found[name] for name in names} | {"samples": float(sum(map(len, rows))), "failed_groups": failed}
     metrics.update({f"failures/{name}": float(count) for name, count in stats.failures.items()})
+    metrics |= by_environment(groups, key, environments.names if environments else ())
     k = 1
     while k <= min(map(len, rows)):
         solved = [sum(row["reward"] >= SOLVED for row in group) for group in rows]

@@ -138,7 +138,7 @@ class _Play:
         while True:
             client = _Counted(self.player.context.client, self.stats.tokens)
             try:
-                return await play(attempt, replace(self.player.context, client=client))
+                return await play(attempt, replace(self.player.context, client=client, evaluating=self.evaluation))
             except Restarted:  # the same attempt once more, when the engines sample again
                 self.stats.tokens.lose("restarted", client.tokens)
                 await client.held.wait_open()

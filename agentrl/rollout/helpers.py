@@ -51,8 +51,8 @@ class Recorder:
     toolbox: Toolbox = field(default_factory=Toolbox)
 
     def __post_init__(self) -> None:
-        if self.context.environment is not None:
-            self.environment = make_environment(self.context.environment, self.context.args)
+        if self.context.environments is not None:
+            self.environment = make_environment(self.context.environments.of(self.origin), self.context)
             self.toolbox = self.environment.toolbox
 
     @property

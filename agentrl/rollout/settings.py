@@ -1,9 +1,10 @@
 """Settings of the rollout room: what to generate, how to grade it, how long it may take, what failures lead to."""
 
+import re
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.errors import Blame
 from agentrl.settings import Settings
@@ -38,7 +39,15 @@ DEFAULT_FAILURE_POLICY: dict[Blame, FailureAction] = {
 class RolloutSettings(Settings):
     """How trajectories are generated, graded and evaluated."""
 
-    env: str | None = Field(None, description="The agent's environment: pkg.mod:Name or path/file.py:Name.")
+    env: str | dict[str, str] | None = Field(
+        None,
+        description="The agent's environment: pkg.mod:Name or path/file.py:Name. Several: NAME=PATH for each, repeatable; "
+        "env_key says which one plays a row. Without any, the model gives one answer a prompt.",
+    )
+    env_args: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Keyword arguments of the environment's __init__; with several environments NAME={...} for each.",
+    )
     custom_generate_function_path: str | None = Field(
         None, description="Your own generate function instead of an environment: pkg.mod:fn or path/file.py[:fn]."
     )
@@ -142,6 +151,14 @@ class RolloutSettings(Settings):
     history_policy: Literal["keep", "split", "fail"] = Field(
         "keep", description="When the template would rewrite history: keep the sampled tokens, split the sample, fail."
     )
+
+    @field_validator("env")
+    @classmethod
+    def _names_for_metrics(cls, value: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        names = value if isinstance(value, dict) else ()
+        if value == {} or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
+            raise ValueError(f"expected NAME=PATH with names of letters, digits, '_', '-' and '.'; got {value!r:.200}")
+        return value
 
     @field_validator("rollout_top_k", "eval_top_k")
     @classmethod

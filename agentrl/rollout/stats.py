@@ -8,6 +8,9 @@ from agentrl.errors import Failure
 from agentrl.groups import Group
 from agentrl.sample import Sample, Status
 
+SUMMARY = ("reward", "response_length", "truncated", "failed", "tool_calls", "used_tool")
+"""The numbers of a trajectory that tell most."""
+
 Row = Mapping[str, float]
 """One trajectory as numbers, by name."""
 
@@ -144,6 +147,19 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
     names = dict.fromkeys(name for row in rows for name in row)
     found = {name: mean([row.get(name, 0.0) for row in rows]) for name in names}
     return found | {"reward": mean([row["reward"] for row in rows if "reward" in row])}
+
+
+def by_environment(
+    groups: Sequence[Sequence[Sample]], reward_key: str | None, environments: Sequence[str]
+) -> dict[str, float]:
+    """Means `env/<name>/...`, and the number of groups, of each of several environments that played some of them."""
+    found: dict[str, float] = {}
+    for name in environments:
+        own = [group for group in groups if group and group[0].metadata.get("env") == name]
+        if rows := [row for group in own for row in describe(group, reward_key)]:
+            numbers = means(rows)
+            found |= {f"env/{name}/{what}": numbers[what] for what in SUMMARY} | {f"env/{name}/groups": float(len(own))}
+    return found
 
 
 def mean(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import RunSettings
-from agentrl.data.prompts import PromptData
+from agentrl.data.prompts import Look, PromptData
 from agentrl.data.source import pending_group
 from agentrl.errors import DataError, SettingsError
 from agentrl.groups import Group
@@ -24,14 +24,14 @@ class EvalSet:
         """Fresh groups of pending samples, one a prompt."""
         return [pending_group(row, row.index, self.n_samples, attempt="eval") for row in self.data]
 
-    def check(self) -> None:
-        """Read every row once.
+    def check(self, look: Look = lambda row: None) -> None:
+        """Read every row once, and show it to `look`, which may say what is wrong with it.
 
         Raises:
             DataError: a row is malformed.
         """
         with _named(self.name):
-            self.data.check()
+            self.data.check(look)
 
 
 def eval_sets(settings: RunSettings) -> list[EvalSet]:

@@ -6,20 +6,23 @@ import numpy as np
 
 from agentrl.groups import Group
 from agentrl.rollout.settings import RolloutSettings
-from agentrl.rollout.stats import RolloutStats, describe, heads, mean, means
+from agentrl.rollout.stats import RolloutStats, by_environment, describe, heads, mean, means
 from agentrl.train.batch import TrainBatch
 
 
-def rollout_metrics(groups: Sequence[Group], stats: RolloutStats, reward_key: str | None) -> dict[str, float]:
+def rollout_metrics(
+    groups: Sequence[Group], stats: RolloutStats, reward_key: str | None, environments: Sequence[str] = ()
+) -> dict[str, float]:
     """Metrics of one rollout: what is trained on, beside what was offered, and what went wrong.
 
     Names: `rollout/...` for the kept samples, `offered/...` for all that were finished since the rollout before,
-    `failures/<blame>/<kind>`, `dropped/<reason>`; `tokens/...` adds up: generated = trained + waiting + all of dropped.
+    `env/<name>/...` for those of one of several environments, `failures/<blame>/<kind>`, `dropped/<reason>`; `tokens/...` adds up: generated = trained + waiting + all of dropped.
     """
     kept = [row for group in groups for row in describe(group, reward_key)]
     metrics = {f"rollout/{name}": value for name, value in means(kept).items()}
     if stats.offered:  # else there is no mean to show
         metrics.update({f"offered/{name}": value for name, value in means(stats.offered).items()})
+    metrics |= by_environment(groups, reward_key, environments)
     rewards = [[s.get_reward_value(reward_key) for s in group] for group in groups if group]
     metrics["rollout/reward"] = mean([s.get_reward_value(reward_key) for group in groups for s in heads(group)])
     metrics["rollout/zero_std_groups"] = mean([max(values) - min(values) < 1e-9 for values in rewards])

@@ -6,7 +6,7 @@
 3. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -20,13 +20,13 @@ from agentrl.config.model_info import read_model_info
 from agentrl.data.prompts import PromptRow
 from agentrl.data.user_source import check_source
 from agentrl.engine import EnginePool, check_launch
-from agentrl.envs import Environment, load_environment
+from agentrl.envs import ALONE, Environment, Environments, Kinds
 from agentrl.errors import CheckpointError, DataError, SettingsError
 from agentrl.modelfolder import check_weights, read_config
 from agentrl.rm_hub import check_rm_type
+from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
-from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import eval_sets
@@ -37,21 +37,29 @@ from agentrl.train.checkpoints import Found, check_critic, check_curve, latest
 class Plugins:
     """The user's objects that generating and grading call; None where the settings name none."""
 
-    environment: type[Environment] | None = None
+    environments: Environments | None = None
     generate: GenerateFunction | None = None
     reward: RewardFunction | None = None
     group_filter: GroupFilter | None = None
 
     @classmethod
-    def load(cls, settings: RolloutSettings) -> "Plugins":
-        """Import and inspect all of them.
+    def load(cls, settings: RunSettings, kinds: Kinds | None = None) -> "Plugins":
+        """Import and inspect all of them. Where no path says how to play, it is one answer a prompt.
+
+        Args:
+            kinds: the environments' classes that this process has already.
 
         Raises:
             PluginError: one is not found, does not import, or has the wrong shape.
         """
-        s = settings
+        s = settings.rollout
+        environments: Environments | None
+        if s.env:
+            environments = Environments.load(s.env, s.env_args, settings.args, kinds)
+        else:
+            environments = None if s.custom_generate_function_path else Environments.alone(Environment, settings.args)
         return cls(
-            load_environment(s.env) if s.env else None,
+            environments,
             GenerateFunction.load(s.custom_generate_function_path) if s.custom_generate_function_path else None,
             RewardFunction.load(s.custom_rm_path, group=s.group_rm) if s.custom_rm_path else None,
             load_filter(s.dynamic_sampling_filter_path) if s.dynamic_sampling_filter_path else None,
@@ -92,23 +100,18 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
     if settings.data.sft_turns is not None:
         check_conversations(settings, load_chat(settings))
         return
-    plugins = Plugins.load(settings.rollout)
-    _someone_plays(plugins)
+    plugins = Plugins.load(settings)
     if not (purpose == "train" and settings.cluster.backend == "local" and settings.engine.engine == "embedded"):
         kept_sets = purpose == "train" and settings.rollout.replays_truncation
         here = settings.cluster.ray_address is None
         anyio.run(check_launch, settings.engine, settings.cluster.num_engines, here, kept_sets)
-    first = check_source(settings.data) if purpose != "eval" else None
-    if purpose != "eval" and first is None and settings.data.data_source_path is None:
-        _someone_asks(plugins)
-    sets = eval_sets(settings)
-    for held_out in sets:
-        held_out.check()
-    if first is None and sets:
-        first = sets[0].data[0]
-    _someone_grades(settings, plugins, first)
+    seen = [_training_rows(settings, plugins)] if purpose != "eval" else []
+    for held_out in eval_sets(settings):
+        seen.append(FirstRows(plugins.environments))
+        held_out.check(seen[-1].look)
+        _someone_grades(settings, plugins, seen[-1])
     chat = load_chat(settings)
-    if calls_tools(plugins, first):
+    if any(calls_tools(plugins, rows) for rows in seen):
         check_calls_are_read(chat, settings.rollout.tool_call_parser)
     if purpose != "eval":
         _teacher(settings, chat)
@@ -191,38 +194,67 @@ def _dump(template: str, num_rollout: int) -> None:
         )
 
 
-def _someone_plays(plugins: Plugins) -> None:
-    if plugins.environment is None and plugins.generate is None:
-        raise SettingsError(
-            "nothing says how a trajectory is played; pass --env pkg.mod:Name or --custom-generate-function-path"
-        )
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """The first row of each environment, noted while all rows are looked at."""
+
+    environments: Environments | None
+    rows: dict[str, PromptRow] = field(default_factory=dict)
+
+    def look(self, row: PromptRow) -> str | None:
+        """Note a row; says what is wrong where it names none of several environments."""
+        if self.environments is None or not self.environments.names:
+            self.rows.setdefault(ALONE, row)
+            return None
+        name = row.env or row.metadata.get("env")
+        if problem := self.environments.unknown(name):
+            return f"{problem}; --env-key says which field names it"
+        self.rows.setdefault(str(name), row)
+        return None
+
+
+def _training_rows(settings: RunSettings, plugins: Plugins) -> FirstRows:
+    rows = FirstRows(plugins.environments)
+    first = check_source(settings.data, rows.look)
+    if first is None:
+        if settings.data.data_source_path is None:
+            _someone_asks(plugins)
+        return rows
+    if problem := rows.look(first):  # the only row that is looked at where the check is a lazy one
+        raise DataError(f"--prompt-data {settings.data.prompt_data}: its first row: {problem}")
+    _someone_grades(settings, plugins, rows)
+    return rows
 
 
 def _someone_asks(plugins: Plugins) -> None:
     """Without prompt data the environment or the generate function must make the prompts."""
-    env = plugins.environment
-    if env is not None and plugins.generate is None and env.reset is Environment.reset:
+    if plugins.environments is None or plugins.generate is not None:
+        return
+    if plugins.environments.names:
         raise SettingsError(
-            f"no prompts: {env.__name__} has no reset method that makes its own; write one, or give --prompt-data FILE.jsonl"
+            "no prompts: with several environments a row says which plays it; give --prompt-data FILE.jsonl"
+        )
+    kind = plugins.environments[ALONE].kind
+    if kind.reset is Environment.reset:
+        raise SettingsError(
+            f"no prompts: {kind.__name__} has no reset method that makes its own; write one, or give --prompt-data FILE.jsonl"
         )
 
 
-def calls_tools(plugins: Plugins, first: PromptRow | None) -> bool:
-    """Whether the model's turns are read for tool calls: an environment plays, and it or the first row has tools."""
-    env = plugins.environment
-    return (
-        env is not None
-        and plugins.generate is None
-        and bool(env.declared_tools(with_sources=False) or env.tool_sources() or (first and first.tools))
-    )
+def calls_tools(plugins: Plugins, first: FirstRows) -> bool:
+    """Whether turns are read for tool calls: an environment has tools, or a step method of its own and rows with tools."""
+    kinds = [entry.kind for entry in (plugins.environments or {}).values()] if plugins.generate is None else []
+    own_steps = any(kind.step is not Environment.step for kind in kinds)
+    declared = any(kind.declared_tools(with_sources=False) or kind.tool_sources() for kind in kinds)
+    return declared or (own_steps and any(row.tools for row in first.rows.values()))
 
 
 def ungraded(settings: RunSettings, plugins: Plugins) -> bool:
     """Whether nobody has to grade, and nobody but a sample's own row says how."""
-    rollout, env = settings.rollout, plugins.environment
+    rollout = settings.rollout
     if settings.algorithm.needs_rewards or rollout.eval_prompt_data or rollout.rm_type or plugins.reward is not None:
         return False
-    return env is None or env.reward is Environment.reward
+    return all(entry.kind.reward is Environment.reward for entry in (plugins.environments or {}).values())
 
 
 def teacher_pool(settings: RunSettings, chat: Chat) -> EnginePool | None:
@@ -254,25 +286,31 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
         same_vocabulary(chat.tokenizer, text, ids, f"--opd-teacher-load {folder}")
 
 
-def _someone_grades(settings: RunSettings, plugins: Plugins, first: PromptRow | None) -> None:
+def _someone_grades(settings: RunSettings, plugins: Plugins, first: FirstRows) -> None:
     """Refuse a run in which no trajectory can get a reward. What user code may still decide is left to it."""
     rm_type = settings.rollout.rm_type
     if rm_type is not None:
         check_rm_type(rm_type, settings.rm_hub)
-    env = plugins.environment
-    if ungraded(settings, plugins):
+    if ungraded(settings, plugins) or plugins.reward is not None or plugins.generate is not None:
         return
-    if plugins.reward is not None or plugins.generate is not None or env is None or first is None:
+    for name, entry in (plugins.environments or {}).items():
+        if name in first.rows:
+            _grades(entry.kind, first.rows[name], rm_type, settings.rm_hub)
+
+
+def _grades(kind: type[Environment], row: PromptRow, rm_type: str | None, graders: RmHubSettings) -> None:
+    if any(getattr(kind, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
         return
-    if any(getattr(env, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
-        return
-    rm_type = first.metadata.get("rm_type") or rm_type
+    rm_type = row.metadata.get("rm_type") or rm_type
     if not rm_type:
         raise SettingsError(
-            f"nothing grades a trajectory: {env.__name__} has no reward method of its own, nor a step method "
+            "nothing grades an answer; pass --rm-type or --custom-rm-path, or play it by --env pkg.mod:Name or "
+            "--custom-generate-function-path"
+            if kind is Environment
+            else f"nothing grades a trajectory: {kind.__name__} has no reward method of its own, nor a step method "
             "that returns Step(reward=...); write one of them, or pass --rm-type or --custom-rm-path"
         )
-    if first.label is None and check_rm_type(rm_type).needs_label:
+    if row.label is None and check_rm_type(rm_type, graders).needs_label:
         raise SettingsError(
             f"--rm-type {rm_type} compares with a label, and the prompts have none; set --label-key to the data's field"
         )

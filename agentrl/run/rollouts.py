@@ -6,7 +6,7 @@
 3. `DumpedRollouts` takes the batches from a dump instead.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -23,17 +23,16 @@ from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import Transport
-from agentrl.envs import Environment
-from agentrl.errors import DataError, EnvFailure, SettingsError
+from agentrl.errors import DataError, SettingsError
 from agentrl.groups import Group, read_groups
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import evaluate
-from agentrl.rollout.failures import guarded
 from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.group import GroupPlayer, group_id
 from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.runner import RolloutRunner
+from agentrl.run.environments import set_up
 from agentrl.run.evalsets import eval_sets
 from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
@@ -71,7 +70,7 @@ class Generation:
             transport: how to reach them; by default over HTTP.
         """
         rollout, args = settings.rollout, settings.args
-        chat, plugins = load_chat(settings), Plugins.load(rollout)
+        chat, plugins = load_chat(settings), Plugins.load(settings)
         async with AsyncExitStack() as stack:
             watchdog = stack.enter_context(Watchdog.watching(rollout.stall_warning))
             keep, key = settings.buffer.keep_trajectories, rollout.reward_key
@@ -84,13 +83,13 @@ class Generation:
             length = rollout.rollout_max_context_len or await _context_length(settings, pool)
             if (teacher := teacher_pool(settings, chat)) is not None:
                 await stack.enter_async_context(teacher)
-            context = RolloutContext(rollout, args, chat, pool, length, plugins.environment, teacher)
+            context = RolloutContext(rollout, args, chat, pool, length, plugins.environments, teacher)
             preload = [rollout.rm_type] if rollout.rm_type else []
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
             reward = RewardFunction.load(UNGRADED, group=False) if ungraded(settings, plugins) else plugins.reward
             grader = Grader(rollout, args, reward, graders)
-            if plugins.environment is not None:
-                await stack.enter_async_context(_set_up(plugins.environment, settings))
+            entries = () if plugins.environments is None else plugins.environments.values()
+            await stack.enter_async_context(set_up(entries, settings.cluster.start_timeout))
             player = GroupPlayer(context, grader, plugins.generate)
             yield cls(settings, folder, pool, player, plugins, watchdog, store)
 
@@ -113,6 +112,8 @@ class LedgerRollouts(Rollouts, WeightSink):
     def __init__(self, generation: Generation, queue: GroupQueue, runner: RolloutRunner, kind: Kind) -> None:
         self.generation, self._queue, self._runner, self._kind = generation, queue, runner, kind
         self._settings = generation.settings
+        environments = generation.plugins.environments
+        self._names = environments.names if environments else ()
         # What the first batch tells of how the ledger was put back.
         changed = asdict(queue.recovery)
         self._resumed = {f"resume/{what}": float(len(groups)) for what, groups in changed.items() if groups}
@@ -160,7 +161,7 @@ class LedgerRollouts(Rollouts, WeightSink):
         if template := self._settings.observability.save_debug_rollout_data:
             await to_thread.run_sync(save_rollout, template, step, groups)
         key = self._settings.rollout.reward_key
-        metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key) | self._resumed
+        metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key, self._names) | self._resumed
         self._resumed = {}
         return groups, metrics | self.generation.watchdog.take()
 
@@ -236,30 +237,6 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
     if not known:
         raise SettingsError("neither engine nor model says its context length; set --rollout-max-context-len")
     return min(known)
-
-
-@asynccontextmanager
-async def _set_up(environment: type[Environment], settings: RunSettings) -> AsyncIterator[None]:
-    """What the environment shares between trajectories: its tools' sources, `setup` and `teardown`."""
-
-    async def call(hook: Awaitable[None], name: str) -> None:
-        what, timeout = f"{environment.__name__}.{name}", settings.cluster.start_timeout
-        await guarded(hook, what=what, timeout=timeout, failure=EnvFailure)
-
-    async with AsyncExitStack() as stack:
-        for source in environment.tool_sources():
-            stack.push_async_callback(source.close)
-            await call(source.open(), "tools")
-        await call(environment.setup(settings.args), "setup")
-        try:
-            yield
-        except BaseException as error:
-            try:
-                await call(environment.teardown(), "teardown")
-            except EnvFailure as failure:
-                error.add_note(str(failure))
-            raise
-        await call(environment.teardown(), "teardown")
 
 
 _implementations: tuple[type[Rollouts], ...] = (LedgerRollouts, DumpedRollouts)

@@ -61,6 +61,10 @@ def test_only_what_was_written_is_given() -> None:
         ("--actor-num-gpus-per-node 2", "actor_num_gpus_per_node", 2),
         ("--eps-clip-high none", "eps_clip_high", None),
         ("--kl-coef 0.1 --kl-loss-type k3", "kl_loss_type", "k3"),
+        ("--env pkg.mod:Name", "env", "pkg.mod:Name"),
+        ("--env a=x.py:A b=pkg.mod:B", "env", {"a": "x.py:A", "b": "pkg.mod:B"}),
+        ("--env a=x.py:A --env b=pkg.mod:B", "env", {"a": "x.py:A", "b": "pkg.mod:B"}),
+        ("--env x:Y --env-args size=3 --env-args name=x", "env_args", {"size": 3, "name": "x"}),
         ("--eval-prompt-data aime a.jsonl gsm8k b.jsonl", "eval_prompt_data", ("aime", "a.jsonl", "gsm8k", "b.jsonl")),
         (
             "--eval-prompt-data aime a.jsonl --eval-prompt-data gsm8k b.jsonl",

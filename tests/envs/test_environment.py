@@ -106,9 +106,14 @@ async def test_every_kind_of_failure_is_shown_and_counted() -> None:
 
 
 async def test_a_broken_call_alone_is_answered() -> None:
-    step = await Environment().step(turn(broken=("no name",)))
+    step = await Meeting().step(turn(broken=("no name",)))
     assert not step.done
     assert [message["role"] for message in step.messages] == ["user"]
+
+
+@pytest.mark.parametrize("written", [turn(Call("meet")), turn(broken=("no name",))], ids=["call", "broken"])
+async def test_without_tools_the_first_turn_is_the_answer(written: Turn) -> None:
+    assert await Environment().step(written) == Step(done=True)
 
 
 async def test_methods_and_functions_of_base_classes_are_tools() -> None:

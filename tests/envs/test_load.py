@@ -36,6 +36,7 @@ def test_from_a_file_and_from_a_module(file: Path) -> None:
     found = load_environment(f"{file}:GoodEnv")
     assert issubclass(found, Environment)
     assert found.max_turns == 3
+    assert load_environment("agentrl:Environment") is Environment
     assert load_environment("agentrl.demo.task:CalculatorEnv").__name__ == "CalculatorEnv"
     assert load_environment("agentrl.demo.task.CalculatorEnv").__name__ == "CalculatorEnv"
 
@@ -45,7 +46,7 @@ def test_from_a_file_and_from_a_module(file: Path) -> None:
     [
         ("GodEnv", "has no 'GodEnv'; did you mean 'GoodEnv'"),
         ("Other", "class Other does not subclass agentrl.Environment"),
-        ("Environment", "this is the base class itself"),
+        ("Environment", "this is the base class itself; name the environment too: .*:GoodEnv, or agentrl:Environment"),
         ("generate", "generate is a function, expected a subclass .*--custom-generate-function-path"),
         ("instance", "this is an instance of GoodEnv; give the class"),
         ("number", "expected a subclass of agentrl.Environment, got int 3"),
@@ -103,7 +104,6 @@ BAD_CLASSES = [
     ("async def setup(self, args): ...", "Env.setup must be a class method"),
     ("async def step(self): ...", r"Env.step\(self\): expected the parameters \(self, turn\)"),
     ("async def reward(self, sample, extra): ...", "expected the parameters"),
-    ("def __init__(self, index): ...", "Env.__init__ needs index; an environment is made without arguments"),
 ]
 
 

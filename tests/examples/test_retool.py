@@ -11,7 +11,7 @@ from agentrl.chat.demonstration import to_sample
 from agentrl.config import Args, RunSettings
 from agentrl.demo.example import held_out
 from agentrl.engine import EnginePool
-from agentrl.envs import Environment, load_environment
+from agentrl.envs import Environment, Environments, load_environment
 from agentrl.observability.metrics import read_metrics
 from agentrl.rm_hub import grade
 from agentrl.rollout.context import RolloutContext
@@ -83,7 +83,14 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     own = way == "generate"
     generate = GenerateFunction.load(str(EXAMPLE / "generate.py")) if own else None
     reward = RewardFunction.load(str(EXAMPLE / "generate.py"), group=False) if own else None
-    context = RolloutContext(settings, args, Chat.load(str(model)), pool, 1024, environment)
+    context = RolloutContext(
+        settings,
+        args,
+        Chat.load(str(model)),
+        pool,
+        1024,
+        Environments.alone(environment, args) if environment else None,
+    )
     runner = GroupPlayer(context, Grader(settings, args, reward), generate)
     result = await OneBatch(runner, Questions(write_synthetic(tmp_path, 0)[0])).run(0)
 

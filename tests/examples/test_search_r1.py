@@ -10,7 +10,7 @@ from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.config import Args, RunSettings
 from agentrl.engine import EnginePool
-from agentrl.envs import load_environment
+from agentrl.envs import Environments, load_environment
 from agentrl.rm_hub import grade
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.functions import GenerateFunction
@@ -58,7 +58,14 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     args = Args({**settings.model_dump(), "prompt_data": None})
     environment = load_environment("examples.search_r1.env:SearchR1Env") if way == "env" else None
     generate = None if environment else GenerateFunction.load(str(EXAMPLE / "generate.py"))
-    context = RolloutContext(settings, args, Chat.load(str(model)), pool, 1024, environment)
+    context = RolloutContext(
+        settings,
+        args,
+        Chat.load(str(model)),
+        pool,
+        1024,
+        Environments.alone(environment, args) if environment else None,
+    )
     runner = GroupPlayer(context, Grader(settings, args, None), generate)
     result = await OneBatch(runner, Questions(write_train_and_test(tmp_path, 0)[0])).run(0)
 

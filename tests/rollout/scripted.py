@@ -14,6 +14,7 @@ from agentrl import Environment
 from agentrl.chat import Chat
 from agentrl.engine.hold import Hold
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
+from agentrl.envs import Environments
 from agentrl.groups import GroupStore, Kept
 from agentrl.rollout.context import RolloutContext, Scorer
 from agentrl.rollout.filters import GroupFilter
@@ -101,7 +102,8 @@ def make_context(
 
     own = RolloutSettings(**settings)
     args = Args({**own.model_dump(), "prompt_data": None})
-    return RolloutContext(own, args, chat, engine, context_length, environment)
+    environments = Environments.alone(environment, args) if environment else None
+    return RolloutContext(own, args, chat, engine, context_length, environments)
 
 
 class Store:

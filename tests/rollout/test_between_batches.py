@@ -153,10 +153,17 @@ async def test_tokens_that_are_too_stale_are_masked_and_counted(chat: Chat, most
     assert (stats.account.lost["off-policy"] == 0) == trained
 
 
+def divmod_of(a: int, b: int) -> str:
+    """Divide."""
+    return str(divmod(a, b))
+
+
 async def test_every_token_that_an_engine_gave_is_accounted_for(chat: Chat) -> None:
     """Retries, masked failures, filtered groups, stragglers left behind, groups that wait."""
 
     class Sorted(EchoEnv):
+        tools = [divmod_of]
+
         async def reward(self, sample: Sample) -> float:
             return 1.0 if sample.group_index == 1 else await super().reward(sample)
 

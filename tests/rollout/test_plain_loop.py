@@ -12,7 +12,7 @@ from agentrl.config import Args
 from agentrl.engine import EnginePool, EngineSettings
 from agentrl.engine.local import in_process
 from agentrl.engine.wire import SamplingParams
-from agentrl.envs import Turn
+from agentrl.envs import Environments, Turn
 from agentrl.rollout.context import RolloutContext, turn_seed
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
@@ -91,7 +91,7 @@ async def test_many_at_once_are_what_each_alone_would_be(tmp_path: Path) -> None
         EnginePool([url], engine, vocab_size=VOCAB_SIZE, transport=transport) as pool,
     ):
         args = Args({**settings.model_dump(), "prompt_data": None})
-        context = RolloutContext(settings, args, chat, pool, 512, Talking)
+        context = RolloutContext(settings, args, chat, pool, 512, Environments.alone(Talking, args))
         store = Store(size=4)
         batch = await OneBatch(GroupPlayer(context, Grader(settings, args)), store).run(0)
         fresh = [sample for group in Store(size=4).lease(6, 0) for sample in group]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.cli.main import run
-from agentrl.config import RunSettings
+from agentrl.config import Purpose, RunSettings
 from agentrl.run.preflight import preflight
 from agentrl.runfolder import MANIFEST
 from agentrl.train.checkpoints import FORMAT
@@ -58,6 +58,11 @@ class Source:
 """
 
 
+TWO = ("add=env.py:AddEnv", "own=plugins.py:Ungraded")
+PURPOSES: tuple[Purpose, ...] = ("train", "rollout", "eval")
+NAMED: list[dict[str, Any]] = [{"env": "add"}, {"metadata": {"env": "own"}}, {"env": "nobody"}]
+
+
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     kit = RunKit.make(Path(tmp_path_factory.mktemp("kit")), prompts=8)
@@ -68,6 +73,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     (kit.folder / "odd_calls.jinja").write_text(CHAT_TEMPLATE.replace("tool_call>", "call>"))
     (kit.folder / "one_dump").mkdir()
     (kit.folder / "one_dump" / "0.jsonl").write_text("")
+    rows = [json.dumps({"input": "a", "label": "x", **row}) for row in NAMED]
+    (kit.folder / "named.jsonl").write_text("\n".join(rows))
     (kit.folder / "empty.jsonl").write_text("\n")
     for name in ("no_tokenizer", "no_weights"):
         (kit.folder / name).mkdir()
@@ -117,7 +124,15 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"env": "syntax.py:Env"}, ["--env", "SyntaxError", "syntax.py, line 1"]),
         ({"env": "raises.py:Env"}, ["--env", "NameError", "raises.py:2"]),
         ({"env": "plugins.py:function"}, ["function is a function, expected a subclass of agentrl.Environment"]),
-        ({"env": None}, ["--env", "--custom-generate-function-path"]),
+        ({"env": None}, ["nothing grades an answer", "--rm-type", "--env", "--custom-generate-function-path"]),
+        ({"env_args": "size=3"}, ["--env-args: AddEnv has no argument 'size'; it takes none"]),
+        ({"env": None, "env_args": "size=3"}, ["--env-args has no effect without --env"]),
+        ({"env_key": "task"}, ["--env-key task has no effect with one environment"]),
+        ({"env": TWO}, ["prompts.jsonl line 1: the run has several environments, add, own", "names none", "--env-key"]),
+        ({"env": TWO, "prompt_data": "named.jsonl"}, ["named.jsonl line 3", "the row names 'nobody'"]),
+        ({"env": TWO, "prompt_data": "named.jsonl@[:2]"}, ["nothing grades a trajectory: Ungraded"]),
+        ({"env": TWO, "prompt_data": "named.jsonl", "env_key": "label"}, ["line 1", "the row names 'x'"]),
+        ({"env": TWO, "prompt_data": None}, ["no prompts: with several environments a row says"]),
         ({"prompt_data": None}, ["no prompts", "AddEnv has no reset", "--prompt-data"]),
         (
             {"env": "plugins.py:Ungraded"},
@@ -192,6 +207,13 @@ def test_distillation_alone_needs_neither_a_grader_nor_groups(here: RunKit) -> N
     preflight(settings.check_complete("train"), "train")
 
 
+@pytest.mark.parametrize("env", [None, "agentrl:Environment"])
+def test_one_answer_a_prompt_needs_no_class(here: RunKit, env: str | None) -> None:
+    settings = RunSettings.from_cli(here.arguments(env=env, rm_type="math", eval_prompt_data="prompts.jsonl"))
+    for purpose in PURPOSES:
+        preflight(settings.check_complete(purpose), purpose)
+
+
 def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", *here.arguments(env="syntax.py:Env")], capsys)
     import ray
@@ -260,7 +282,7 @@ def test_an_output_folder_that_cannot_be_made(here: RunKit, capsys: pytest.Captu
 def test_good_inputs_pass_and_none_of_the_users_code_is_called(here: RunKit) -> None:
     settings = RunSettings.from_cli(here.arguments(env="plugins.py:Early", eval_prompt_data="prompts.jsonl"))
     settings = settings.replace(save="saved", load="./saved")
-    for purpose in ("train", "rollout", "eval"):
+    for purpose in PURPOSES:
         preflight(settings.check_complete(purpose), purpose)
     assert any(name.startswith("agentrl_plugin_plugins_") for name in sys.modules)
 

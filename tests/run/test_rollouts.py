@@ -1,5 +1,6 @@
 """Training's rollouts over the real ledger and runner: what a life of the run goes on with, and what limits it."""
 
+import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -168,3 +169,45 @@ async def test_a_trajectory_is_as_long_as_every_engine_and_the_model_allow(
         urls = [f"http://{host}" for host in lengths]
         async with Generation.open(s, folder, urls, Engines(lengths)) as generation:
             assert generation.player.context.context_length == want
+
+
+ENVIRONMENTS = """
+from agentrl import Environment
+
+
+class Sized(Environment):
+    opened: list[dict] = []
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+    @classmethod
+    async def setup(cls, args):
+        cls.opened.append((args.env_args, args.rollout_batch_size))
+
+    async def reward(self, sample):
+        return self.size + (0.5 if self.evaluating else 0.0)
+"""
+
+
+async def test_several_environments_share_a_batch_each_with_its_arguments_and_metrics(kit: RunKit) -> None:
+    (kit.folder / "sized.py").write_text(ENVIRONMENTS)
+    rows = [json.dumps({"input": "a", "task": ("small", "big", "big")[i % 3]}) for i in range(6)]
+    (kit.folder / "tasks.jsonl").write_text("\n".join(rows))
+    path, data = f"{kit.folder}/sized.py:Sized", f"{kit.folder}/tasks.jsonl"
+    several = {"env": {"small": path, "big": path}, "env_args": {"big": {"size": "3"}}, "env_key": "task"}
+    s = settings(kit, **several, prompt_data=data, label_key=None, eval_prompt_data=("held_out", data))
+    with open_folder(s) as folder:
+        async with opened(s, folder, Engines({"a": 2048})) as rollouts:
+            groups, metrics = await rollouts.play(0)
+            evaluated = await rollouts.evaluate(0)
+            kinds = [entry.kind for entry in (rollouts.generation.plugins.environments or {}).values()]
+    assert [(group[0].metadata["env"], group[0].reward) for group in groups] == [("small", 1), ("big", 3), ("big", 3)]
+    assert {name: metrics[f"env/{name}"] for name in ("small/reward", "big/reward", "small/groups", "big/groups")} == {
+        "small/reward": 1,
+        "big/reward": 3,
+        "small/groups": 1,
+        "big/groups": 2,
+    }
+    assert (evaluated["eval/held_out/env/small/reward"], evaluated["eval/held_out/env/big/reward"]) == (1.5, 3.5)
+    assert kinds[0].opened == [({}, 3), ({"size": 3}, 3)]  # type: ignore[attr-defined]

@@ -1,0 +1,45 @@
+"""What environments share between trajectories, for as long as a process generates."""
+
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from agentrl.envs import Entry
+from agentrl.errors import EnvFailure
+from agentrl.rollout.failures import guarded
+
+
+@asynccontextmanager
+async def set_up(entries: Iterable[Entry], timeout: float) -> AsyncIterator[None]:
+    """The sources of their tools, `setup` and `teardown`, each once a class, however many entries have it.
+
+    Args:
+        timeout: seconds that each call may take.
+    """
+    classes = {entry.kind: entry for entry in entries}
+    sources = {id(source): (source, kind) for kind in classes for source in kind.tool_sources()}
+    async with AsyncExitStack() as stack:
+        for source, kind in sources.values():
+            stack.push_async_callback(source.close)
+            await _call(source.open(), f"{kind.__name__}.tools", timeout)
+        for entry in classes.values():
+            await stack.enter_async_context(_set_up(entry, timeout))
+        yield
+
+
+@asynccontextmanager
+async def _set_up(entry: Entry, timeout: float) -> AsyncIterator[None]:
+    kind = entry.kind
+    await _call(kind.setup(entry.args), f"{kind.__name__}.setup", timeout)
+    try:
+        yield
+    except BaseException as error:
+        try:
+            await _call(kind.teardown(), f"{kind.__name__}.teardown", timeout)
+        except EnvFailure as failure:
+            error.add_note(str(failure))
+        raise
+    await _call(kind.teardown(), f"{kind.__name__}.teardown", timeout)
+
+
+async def _call(hook: Awaitable[None], what: str, timeout: float) -> None:
+    await guarded(hook, what=what, timeout=timeout, failure=EnvFailure)
