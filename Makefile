@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-sglang coverage lint docs bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-sglang test-browser coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -33,7 +33,7 @@ example-retool: venv
 	$(BIN)/python -m examples.retool.run --seed $(or $(SEED),0)
 
 test: venv
-	$(BIN)/python -m pytest -m 'not slow and not sglang'
+	$(BIN)/python -m pytest -m 'not slow and not sglang and not browser'
 
 test-nightly: venv
 	$(BIN)/python -m pytest -m 'not sglang'
@@ -42,8 +42,11 @@ test-sglang: venv
 	scripts/install_sglang_cpu.sh .venv-sglang
 	$(BIN)/python -m pytest -m sglang
 
+test-browser: venv
+	$(BIN)/python -m pytest -m browser tests/viewer
+
 coverage: venv
-	$(BIN)/python -m pytest -m 'not slow and not sglang' --cov --cov-report=term:skip-covered --cov-report=html
+	$(BIN)/python -m pytest -m 'not slow and not sglang and not browser' --cov --cov-report=term:skip-covered --cov-report=html
 
 lint: venv
 	$(BIN)/ruff check .

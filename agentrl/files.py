@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -29,3 +29,13 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """Write a whole file or nothing, durably; text as UTF-8."""
     with replacing(path) as draft:
         draft.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def stamp(*files: Path) -> tuple[int, ...]:
+    """Differs when one of the files was written, made, replaced or removed since."""
+    found: list[int] = []
+    for file in files:
+        with suppress(FileNotFoundError):
+            stat = file.stat()
+            found += [stat.st_ino, stat.st_mtime_ns, stat.st_size]
+    return tuple(found)

@@ -1,7 +1,8 @@
 """Serving an ASGI application that knows no passwords: what every server of ours refuses, bounds and ends by.
 
 1. A page in somebody's browser cannot drive it. A foreign `Origin` gets 403; a `Host` with a domain (which anybody's DNS
-   may point here), and not one that the server was given, 421. A body that is not declared as JSON is refused.
+   may point here), and not one that the server was given, 421. WebSockets are no way around. A body that is not declared
+   as JSON is refused.
 2. A client cannot make it hold or do more than the constants below say, nor hold others up: what is too large gets 413,
    what comes too slowly 408, JSON that nests too deeply 400. Each names its limit.
 3. SIGTERM and SIGINT end the process within `GRACE` seconds, whatever its threads are doing.
@@ -28,6 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrl.errors import SettingsError
@@ -62,8 +64,11 @@ class Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        refused = self._refused(Headers(scope=scope)) if scope["type"] == "http" else None
-        await (refused or self._app)(scope, receive, send)
+        refused = None if scope["type"] == "lifespan" else self._refused(Headers(scope=scope))
+        if refused and scope["type"] == "websocket":
+            await WebSocketClose(reason="refused")(scope, receive, send)
+        else:
+            await (refused or self._app)(scope, receive, send)
 
     def _refused(self, headers: Headers) -> Response | None:
         host, origin = headers.get("host", "localhost").lower(), headers.get("origin")
@@ -154,7 +159,10 @@ class _Protocol(HttpToolsProtocol):
         known, waiting, self.timeout_keep_alive_task = self.cycle, self.timeout_keep_alive_task, None
         super().data_received(data)
         self._head += len(data)
-        if self.cycle is known:
+        if self.transport.get_protocol() is not self:  # it is a WebSocket now, which may wait
+            if waiting is not None:
+                waiting.cancel()
+        elif self.cycle is known:
             self.timeout_keep_alive_task = waiting
         elif waiting is not None:
             waiting.cancel()

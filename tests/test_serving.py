@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from agentrl import serving
 from agentrl.serving import Guarded, read_json
@@ -31,6 +34,12 @@ async def echo(request: Request) -> Response:
         return JSONResponse({"got": await read_json(request)})
     except ValueError as error:
         return JSONResponse({"said": str(error)}, 400)
+
+
+async def hold(socket: WebSocket) -> None:
+    await socket.accept()
+    await socket.send_text("here")
+    await socket.send_text(await socket.receive_text())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +60,8 @@ def address(limits: None) -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def running(name: str) -> Iterator[tuple[str, int]]:
     """A server that was told that it is `name`."""
-    app = Guarded(Starlette(routes=[Route("/", echo, methods=["GET", "POST"])]), name)
+    routes = [Route("/", echo, methods=["GET", "POST"]), WebSocketRoute("/socket", hold)]
+    app = Guarded(Starlette(routes=routes), name)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, http=serving._Protocol, log_level="error", timeout_keep_alive=1)
         server = uvicorn.Server(config)
@@ -207,3 +217,19 @@ def test_brackets_in_text_are_no_depth_and_too_many_marks_are_refused() -> None:
         serving._decode(b"[" + b"[]," * 300_000 + b"1]")
     with pytest.raises(ValueError, match="depth limit"):
         serving._decode(b"[" * 5000)
+
+
+@pytest.mark.parametrize(("origin", "allowed"), [("http://127.0.0.1:3", True), ("http://evil.example", False)])
+def test_a_socket_is_no_way_around_the_checks(address: tuple[str, int], origin: str, allowed: bool) -> None:
+    refused = contextlib.nullcontext() if allowed else pytest.raises(InvalidStatus, match="403")
+    with refused, connect(f"ws://127.0.0.1:{address[1]}/socket", additional_headers={"origin": origin}) as socket:
+        assert socket.recv(10) == "here"
+
+
+def test_a_socket_may_wait_longer_than_a_request(address: tuple[str, int]) -> None:
+    with connect(f"ws://127.0.0.1:{address[1]}/socket") as socket:
+        assert socket.recv(10) == "here"
+        with pytest.raises(TimeoutError):
+            socket.recv(1.5 * serving.READ_TIMEOUT)
+        socket.send("still here")
+        assert socket.recv(10) == "still here"

@@ -69,6 +69,21 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
         raise SampleError(f"{what} is damaged: {type(error).__name__}: {error}") from error
 
 
+def read_texts(data: bytes, what: str = "stored group") -> list[str]:
+    """What each sample of a group says, prompt and response, without decoding its numbers.
+
+    Raises:
+        SampleError: the bytes are damaged.
+    """
+    try:
+        stream = zlib.decompressobj()
+        (size,) = struct.unpack("<I", stream.decompress(data, 4))
+        header = orjson.loads(stream.decompress(stream.unconsumed_tail, size))
+        return [f"{rest['prompt']}\n{rest['response']}" for rest in header["rest"]]
+    except (zlib.error, struct.error, LookupError, TypeError, ValueError) as error:
+        raise SampleError(f"{what} is damaged: {type(error).__name__}: {error}") from error
+
+
 def _dump(header: dict[str, Any]) -> bytes:
     """orjson's bytes; where an integer has more than 64 bits, which orjson would read as a float, json's, marked so."""
     try:

@@ -20,9 +20,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from agentrl.buffer.codec import decode_group
+from agentrl.buffer.codec import decode_group, read_texts
 from agentrl.buffer.store import COLUMNS, Row, layout_of
-from agentrl.errors import DataError
+from agentrl.errors import DataError, SampleError
 from agentrl.groups import Group
 from agentrl.runfolder import BELOW, TRAJECTORIES
 
@@ -42,13 +42,14 @@ class Filter:
         equal: values of columns ("" is one: no failure, not dropped).
         within: ranges of columns; rows without a value are in none.
         tool: called at least once.
-        keys: only these groups.
+        keys: only these groups. ids: only these rows.
     """
 
     equal: Mapping[str, str | int] = field(default_factory=dict)
     within: Mapping[str, Range] = field(default_factory=dict)
     tool: str | None = None
     keys: Collection[int] | None = None
+    ids: Collection[int] | None = None
 
     def sql(self) -> tuple[str, list[Any]]:
         """A condition and its values."""
@@ -60,9 +61,10 @@ class Filter:
         if self.tool is not None:
             parts.append("instr(tools, char(10) || ? || char(10))")
             values.append(self.tool)
-        if self.keys is not None:
-            parts.append("key IN (SELECT value FROM json_each(?))")
-            values.append(orjson.dumps([*self.keys]).decode())
+        for column, chosen in (("key", self.keys), ("id", self.ids)):
+            if chosen is not None:
+                parts.append(f"{column} IN (SELECT value FROM json_each(?))")
+                values.append(orjson.dumps([*chosen]).decode())
         return " AND ".join(parts), values
 
 
@@ -166,6 +168,27 @@ class StoreReader:
         if not (found := self._all("SELECT data FROM groups WHERE key=?", (key,))):
             raise DataError(f"{self.path} has no group {key} any more: the oldest go first (--keep-trajectories)")
         return decode_group(found[0][0], f"group {key} in {self.path}")
+
+    def texts(self, after: int, limit: int) -> tuple[list[tuple[int, str]], int]:
+        """What the trajectories say, in order, for an index.
+
+        Args:
+            after: the last key that was read before.
+            limit: at most so many groups.
+
+        Returns:
+            (id, prompt and response) of each trajectory, damaged groups left out; and the last key that was read.
+        """
+        groups = self._all("SELECT key, data FROM groups WHERE key > ? ORDER BY key LIMIT ?", (after, limit))
+        found: list[tuple[int, str]] = []
+        for key, data in groups:
+            try:
+                said = read_texts(data)
+            except SampleError:
+                continue  # it is told when somebody opens it
+            rows = self._all("SELECT id, place FROM trajectories WHERE key=?", (key,))
+            found += [(number, said[place]) for number, place in rows if place < len(said)]
+        return found, max((key for key, _ in groups), default=after)
 
     def details(self, key: int) -> list[Details]:
         """What the trainer said of each sample of a group; empty where it was not trained on, or not yet."""

@@ -32,6 +32,7 @@ COMMANDS = {
     "grade": "Grade a file of answers with any of the graders.",
     "serve": "Serve a model over HTTP with the built-in engine.",
     "retrieval": "Serve passages over HTTP for search tools.",
+    "view": "Look at runs in a browser: curves, and every trajectory token by token.",
     "report": "Write a run's report page: curves and trajectories.",
 }
 """Each command's line in `agentrl --help`; it is `command` in the module of its name beside this one."""
@@ -45,6 +46,7 @@ _FITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("init", "rollout", "eval", "serve"), ("engine", "train")),
     "check": ("rollout",),
     "grade": ("graders", "rollout"),
+    "view": ("view",),
     "retrieval": ("search", "dense"),
 }
 """Which optional dependencies a command wants, so that one installation brings all that it needs."""

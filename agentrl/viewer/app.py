@@ -1,0 +1,160 @@
+"""The application: addresses to pages, and how the pages stay up to date.
+
+1. A page is HTML made here, in a thread, and sent as a whole; links in it are followed without loading the page again.
+2. Pages look every second whether a file behind them has changed, and send what is new then.
+3. What a browser may load comes from here alone (Content-Security-Policy), so that nothing can leave by a page.
+"""
+
+import webbrowser
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import anyio
+from anyio import to_thread
+from fastapi import FastAPI, Request, Response
+from nicegui import PageArguments, ui
+from nicegui import app as nicegui_app
+
+from agentrl.errors import AgentRLError, DataError
+from agentrl.observability import charts
+from agentrl.viewer import curves, table, trajectory
+from agentrl.viewer.library import Library
+from agentrl.viewer.markup import macro
+from agentrl.viewer.query import Query
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_LOOK = 1.0
+"""Seconds between two looks at the files."""
+_PATIENCE = 60.0
+"""Seconds that a page may take."""
+_FILES = Path(__file__).parent / "templates"
+_SHARED = Path(charts.__file__).parent / "templates"
+_POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; form-action 'self'; frame-ancestors 'none'"
+
+
+def application(library: Library, *, opens: str | None = None) -> FastAPI:
+    """The ASGI application that shows a library; `opens` is the address for a browser to open when it listens."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    @app.middleware("http")
+    async def with_policy(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await answer(request)
+        response.headers["Content-Security-Policy"] = _POLICY
+        return response
+
+    if opens:
+        nicegui_app.on_startup(partial(webbrowser.open, opens))
+    ui.run_with(
+        app,
+        root=partial(_frame, library),
+        title="agentrl view",
+        favicon="🔎",
+        tailwind=False,
+        show_welcome_message=False,
+        binding_refresh_interval=None,
+    )
+    return app
+
+
+def _frame(library: Library) -> None:
+    """What all pages have: the bar above, the note of a token below, the keys."""
+    for file in (_SHARED / "tokens.css", _FILES / "viewer.css"):
+        ui.add_css(file)
+    ui.add_head_html(f"<script>{(_FILES / 'viewer.js').read_text(encoding='utf-8')}</script>")
+    _html(macro("frame.html", "bar")(), "header")
+    routes = {"/": _table, "/curves": _curves, "/side": _side, "/t/{source}/{number}": _trajectory}
+    ui.sub_pages({path: _page(library, build) for path, build in routes.items()}).classes("page")
+    _html(macro("frame.html", "foot")(), "footer")
+
+
+def _page(
+    library: Library, build: Callable[[Library, PageArguments], Awaitable[None]]
+) -> Callable[..., Awaitable[None]]:
+    """The page with its errors told in it."""
+
+    async def shown(args: PageArguments) -> None:
+        try:
+            await _aside(library.refresh)
+            await build(library, args)
+        except AgentRLError as error:
+            _html(macro("frame.html", "trouble")(str(error)))
+
+    return shown
+
+
+async def _table(library: Library, args: PageArguments) -> None:
+    query = Query(dict(args.query_parameters))
+    source = library.source(query.source)
+    _html(await _aside(table.form, library, query))
+    rows = _html(await _aside(table.rows, source, query))
+
+    async def renew() -> None:
+        rows.content = await _aside(table.rows, source, query)
+
+    _keep(lambda: (*source.stamp, bool(query.search and source.index.note())), renew)
+
+
+async def _trajectory(library: Library, args: PageArguments) -> None:
+    here = trajectory.read_places(f"{args.path_parameters['source']}.{args.path_parameters['number']}")
+    if not here:
+        raise DataError(f"{args.path:.80} is no trajectory's address")
+    _html(await _aside(trajectory.one, library, here[0], Query(dict(args.query_parameters))))
+
+
+async def _side(library: Library, args: PageArguments) -> None:
+    places = trajectory.read_places(args.query_parameters.get("rows", ""))
+    _html(await _aside(trajectory.beside, library, places))
+
+
+async def _curves(library: Library, args: PageArguments) -> None:
+    everything = bool(args.query_parameters.get("all"))
+    runs = _html(await _aside(curves.overview, library))
+    _html(macro("frame.html", "which_curves")(everything))
+    drawn: dict[str, ui.echart] = {}
+    with ui.element("section").classes("charts") as grid:
+        pass
+
+    async def renew() -> None:
+        runs.content = await _aside(curves.overview, library)
+        for title, options in (await _aside(curves.charts, library, everything)).items():
+            if title in drawn:
+                drawn[title].options.update(options)
+                drawn[title].update()
+                continue
+            with grid, ui.element("figure").classes("card"):
+                ui.label(title).classes("caption")
+                drawn[title] = ui.echart(options)
+
+    await renew()
+    _keep(lambda: tuple(part for one in library.runs for part in one.stamp), renew)
+
+
+def _keep(stamp: Callable[[], tuple[int, ...]], renew: Callable[[], Awaitable[None]]) -> None:
+    """Call `renew` when `stamp` has changed, as long as this page is shown."""
+    seen = [stamp()]
+
+    async def look() -> None:
+        if (now := stamp()) != seen[0]:
+            seen[0] = now
+            try:
+                await renew()
+            except AgentRLError as error:
+                ui.notify(str(error), type="negative")
+
+    ui.timer(_LOOK, look)
+
+
+def _html(content: str, tag: str = "div") -> ui.html:
+    return ui.html(content, sanitize=False, tag=tag)
+
+
+async def _aside(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """In a thread, so that other pages need not wait."""
+    try:
+        with anyio.fail_after(_PATIENCE):
+            return await to_thread.run_sync(partial(work, *args, **kwargs), abandon_on_cancel=True)
+    except TimeoutError:
+        raise DataError(f"this took longer than {_PATIENCE:.0f} s; is the disk busy? Load the page again") from None

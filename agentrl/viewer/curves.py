@@ -1,0 +1,95 @@
+"""Runs side by side: their figures in a table, and their curves in common charts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.observability.charts import Series, collect_series
+from agentrl.observability.report import chart_groups, headlines
+from agentrl.viewer.library import Library
+from agentrl.viewer.markup import macro
+
+_COLOURS = ("#4a6fe3", "#d9772b", "#2f9e63", "#a34fc4", "#c44f6b", "#3a9db8", "#8c8c3a", "#7a6a5a")
+_GREY = "#888"
+_POINTS = 80
+"""Points of a line from which on they are not drawn one by one."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: of run number `run`, and as what it counts in its chart."""
+
+    label: str
+    run: int
+    place: int
+    series: Series
+
+
+def overview(library: Library) -> str:
+    """A row for each run, as HTML."""
+    rows = []
+    for run in library.runs:
+        series = collect_series(run.metrics())
+        figures = [f"{h.label} {h.before} → {h.after}" for h in headlines(series) if h.label != "training reward"]
+        rows.append(
+            {
+                "name": run.name,
+                "steps": int(max((s.points[-1][0] for s in series.values()), default=0)),
+                "reward": series["rollout/reward"].last if "rollout/reward" in series else None,
+                "evaluation": ", ".join(figures),
+                "speed": series["perf/rollout_tokens_per_second"].last
+                if "perf/rollout_tokens_per_second" in series
+                else None,
+                "sources": [
+                    (number, source.name, source.reader.count())
+                    for number, source in enumerate(library.sources)
+                    if run.folder in source.path.parents
+                ],
+            }
+        )
+    return macro("page.html", "runs")(rows)
+
+
+def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
+    """Options of the charts by title: the main ones of all runs together, or all metrics."""
+    lines: dict[str, list[Line]] = {}
+    for at, run in enumerate(library.runs):
+        series = collect_series(run.metrics())
+        groups = chart_groups(series)
+        if everything:
+            groups = [(name, [(name, one)]) for name, one in sorted(series.items())]
+        for title, members in groups:
+            for place, (label, one) in enumerate(members):
+                lines.setdefault(title, []).append(Line(label, at, place, one))
+    return {title: _options(members, [run.name for run in library.runs]) for title, members in lines.items()}
+
+
+def _options(lines: list[Line], runs: list[str]) -> dict[str, Any]:
+    """What ECharts draws."""
+    axis = {"axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"color": "#8883"}}}
+    return {
+        "animation": False,
+        "grid": {"left": 8, "right": 16, "top": 12, "bottom": 40 if len(lines) > 1 else 24, "containLabel": True},
+        "tooltip": {"trigger": "axis", "renderMode": "richText", "confine": True},
+        "legend": {"show": len(lines) > 1, "type": "scroll", "bottom": 0, "textStyle": {"color": _GREY}},
+        "xAxis": {"type": "value", "min": "dataMin", "max": "dataMax", "minInterval": 1, **axis},
+        "yAxis": {"type": "value", "scale": True, **axis},
+        "series": [_drawn(line, runs, len(lines)) for line in lines],
+    }
+
+
+def _drawn(line: Line, runs: list[str], count: int) -> Mapping[str, Any]:
+    several = len(runs) > 1
+    parts = [runs[line.run]] * several + [line.label] * (not several or count > len(runs))
+    colour = _COLOURS[(line.run if several else line.place) % len(_COLOURS)]
+    finite = set(line.series.finite)
+    return {
+        "type": "line",
+        "name": " ".join(parts),
+        "data": [[x, y if (x, y) in finite else None] for x, y in line.series.points],
+        "showSymbol": len(line.series.points) <= _POINTS,
+        "symbolSize": 5,
+        "sampling": "lttb",
+        "color": colour,
+        "lineStyle": {"width": 2, "type": "dashed" if several and line.place else "solid"},
+    }

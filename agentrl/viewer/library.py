@@ -1,0 +1,144 @@
+"""What there is to see: runs, their trajectory stores and metrics, and more of them as they are made."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agentrl.buffer.reader import StoreReader, find_stores
+from agentrl.errors import DataError, SettingsError
+from agentrl.files import stamp
+from agentrl.observability.metrics import read_metrics
+from agentrl.observability.trajectories import TokenTexts, id_texts, tokenizer_texts
+from agentrl.runfolder import BELOW, METRICS, SETTINGS
+from agentrl.viewer.search import TextIndex
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder; `name` is what tells it from the others."""
+
+    name: str
+    folder: Path
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Of its metrics."""
+        return stamp(*self._metrics)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of its metrics, of what the commands below it wrote where there are none of training."""
+        return next((list(read_metrics(file)) for file in self._metrics if file.is_file()), [])
+
+    @property
+    def _metrics(self) -> list[Path]:
+        return [self.folder / below / METRICS for below in BELOW.values()]
+
+
+class Source:
+    """One trajectory store of a run."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
+        self._opened: dict[int, StoreReader] = {}
+
+    @property
+    def reader(self) -> StoreReader:
+        """Opened when first looked at, and again where another file lies there now.
+
+        Raises:
+            DataError: it cannot be read (any more).
+        """
+        if not self.path.is_file():
+            raise DataError(f"{self.path} is not there any more")
+        identity = self.path.stat().st_ino
+        if identity not in self._opened:
+            self._opened = {identity: StoreReader(self.path)}
+        return self._opened[identity]
+
+    @cached_property
+    def index(self) -> TextIndex:
+        """The texts of this store; building it begins when somebody searches."""
+        return TextIndex(self.path)
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Of the file and its log."""
+        return stamp(self.path, self.path.with_name(f"{self.path.name}-wal"))
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        """Token texts by the tokenizer of the run's model; the ids where it is not found."""
+        folder = self.path.parent
+        model = _settings(folder).get("train", {}).get("hf_checkpoint")
+        folders = [folder / "model", folder.parent / "model", *([Path(model).expanduser()] if model else [])]
+        return tokenizer_texts(folders) or id_texts
+
+
+class Library:
+    """The runs in some folders. Sources keep their number as long as the library lives."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Look for runs.
+
+        Args:
+            folders: of runs, or folders that have such in them.
+
+        Raises:
+            SettingsError: one of them has none.
+        """
+        self._folders = [folder.expanduser().resolve() for folder in folders]
+        self.runs: list[Run] = []
+        self.sources: list[Source] = []
+        for folder in self._folders:
+            if not folder.is_dir() or not _runs_in(folder):
+                raise SettingsError(
+                    f"{folder}: no run here; give the --output-dir of a run, or a folder that has such folders in it"
+                )
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in what was made since."""
+        found = dict.fromkeys(run for folder in self._folders for run in _runs_in(folder))
+        names = [folder.name for folder in found]
+        self.runs = [Run(f.name if names.count(f.name) == 1 else str(f), f) for f in found]
+        known = {source.path for source in self.sources}
+        for run in self.runs:
+            for below, path in find_stores(run.folder).items():
+                if path not in known:
+                    self.sources.append(Source(f"{run.name}/{below}".rstrip("/"), path))
+
+    def source(self, number: int) -> Source:
+        """A source by its number.
+
+        Raises:
+            DataError: there is none.
+        """
+        if not 0 <= number < len(self.sources):
+            raise DataError(
+                "no trajectories here yet: `agentrl train`, `rollout` and `eval` store them unless --keep-trajectories is 0"
+            )
+        return self.sources[number]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    if _is_run(folder):
+        return [folder]
+    try:
+        return sorted(below for below in folder.iterdir() if below.is_dir() and _is_run(below))
+    except OSError as error:
+        raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / METRICS).is_file() or (folder / SETTINGS).is_file() or bool(find_stores(folder))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # then the ids are shown, and the page says why
+    return found if isinstance(found, dict) else {}

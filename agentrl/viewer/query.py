@@ -1,0 +1,107 @@
+"""What the table shows, as the query of its address: `/?source=0&status=failed&reward=>0&order=-length&page=2`."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlencode
+
+from agentrl.buffer.reader import Filter, Range
+from agentrl.errors import DataError
+
+RANGES = {"step": "step", "group_index": "group", "reward": "reward", "length": "length", "staleness": "staleness"}
+VALUES = {"status": "status", "failure": "failure", "dropped": "not trained", "env": "environment"}
+"""Columns and their names on the page: filtered by a range, and by one of the values that there are."""
+
+NONE = "(none)"
+"""Chosen for rows that have no failure, no reason, no environment's name."""
+
+PAGE = 50
+"""Rows of a page."""
+
+T = TypeVar("T", int, None)
+_NUMBER = r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
+_FORMS = re.compile(
+    rf"(?P<sign>[<>]=?)(?P<one>{_NUMBER})|(?P<low>{_NUMBER})?\.\.(?P<high>{_NUMBER})?|(?P<is>{_NUMBER})"
+)
+
+
+@dataclass(frozen=True)
+class Query:
+    """The parameters of an address, as they are; what is not in it does not restrict."""
+
+    given: Mapping[str, str]
+
+    @property
+    def source(self) -> int:
+        return _whole(self.given.get("source"), 0)
+
+    @property
+    def page(self) -> int:
+        """From 1."""
+        return max(1, _whole(self.given.get("page"), 1))
+
+    @property
+    def order(self) -> str:
+        return self.given.get("order") or "-id"
+
+    @property
+    def at(self) -> int | None:
+        """The position in the whole table of the trajectory that was opened from it."""
+        return _whole(self.given.get("at"), None)
+
+    @property
+    def cleared(self) -> str:
+        """The address without any filter."""
+        return Query({name: self.given[name] for name in ("source",) if name in self.given}).url()
+
+    @property
+    def search(self) -> str:
+        return self.given.get("search", "")
+
+    def filter(self, ids: list[int] | None) -> Filter:
+        """The store's filter.
+
+        Args:
+            ids: the rows that a search found; None where nothing is searched.
+
+        Raises:
+            DataError: a range is not written as one.
+        """
+        kind, _, name = self.given.get("kind", "").partition(" ")
+        equal = {"kind": kind, "name": name} if kind else {}
+        equal |= {field: "" if value == NONE else value for field in VALUES if (value := self.given.get(field))}
+        within = {field: parse_range(value) for field in RANGES if (value := self.given.get(field))}
+        return Filter(equal, within, self.given.get("tool") or None, ids=ids)
+
+    def url(self, path: str = "/", **changes: object) -> str:
+        """This address with some parameters changed; those that are empty or None are left out."""
+        kept = {name: str(value) for name, value in {**self.given, **changes}.items() if value not in (None, "")}
+        return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def parse_range(text: str) -> Range:
+    """What people write for a range: 3, 2..5, 2.., ..5, >0, <=0.5.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    found = _FORMS.fullmatch(text.strip())
+    try:
+        if found and found["sign"]:
+            bound = float(found["one"])
+            if len(found["sign"]) == 1:
+                bound = math.nextafter(bound, math.inf if found["sign"] == ">" else -math.inf)
+            return (bound, None) if found["sign"][0] == ">" else (None, bound)
+        if found and found["is"]:
+            return float(found["is"]), float(found["is"])
+        if found and (found["low"] or found["high"]):
+            return (float(found["low"]) if found["low"] else None, float(found["high"]) if found["high"] else None)
+    except ValueError:
+        pass  # told below
+    raise DataError(f"{text!r:.40} is no range: write 3, 2..5, 2.., >0 or <=0.5")
+
+
+def _whole(text: str | None, default: T) -> int | T:
+    return int(text) if text and text.isdecimal() and len(text) < 10 else default

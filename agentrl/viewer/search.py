@@ -1,0 +1,115 @@
+"""The index of a store's texts: which trajectories say these words.
+
+1. It is made when somebody first searches, by a thread of its own, and goes on where it stopped: what was added to the
+   store since is indexed at the next search. Until it is done a search finds what is indexed so far.
+2. It is a cache: one file beside the store, or in the user's cache folder where that one cannot be written. It may be
+   deleted at any time. It has the words, not the texts.
+3. Words are found by how they begin, in any order, without regard to case and accents.
+"""
+
+import hashlib
+import os
+import re
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+from agentrl.buffer.reader import StoreReader
+from agentrl.errors import DataError
+from agentrl.files import stamp
+
+_BATCH = 64
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS state (store TEXT, key INTEGER);
+CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5(text, content='', columnsize=0, detail=none);
+"""
+
+
+class TextIndex:
+    """The index of one store; methods may be called from any thread."""
+
+    def __init__(self, store: Path) -> None:
+        self._store, self._mutex = store, threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._failed = ""
+        self._read: tuple[int, ...] = ()
+        self.path = _place(store)
+
+    def find(self, text: str) -> list[int]:
+        """Ids of the trajectories that have all words of `text`, as far as they are indexed; begins to index the rest.
+
+        Raises:
+            DataError: the index cannot be written or read.
+        """
+        self._start()
+        words = " ".join(f'"{word}"*' for word in re.findall(r"\w+", text))
+        if not words or not self.path.is_file():
+            return []
+        try:
+            with closing(self._open()) as db:
+                return [found for (found,) in db.execute("SELECT rowid FROM texts WHERE texts MATCH ?", (words,))]
+        except sqlite3.Error as error:
+            raise DataError(f"{self.path}: cannot be searched: {error}; delete it, it is made again") from error
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until everything that was there is indexed, at most so many seconds; whether it is."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return not _alive(self._thread)
+
+    def note(self) -> str:
+        """What a reader of search results should know: how far it is; "" if there is nothing to say."""
+        return self._failed or ("still reading the texts: more may be found" if _alive(self._thread) else "")
+
+    def _start(self) -> None:
+        with self._mutex:
+            if self._failed:
+                raise DataError(self._failed)
+            now = stamp(self._store, self._store.with_name(f"{self._store.name}-wal"))
+            if now != self._read and not _alive(self._thread):
+                self._read = now
+                self._thread = threading.Thread(target=self._build, name="text index", daemon=True)
+                self._thread.start()
+
+    def _build(self) -> None:
+        try:
+            with closing(self._open()) as db, StoreReader(self._store) as reader:
+                while self._add(db, reader):
+                    pass
+        except (sqlite3.Error, OSError, DataError) as error:
+            self._failed = f"the texts cannot be indexed in {self.path}: {error}"
+
+    def _add(self, db: sqlite3.Connection, reader: StoreReader) -> bool:
+        """Index some more groups; False if there are none. Two processes take turns."""
+        identity = str(self._store.stat().st_ino)
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            found = db.execute("SELECT store, key FROM state").fetchone()
+            if found is None or found[0] != identity:  # another store lies here now
+                db.execute("INSERT INTO texts(texts) VALUES ('delete-all')")
+                found = (identity, 0)
+            rows, last = reader.texts(found[1], _BATCH)
+            db.executemany("INSERT INTO texts(rowid, text) VALUES (?, ?)", rows)
+            db.execute("DELETE FROM state")
+            db.execute("INSERT INTO state VALUES (?, ?)", (identity, last))
+        return bool(last > found[1])
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.executescript(_SCHEMA)
+        return db
+
+
+def _alive(thread: threading.Thread | None) -> bool:
+    return thread is not None and thread.is_alive()
+
+
+def _place(store: Path) -> Path:
+    if os.access(store.parent, os.W_OK):
+        return store.with_name(f"{store.stem}.texts.sqlite")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "agentrl" / f"{hashlib.blake2b(bytes(store), digest_size=8).hexdigest()}.texts.sqlite"

@@ -1,0 +1,62 @@
+"""The table of trajectories: a page of rows out of the store, filtered and sorted there."""
+
+from agentrl.buffer.reader import Filter
+from agentrl.buffer.store import Row
+from agentrl.viewer.library import Library, Source
+from agentrl.viewer.markup import macro
+from agentrl.viewer.query import NONE, PAGE, RANGES, VALUES, Query
+
+_COLUMNS = (
+    ("step", "step", False),
+    ("group", "group_index", False),
+    ("reward", "reward", False),
+    ("ended", "status", False),
+    ("turns", "turns", False),
+    ("tools", "tools", False),
+    ("tokens", "length", False),
+    ("sampled", "sampled", True),
+    ("staleness", "staleness", True),
+    ("env seconds", "seconds", True),
+    ("stored", "at", True),
+)
+"""Label, column of the store, and whether a narrow screen goes without."""
+
+
+def form(library: Library, query: Query) -> str:
+    """The filters as HTML."""
+    reader = library.source(query.source).reader
+    choices = []
+    for field, label in (VALUES | {"tool": "tool"}).items():
+        counts = reader.values("tools" if field == "tool" else field)
+        named = [(value or NONE, count) for value, count in counts.items()]
+        if len(named) > (field != "tool") or query.given.get(field):
+            choices.append((field, label, named))
+    names = [source.name for source in library.sources]
+    return macro("table.html", "form")(query, names, reader.kinds(), choices, RANGES.items())
+
+
+def rows(source: Source, query: Query) -> str:
+    """One page of rows as HTML."""
+    where, note = search(source, query)
+    total = source.reader.count(where)
+    pages = max(1, -(-total // PAGE))
+    offset = (min(query.page, pages) - 1) * PAGE
+    found = source.reader.query(where, query.order, PAGE, offset)
+    return macro("table.html", "rows")(query, _COLUMNS, found, total, offset, pages, note)
+
+
+def search(source: Source, query: Query) -> tuple[Filter, str]:
+    """The store's filter, with what a search found in it; and what to know about the search."""
+    if not query.search:
+        return query.filter(None), ""
+    found = source.index.find(query.search)
+    return query.filter(found), source.index.note()
+
+
+def neighbours(source: Source, query: Query, at: int) -> tuple[Row | None, Row | None]:
+    """The rows before and after position `at` of the whole table."""
+    where, _ = search(source, query)
+    first = max(0, at - 1)
+    found = source.reader.query(where, query.order, at - first + 2, first)
+    before = found[0] if at > 0 and found else None
+    return before, found[at - first + 1] if len(found) > at - first + 1 else None

@@ -1,0 +1,111 @@
+"""One trajectory, and several side by side."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.buffer.reader import Filter
+from agentrl.buffer.store import Row
+from agentrl.errors import DataError
+from agentrl.observability.trajectories import Trained, Trajectory, describe_sample, id_texts
+from agentrl.sample import Sample
+from agentrl.viewer.library import Library
+from agentrl.viewer.markup import macro
+from agentrl.viewer.query import Query
+from agentrl.viewer.table import neighbours
+
+Place = tuple[int, int]
+"""A trajectory anywhere: the number of its source, and its id there."""
+
+BESIDE = 8
+"""Most trajectories side by side."""
+_ELSEWHERE = 12
+_ABOUT = 20_000
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A trajectory with all that its page says of it."""
+
+    href: str
+    source: str
+    row: Row
+    trajectory: Trajectory
+    about: str
+
+
+def load(library: Library, here: Place) -> Shown:
+    """Read one trajectory.
+
+    Raises:
+        DataError: it is not there (any more).
+        SampleError: it is damaged.
+    """
+    source = library.source(here[0])
+    found = source.reader.query(Filter({"id": here[1]}))
+    if not found:
+        raise DataError(
+            f"{source.name} has no trajectory {here[1]} any more: the oldest go first (--keep-trajectories)"
+        )
+    row = found[0]
+    sample, details = source.reader.group(row.key)[row.place], source.reader.details(row.key)
+    trained = None
+    if details:
+        trained = Trained(*(details[row.place][name].tolist() for name in ("log_probs", "advantages")))
+    return Shown(
+        _href(here),
+        source.name,
+        row,
+        describe_sample(sample, source.texts, trained),
+        _about(sample, source.texts is id_texts),
+    )
+
+
+def one(library: Library, here: Place, query: Query) -> str:
+    """The page of one trajectory as HTML; the query is that of the table it was opened from."""
+    shown = load(library, here)
+    source, row = library.source(here[0]), shown.row
+    before, after = (None, None) if query.at is None else neighbours(source, query, query.at)
+    siblings = [(r, _href((here[0], r.id)), "") for r in source.reader.query(Filter(keys=[row.key]), "place")]
+    elsewhere = [
+        (other, _href((number, other.id)), "" if number == here[0] else there.name)
+        for number, there in enumerate(library.sources)
+        for other in there.reader.query(Filter({"prompt": row.prompt}), "-step", _ELSEWHERE)
+        if (number, other.key) != (here[0], row.key)
+    ]
+    return macro("page.html", "one")(
+        shown,
+        query.url("/", at=None),
+        before and query.url(f"/t/{here[0]}/{before.id}", at=(query.at or 0) - 1),
+        after and query.url(f"/t/{here[0]}/{after.id}", at=(query.at or 0) + 1),
+        siblings,
+        elsewhere[:_ELSEWHERE],
+        "/side?rows=" + ",".join(f"{here[0]}.{r.id}" for r, _, _ in siblings[:BESIDE]),
+    )
+
+
+def beside(library: Library, places: Sequence[Place]) -> str:
+    """Several trajectories side by side as HTML."""
+    if not places:
+        raise DataError("nothing to compare: open a trajectory and choose `side by side`")
+    shown = [load(library, place) for place in places[:BESIDE]]
+    return macro("page.html", "beside")(shown, shown[0].href)
+
+
+def read_places(text: str) -> list[Place]:
+    """The places of an address: `0.12,0.13,1.5`; what is none is left out."""
+    pairs = [entry.split(".") for entry in text.split(",")]
+    return [(int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(part.isdecimal() for part in p)]
+
+
+def _href(place: Place) -> str:
+    return f"/t/{place[0]}/{place[1]}"
+
+
+def _about(sample: Sample, without_tokenizer: bool) -> str:
+    """What else a sample carries, as text."""
+    metadata = {name: value for name, value in sample.metadata.items() if name != "messages"}
+    found = {"label": sample.label, "reward": sample.reward, "metadata": metadata, "weights": sample.weight_versions}
+    text = json.dumps(found, indent=2, ensure_ascii=False, default=str)
+    note = "The run's model has no tokenizer.json where it was: token ids are shown.\n" if without_tokenizer else ""
+    return note + (text if len(text) <= _ABOUT else text[:_ABOUT] + " …")

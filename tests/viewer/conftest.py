@@ -1,0 +1,70 @@
+"""A run to look at, `agentrl view` of it as people start it, and Chromium to look with."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.viewed import write_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs in a folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "first")
+    write_run(folder / "second", steps=2)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def address(runs: Path) -> Iterator[str]:
+    """Where `agentrl view` of them is."""
+    command = [sys.executable, "-m", "agentrl", "view", str(runs), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        yield line.split()[3]
+        server.terminate()
+        server.wait(10)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> "Iterator[Browser]":
+    """The distribution's browser."""
+    from playwright.sync_api import sync_playwright
+
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.fail(f"none of {', '.join(_NAMES)} is on PATH; install one: apt install chromium")
+    with sync_playwright() as playwright:
+        sandbox = os.geteuid() != 0  # Chromium has none for root
+        browser = playwright.chromium.launch(executable_path=found, chromium_sandbox=sandbox)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: "Browser", address: str) -> "Iterator[Page]":
+    """A fresh page that may load from the viewer alone; anything else, and any error in it, fails the test."""
+    context = chromium.new_context(base_url=address, viewport={"width": 1300, "height": 900})
+    wrong: list[str] = []
+    local = (address, "data:", "blob:")
+    context.on("request", lambda request: None if request.url.startswith(local) else wrong.append(request.url))
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    yield page
+    context.close()
+    assert wrong == []

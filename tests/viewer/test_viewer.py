@@ -1,0 +1,151 @@
+"""What the viewer finds, filters and searches, without a browser."""
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agentrl.buffer.reader import Filter
+from agentrl.buffer.store import TrajectoryStore
+from agentrl.cli.main import run as agentrl
+from agentrl.cli.view import command
+from agentrl.errors import DataError, SettingsError
+from agentrl.viewer import curves, table, trajectory
+from agentrl.viewer.library import Library
+from agentrl.viewer.query import Query, parse_range
+from agentrl.viewer.search import TextIndex
+from tests.support.viewed import EVIL, write_metrics, write_run, write_step
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3", (3, 3)),
+        (" 2..5 ", (2, 5)),
+        ("2..", (2, None)),
+        ("..-5", (None, -5)),
+        (">=0.5", (0.5, None)),
+        ("<1e3", (None, math.nextafter(1e3, 0))),
+        (">0", (math.nextafter(0, 1), None)),
+    ],
+)
+def test_ranges_as_people_write_them(text: str, expected: tuple[float, float]) -> None:
+    assert parse_range(text) == expected
+
+
+@pytest.mark.parametrize("text", ["high", "..", "1..2..3", "=3", "1.2.3", EVIL])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match=r"is no range: write 3, 2\.\.5"):
+        parse_range(text)
+
+
+def test_a_query_is_a_filter_and_its_address() -> None:
+    query = Query({"kind": "eval dev set", "status": "failed", "dropped": "(none)", "reward": ">=0", "page": "x"})
+    equal = {"kind": "eval", "name": "dev set", "status": "failed", "dropped": ""}
+    assert query.filter([3]) == Filter(equal, {"reward": (0, None)}, ids=[3])
+    assert (query.page, query.source, query.order, query.at) == (1, 0, "-id", None)
+    assert Query({"status": "failed", "page": "2"}).url(page=None, tool="a&b") == "/?status=failed&tool=a%26b"
+
+
+def test_runs_are_found_in_folders_of_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=1)
+    (tmp_path / "nothing").mkdir()
+    library = Library([tmp_path, tmp_path / "a"])
+    assert [run.name for run in library.runs] == ["a"]
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "rollouts").mkdir()
+    shutil.move(tmp_path / "b" / "trajectories.sqlite", tmp_path / "b" / "rollouts")
+    library.refresh()
+    assert [source.name for source in library.sources] == ["a", "b/rollouts"]
+    with pytest.raises(SettingsError, match=r"nothing: no run here; give the --output-dir"):
+        Library([tmp_path / "nothing"])
+
+
+def test_a_folder_without_runs_is_told_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentrl(["view", str(tmp_path)]) == 2
+    assert f"{tmp_path}: no run here" in capsys.readouterr().err
+    assert "FOLDER" in CliRunner().invoke(command, ["--help"]).output
+
+
+def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
+    source = Library([write_run(tmp_path / "a", steps=2)]).source(0)
+    assert source.reader.count() == 26
+    before = source.stamp
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(DataError, match="is not there any more"):
+        _ = source.reader
+    write_run(tmp_path / "a", steps=1)
+    assert source.reader.count() == 14
+    assert source.stamp != before
+
+
+def found(index: TextIndex, words: str) -> list[int]:
+    """What is found when everything has been read."""
+    index.find(words)
+    assert index.wait(10)
+    return index.find(words)
+
+
+def test_texts_are_found_also_those_added_since(tmp_path: Path) -> None:
+    source = Library([write_run(tmp_path / "a", steps=1)]).source(0)
+    wrong = [row.id for row in source.reader.query(Filter(within={"reward": (0, 0)}))]
+    assert found(source.index, "SEV times") == wrong
+    assert source.index.note() == ""
+    assert found(source.index, "seven nowhere") == found(source.index, ' "( ') == []
+    with TrajectoryStore(source.path, 1000) as store:
+        write_step(store, 1)
+    assert len(found(source.index, "seven")) == len(wrong) + 3 + 1  # and the one that failed
+    again = TextIndex(source.path)
+    assert again.find("seven") == source.index.find("seven"), "the file is kept"
+
+
+def test_an_index_of_another_store_is_made_anew(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", steps=3)
+    count = len(found(TextIndex(folder / "trajectories.sqlite"), "times"))
+    write_run(tmp_path / "b", steps=1)
+    shutil.move(tmp_path / "b" / "trajectories.sqlite", folder / "trajectories.sqlite")
+    assert len(found(TextIndex(folder / "trajectories.sqlite"), "times")) == count - 24
+
+
+def test_without_a_writable_folder_the_index_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert TextIndex(tmp_path / "trajectories.sqlite").path.parent == tmp_path / "cache" / "agentrl"
+
+
+def test_neighbours_follow_the_table(tmp_path: Path) -> None:
+    source = Library([write_run(tmp_path / "a", steps=1)]).source(0)
+    query = Query({"order": "-reward", "kind": "train "})
+    rows = source.reader.query(query.filter(None), query.order)
+    for at in range(len(rows)):
+        before, after = table.neighbours(source, query, at)
+        assert before == (rows[at - 1] if at else None)
+        assert after == (rows[at + 1] if at + 1 < len(rows) else None)
+
+
+def test_pages_name_what_is_gone_and_what_is_not_known(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", steps=1)
+    library = Library([folder])
+    with pytest.raises(DataError, match="has no trajectory 999 any more: the oldest go first"):
+        trajectory.one(library, (0, 999), Query({}))
+    with pytest.raises(DataError, match="no trajectories here yet"):
+        library.source(5)
+    with pytest.raises(DataError, match="nothing to compare"):
+        trajectory.beside(library, trajectory.read_places("x,1,1.2.3,-1.2"))
+    shutil.rmtree(folder / "model")
+    page = trajectory.one(Library([folder]), (0, 1), Query({}))
+    assert "no tokenizer.json where it was: token ids are shown" in page
+
+
+def test_runs_share_charts_and_colours(tmp_path: Path) -> None:
+    for name, steps in (("a", 3), ("b", 2)):
+        write_run(tmp_path / name, steps=steps)
+    library = Library([tmp_path])
+    shown = curves.charts(library, everything=False)
+    assert [line["name"] for line in shown["Loss"]["series"]] == ["a", "b"]
+    assert [len(line["data"]) for line in shown["Loss"]["series"]] == [3, 2]
+    assert EVIL in curves.charts(library, everything=True)
+    write_metrics(tmp_path / "b", [2, 3])
+    assert len(curves.charts(library, everything=False)["Loss"]["series"][1]["data"]) == 4
