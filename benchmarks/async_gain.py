@@ -92,6 +92,9 @@ class Stretched(Trainer):
             raise Enough
         return metrics
 
+    async def details(self) -> Any:
+        return await self._real.details()
+
     async def save(self, path: Path, step: int) -> None:
         await self._real.save(path, step)
 

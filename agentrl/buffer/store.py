@@ -104,7 +104,7 @@ class TrajectoryStore:
 
     Args:
         path: the file, made when something is first written.
-        keep: how many trajectories it holds at most; 0 writes none, and no file.
+        keep: how many trajectories it holds at most (the step written last stays whole); 0 writes none, and no file.
         reward_key: picks from dict rewards.
     """
 
@@ -168,7 +168,7 @@ class TrajectoryStore:
                 made = db.execute("INSERT INTO groups VALUES (NULL, ?, ?, ?, ?)", (kind, name, step, played.data))
                 about = [(made.lastrowid, at, kind, name, step, played.dropped) for at in range(len(played.samples))]
                 db.executemany(_INSERT, [(*who, *what) for who, what in zip(about, played.samples, strict=True)])
-            self._trim(db)
+            self._trim(db, len(found))
 
     def add_details(self, step: int, arrays: Mapping[str, NDArray[np.float16]]) -> None:
         """What the trainer said of the response tokens of training step `step`.
@@ -194,14 +194,18 @@ class TrajectoryStore:
             data = zlib.compress(b"".join([struct.pack("<I", len(header)), header, *raw]), 1)
             db.execute("INSERT OR REPLACE INTO details VALUES (?, ?)", (step, data))
 
-    def _trim(self, db: sqlite3.Connection) -> None:
+    def _trim(self, db: sqlite3.Connection, newest: int) -> None:
+        """Let go of the oldest groups; the `newest` that were written last stay."""
         (count,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
         if (excess := count - self.keep) <= 0:
             return
+        (last,) = db.execute("SELECT max(key) FROM groups").fetchone()
         gone = []
         for which in ("=", "!="):
-            query = f"SELECT key, count(*) FROM trajectories WHERE kind {which} 'train' GROUP BY key ORDER BY key"
-            for key, size in db.execute(query):
+            query = (
+                "SELECT key, count(*) FROM trajectories WHERE key <= ? AND kind {} 'train' GROUP BY key ORDER BY key"
+            )
+            for key, size in db.execute(query.format(which), (last - newest,)):
                 if excess <= 0:
                     break
                 gone.append((key,))

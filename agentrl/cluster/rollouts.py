@@ -72,8 +72,8 @@ class RolloutActor:
         batch = await self._during(self._rollouts.next_batch(step))
         return (None, None) if batch is None else (batch.payload, replace(batch, payload=None))
 
-    async def trained(self, group_ids: Sequence[int], step: int) -> None:
-        await self._during(self._rollouts.trained(group_ids, step))
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
+        await self._during(self._rollouts.trained(group_ids, step, details))
 
     async def checkpointed(self, step: int) -> None:
         await self._during(self._rollouts.checkpointed(step))
@@ -130,8 +130,8 @@ class RayRollouts(Rollouts, WeightSink):
         batch: Batch | None = await self._ask(rest)
         return None if batch is None else replace(batch, payload=payload)
 
-    async def trained(self, group_ids: Sequence[int], step: int) -> None:
-        await self._ask(self._actor.trained.remote(group_ids, step))
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
+        await self._ask(self._actor.trained.remote(group_ids, step, details))
 
     async def checkpointed(self, step: int) -> None:
         await self._ask(self._actor.checkpointed.remote(step))

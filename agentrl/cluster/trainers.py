@@ -50,6 +50,9 @@ class TrainActor:
         metrics = self._backend.train(payload, steps, prepared)
         return metrics if self._first else None
 
+    def details(self) -> Any:
+        return self._backend.details()
+
     def save(self, path: Path, step: int, critic: Path | None = None) -> None:
         self._backend.save(path, step, critic)
 
@@ -107,6 +110,10 @@ class RayTrainer(Trainer, WeightSource):
         found = await values([process.train.remote(batch.payload, steps, prepared) for process in self.processes])
         critic: Mapping[str, float] = found[len(self.actors)] if self.critics else {}
         return {**critic, **found[0]}
+
+    async def details(self) -> Any:
+        """A reference: the rollouts take them from where they are."""
+        return self.actors[0].details.remote()
 
     async def _prepared(self, batch: Batch) -> Any:
         """A reference to what both sides train on."""

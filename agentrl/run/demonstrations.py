@@ -8,7 +8,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 from anyio import to_thread
 
@@ -105,7 +105,7 @@ class Demonstrations(Rollouts):
         where = self._source.dataset.where(place.prompt_index)
         return demonstrated(self._chat, self._settings, row.prompt, row.metadata.get("tools"), where, group_id)
 
-    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         await to_thread.run_sync(self._queue.trained, group_ids, step)
 
     async def checkpointed(self, step: int) -> None:

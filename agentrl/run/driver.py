@@ -155,7 +155,8 @@ class Driver:
         with within(self._limits.train_timeout, f"the training of rollout {step}"):
             metrics = await self._parts.trainer.train(batch, step * self._settings.train.num_steps_per_rollout)
         with within(self._limits.start_timeout, "recording the training"):
-            await self._parts.rollouts.trained(batch.group_ids, step)
+            details = await self._parts.trainer.details() if self._settings.buffer.keep_trajectories else None
+            await self._parts.rollouts.trained(batch.group_ids, step, details)
         self._schedule.trained(step)
         now = time.monotonic()
         times = {"perf/wait_seconds": self._waited, "perf/train_seconds": now - began}

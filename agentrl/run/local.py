@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -106,6 +106,9 @@ class LocalTrainer(Trainer):
 
     async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
         return await _call(self._thread, partial(self._backend.train, batch.payload, steps))
+
+    async def details(self) -> Any:
+        return self._backend.details()
 
     async def save(self, path: Path, step: int) -> None:
         await _call(self._thread, partial(self._backend.save, path, step))

@@ -67,8 +67,8 @@ class Rollouts(Protocol):
     async def next_batch(self, step: int) -> Batch | None:
         """The batch of training step `step`; None when the data has come to its end before it was full."""
 
-    async def trained(self, group_ids: Sequence[int], step: int) -> None:
-        """The optimizer has taken the batch's steps."""
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
+        """The optimizer has taken the batch's steps; `details` are the trainer's, kept to look at."""
 
     async def checkpointed(self, step: int) -> None:
         """A durable checkpoint covers everything up to `step`."""
@@ -82,6 +82,9 @@ class Trainer(Protocol):
 
     async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
         """Take the batch's optimizer steps, of which `steps` were taken before it; returns metrics."""
+
+    async def details(self) -> Any:
+        """What the last `train` said of each token (`Training.details`), or whatever `Rollouts.trained` takes for it."""
 
     async def save(self, path: Path, step: int) -> None:
         """Write a checkpoint that covers rollouts up to `step`, whole or not at all."""

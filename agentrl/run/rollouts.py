@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from anyio import to_thread
 
@@ -182,7 +183,8 @@ class LedgerRollouts(Rollouts, WeightSink):
         await self.generation.pool.receive(update, version)
         self._runner.updated(int(version))
 
-    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
+        await to_thread.run_sync(self.generation.store.add_details, step, details or {})
         await to_thread.run_sync(self._queue.trained, group_ids, step)
 
     async def checkpointed(self, step: int) -> None:
@@ -208,7 +210,7 @@ class DumpedRollouts(Rollouts):
             raise DataError(f"--load-debug-rollout-data {self._template}: rollout {step} holds no groups")
         return make_batch(self._settings, groups, {}, step)
 
-    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         pass
 
     async def checkpointed(self, step: int) -> None:

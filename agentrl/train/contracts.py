@@ -113,6 +113,14 @@ class Training(ABC):
         """
 
     @abstractmethod
+    def details(self) -> Mapping[str, NDArray[np.float16]]:
+        """What the last `train` said of each response token, to look at: [R] each in the batch's flat layout.
+
+        `log_probs` are the actor's when it took its step on the token; `advantages`, and `values`, `ref_log_probs` and
+        `teacher_log_probs` where the objective has them. NaN where the token did not train. The same on every rank.
+        """
+
+    @abstractmethod
     def log_probs(self, batch: TrainBatch, model: ModelRole = "actor") -> NDArray[np.float32]:
         """Natural-log probabilities [R] of all response tokens of `batch`, in its flat layout, on every rank. Collective.
 

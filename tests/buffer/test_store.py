@@ -143,6 +143,16 @@ def test_the_oldest_training_goes_first_and_the_newest_stays(tmp_path: Path) -> 
             assert db.execute("SELECT count(*) FROM details").fetchone() == (2,)
 
 
+def test_a_step_larger_than_the_bound_stays_whole(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path / "t.sqlite", keep=3) as store:
+        store.add("eval", "dev", 0, [finished(0)])
+        for step in range(2):
+            store.add("train", "", step, [finished(0), finished(1)])
+            store.add_details(step, {"advantages": np.zeros(16, np.float16)})
+        with StoreReader(store.path) as reader:
+            assert [(part.kind, part.trajectories, part.first) for part in reader.kinds()] == [("train", 4, 1)]
+
+
 def test_nothing_is_kept_where_nothing_is_to_be(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path / "t.sqlite", keep=0) as store:
         store.drop(finished(0), "zero_std")

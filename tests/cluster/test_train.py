@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.audit import audit_ledger
-from tests.support.runs import RunKit, still_running
+from tests.support.runs import RunKit, check_looked_at, still_running
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -36,6 +36,7 @@ def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: Run
     result = audit_ledger(run.folder / "ledger.sqlite", through_step=2, groups_per_step=4)
     assert result.ok, result.problems
     assert (run.folder / "model" / "model.safetensors").is_file()
+    check_looked_at(run, steps=3, groups=4)
     if mode == "broadcast":
         _says_what_it_starts(run.output)
         _starts_nothing_again(kit, arguments)

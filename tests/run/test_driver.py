@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -33,7 +34,8 @@ class Notes(Rollouts, Trainer, Weights):
             Batch(f"payload {step}", (2 * step, 2 * step + 1), {"rollout/reward": 0.5}) if step < self.groups else None
         )
 
-    async def trained(self, group_ids: Sequence[int], step: int) -> None:
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
+        assert details == (None if self.log[-1].startswith("train ") else "details")
         self._note(f"trained {list(group_ids)} at {step}")
 
     async def checkpointed(self, step: int) -> None:
@@ -46,6 +48,10 @@ class Notes(Rollouts, Trainer, Weights):
     async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
         self._note(f"train {batch.payload} after {steps} steps")
         return {"loss": 0.25}
+
+    async def details(self) -> Any:
+        self._note("details")
+        return "details"
 
     async def save(self, path: Path, step: int) -> None:
         path.mkdir(parents=True)
@@ -78,8 +84,8 @@ async def test_a_run_from_its_first_weights_to_its_model(tmp_path: Path) -> None
     s = settings(tmp_path, eval_prompt_data=("set", "x.jsonl"), eval_interval=2, global_batch_size=64)
     assert await drive(s, Notes()) == [
         *("send 0", "evaluate 0"),
-        *("batch 0", "train payload 0 after 0 steps", "trained [0, 1] at 0", "send 1"),
-        *("batch 1", "train payload 1 after 2 steps", "trained [2, 3] at 1", "send 2"),
+        *("batch 0", "train payload 0 after 0 steps", "details", "trained [0, 1] at 0", "send 1"),
+        *("batch 1", "train payload 1 after 2 steps", "details", "trained [2, 3] at 1", "send 2"),
         *("evaluate 2", "save rollout_000001 1", "checkpointed 1", "export model"),
     ]
     rows = list(read_metrics(tmp_path / METRICS))
@@ -100,6 +106,10 @@ async def test_data_that_ends_and_a_dump_without_engines(tmp_path: Path) -> None
     ]
     dumped = await drive(settings(tmp_path / "b", eval_interval=1), Notes(), engines=False)
     assert not [entry for entry in dumped if entry.startswith(("send", "evaluate"))]
+
+
+async def test_the_trainer_is_not_asked_for_what_is_not_kept(tmp_path: Path) -> None:
+    assert "details" not in await drive(settings(tmp_path, keep_trajectories=0), Notes())
 
 
 async def test_old_checkpoints_go(tmp_path: Path) -> None:

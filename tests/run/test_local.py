@@ -19,7 +19,7 @@ from agentrl.run.local import LocalTrainer
 from agentrl.run.parts import Batch, Found
 from agentrl.run.training import RankInfo
 from tests.support.audit import audit_ledger
-from tests.support.runs import Run, RunKit
+from tests.support.runs import Run, RunKit, check_looked_at
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -71,6 +71,7 @@ def test_a_run_in_one_process_trains_agrees_with_its_engine_and_resumes(kit: Run
     result = audit_ledger(again.folder / "ledger.sqlite", through_step=2, groups_per_step=4)
     assert result.ok, result.problems
     assert (again.folder / "model" / "model.safetensors").is_file()
+    check_looked_at(again, steps=3, groups=4)
 
 
 def test_a_prolonged_run_says_what_becomes_of_its_learning_rate(kit: RunKit) -> None:
@@ -222,6 +223,10 @@ class Backend:
     def train(self, payload: object, steps: int) -> dict[str, float]:
         self.note("train", payload, steps)
         return {"loss": 0.25}
+
+    def details(self) -> dict[str, object]:
+        self.note("details")
+        return {}
 
     def save(self, path: Path, step: int) -> None:
         self.note("save", path, step)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -50,6 +51,9 @@ class Source(WeightSource, Trainer):
         self.log.append("close")
 
     async def train(self, batch: Batch, steps: int) -> dict[str, float]:
+        raise AssertionError("nothing is trained here")
+
+    async def details(self) -> Any:
         raise AssertionError("nothing is trained here")
 
     async def save(self, path: Path, step: int) -> None:

@@ -16,8 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 
+from agentrl.buffer.reader import Filter, StoreReader
 from tests.support.checkout import import_path
 from tests.support.tiny_models import make_tiny_model
 
@@ -61,6 +63,20 @@ WAITING = {
     "rollout_max_response_len": 96,
 }
 """Settings for trajectories of several turns that take their time: there are always some in flight."""
+
+
+def check_looked_at(run: Run, steps: int, groups: int) -> None:
+    """The run's store has every step, and what engine and trainer said of each trained token agrees."""
+    with StoreReader(run.folder / "trajectories.sqlite") as reader:
+        assert reader.steps("train") == list(range(steps))
+        rows = reader.query(Filter(equal={"kind": "train", "dropped": ""}))
+        assert len({row.key for row in rows}) == steps * groups
+        for key in {row.key for row in rows}:
+            for sample, said in zip(reader.group(key), reader.details(key), strict=True):
+                trained = np.asarray(sample.loss_mask) == 1
+                assert np.isfinite(said["advantages"]).tolist() == trained.tolist()
+                ours, theirs = said["log_probs"][trained], np.asarray(sample.rollout_log_probs)[trained]
+                np.testing.assert_allclose(ours, theirs, atol=0.1)  # the second step is taken after the first
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class MegatronBackend(TrainBackend):
     reference: ModelSlot | None = None
     teacher: ModelSlot | None = None
     _group: WeightGroup | None = None
+    _details: Mapping[str, NDArray[np.float16]]
 
     # ---- start --------------------------------------------------------------------------------------------
 
@@ -132,7 +133,9 @@ class MegatronBackend(TrainBackend):
         prepared = prepared or self.prepare(batch)
         parts = list(batch.split(self.settings.num_steps_per_rollout))
         arrays = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in prepared.arrays.items()}
-        history = [self._one_step(batch, indices, arrays, step + number) for number, indices in enumerate(parts)]
+        seen = np.full(len(batch.loss_mask), np.nan, np.float32)
+        history = [self._one_step(batch, indices, arrays, step + number, seen) for number, indices in enumerate(parts)]
+        self._details = _details(batch, {"log_probs": seen, **prepared.arrays})
         apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
         if self.algorithm.use_rollout_logprobs:
             apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
@@ -141,6 +144,9 @@ class MegatronBackend(TrainBackend):
         metrics |= mismatch_metrics(apart)
         sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(parts))}
         return {**metrics, **prepared.metrics, **sizes, "train_seconds": time.perf_counter() - started}
+
+    def details(self) -> Mapping[str, NDArray[np.float16]]:
+        return self._details
 
     def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
         from agentrl.train.objective import estimate, explained_variance
@@ -196,8 +202,14 @@ class MegatronBackend(TrainBackend):
         return found
 
     def _one_step(
-        self, batch: TrainBatch, indices: NDArray[np.int64], arrays: Mapping[str, Tensor], number: int
+        self,
+        batch: TrainBatch,
+        indices: NDArray[np.int64],
+        arrays: Mapping[str, Tensor],
+        number: int,
+        seen: NDArray[np.float32],
     ) -> dict[str, float]:
+        """One optimizer step on the samples at `indices`; `seen` [R] takes their log-probs."""
         from agentrl.train.objective import step_inputs
 
         algorithm = algorithm_of(self.algorithm)
@@ -205,7 +217,9 @@ class MegatronBackend(TrainBackend):
         learned = {} if self.critic is None else self.critic.step(part, inputs, algorithm, number)
         if self.learners == "critic" or number < self.settings.actor_starts:
             return learned
-        return learned | self.actor.step(part, inputs, algorithm, number - self.settings.actor_starts)
+        learned |= self.actor.step(part, inputs, algorithm, number - self.settings.actor_starts)
+        seen[batch.response_positions(indices)] = self.actor.seen
+        return learned
 
     # ---- weights out --------------------------------------------------------------------------------------
 
@@ -272,6 +286,13 @@ class MegatronBackend(TrainBackend):
         if hasattr(self, "layout"):
             self.layout.leave()
             del self.layout
+
+
+def _details(batch: TrainBatch, arrays: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float16]]:
+    shown = ("log_probs", "advantages", "values", "ref_log_probs", "teacher_log_probs")
+    most = float(np.finfo(np.float16).max)
+    clipped = {name: np.clip(arrays[name], -most, most).astype(np.float16) for name in shown if name in arrays}
+    return {name: np.where(batch.loss_mask == 1, half, np.float16(np.nan)) for name, half in clipped.items()}
 
 
 _ABSENT = {"ref": ("reference", "use_kl_loss or kl_coef"), "teacher": ("teacher", "use_opd and opd_teacher_load")}

@@ -96,7 +96,13 @@ class ModelSlot:
 
 
 class TrainedSlot(ModelSlot):
-    """A model that learns; `total_steps` as the backend's."""
+    """A model that learns; `total_steps` as the backend's.
+
+    Attributes:
+        seen: the log-probs [R] of the last step's tokens before the step, 0 where masked, on every rank.
+    """
+
+    seen: NDArray[np.float32]
 
     def __init__(self, folder: HFFolder, place: Place, total_steps: int | None) -> None:
         super().__init__(folder, place)
@@ -129,7 +135,8 @@ class TrainedSlot(ModelSlot):
             raise TrainError(f"{algorithm.origin}: {error}") from error
 
     def _gradients(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
-        return self.passes.gradients(batch, self.plan(batch), inputs, algorithm)
+        metrics, self.seen = self.passes.gradients(batch, self.plan(batch), inputs, algorithm)
+        return metrics
 
     # ---- its part of a checkpoint -------------------------------------------------------------------------
 

@@ -68,13 +68,20 @@ class Passes:
             dist.broadcast(out, src=self.layout.pp_ranks[-1], group=self.layout.pp_group)
         return out.cpu().numpy()
 
-    def gradients(self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
-        """Add one step's gradients into the model's buffers; returns the loss and its weighted statistics."""
-        loss = functools.partial(self._loss, batch=batch, inputs=inputs, algorithm=algorithm)
+    def gradients(
+        self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm
+    ) -> tuple[dict[str, float], NDArray[np.float32]]:
+        """Add one step's gradients into the model's buffers.
+
+        Returns:
+            The loss and its weighted statistics; the log-probs [R] that it was of, 0 where masked, on every rank.
+        """
+        seen: list[tuple[Tensor, Tensor]] = []
+        loss = functools.partial(self._loss, batch=batch, inputs=inputs, algorithm=algorithm, seen=seen)
         totals = self._reduce(self._run(batch, plan, "trained", loss, forward_only=False))
         computed = totals.pop("computed_tokens")
         shares = {"computed_tokens_share": computed, "copied_tokens_share": computed - plan.distinct}
-        return totals | {name: tokens / plan.tokens for name, tokens in shares.items()}
+        return totals | {name: tokens / plan.tokens for name, tokens in shares.items()}, self._everywhere(batch, seen)
 
     def value_gradients(
         self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm
@@ -139,9 +146,17 @@ class Passes:
         return _weighted(algorithm.value_loss(out[0, :, 0], old[mb.flat], returns[mb.flat]), inputs, mb)
 
     def _loss(
-        self, logits: Tensor, *, mb: MicrobatchTensors, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm
+        self,
+        logits: Tensor,
+        *,
+        mb: MicrobatchTensors,
+        batch: TrainBatch,
+        inputs: StepInputs,
+        algorithm: Algorithm,
+        seen: list[tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         log_probs, entropy = self._score(logits, mb, batch)
+        seen.append((mb.flat, log_probs.detach()))
         view = inputs.view(mb.flat, log_probs, entropy, self._join)
         loss, one, sums = _weighted(algorithm.token_loss(view), inputs, mb)
         computed = mb.computed / self.layout.cp

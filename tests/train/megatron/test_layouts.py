@@ -67,10 +67,11 @@ def train_steps(made: Any, first: int, steps: int = STEPS) -> list[dict[str, flo
 
 def everything(made: Any) -> dict[str, Any]:
     """Log-probs before, metrics of the steps (the last on one sample alone), weights after (on rank 0)."""
-    log_probs = made.log_probs(make_batch())
+    log_probs, metrics = made.log_probs(make_batch()), train_steps(made, 0)
     return {
         "log_probs": log_probs,
-        "metrics": [*train_steps(made, 0), dict(made.train(make_batch().select([0]), STEPS))],
+        "details": made.details(),
+        "metrics": [*metrics, dict(made.train(make_batch().select([0]), STEPS))],
         "weights": {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()},
     }
 
@@ -181,6 +182,9 @@ def double(root: Path, single: dict[str, Any]) -> list[dict[str, Any]]:
 def test_same_numbers_as_one_process(single: dict[str, Any], double: list[dict[str, Any]], name: str, tie: str) -> None:
     want, got = single[tie], double[0][f"{tie}/{name}"]
     np.testing.assert_allclose(got["log_probs"], want["log_probs"], rtol=0, atol=1e-5)
+    assert got["details"].keys() == {"log_probs", "advantages", "ref_log_probs"}
+    for what, values in got["details"].items():
+        np.testing.assert_allclose(values, want["details"][what], rtol=0, atol=2e-3, err_msg=what)
     for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
         for key in ("loss", "grad_norm", "entropy", "kl_loss", "train_rollout_logprob_abs_diff", "tokens"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-7), key

@@ -111,6 +111,25 @@ def test_metrics_say_how_far_trainer_and_engine_are_apart(folder: Path) -> None:
     assert metrics["pg_clipfrac"] == 0
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_was_said_of_each_token_is_kept_in_the_batchs_layout(folder: Path, steps: int) -> None:
+    batch = make_batch()
+    with backend(settings(folder, num_steps_per_rollout=steps), AlgorithmSettings(use_kl_loss=True)) as made:
+        before, prepared = made.log_probs(batch), made.prepare(batch)
+        made.train(batch, 0, prepared)
+        said, trained = made.details(), batch.loss_mask == 1
+        assert {name: (array.dtype.name, len(array)) for name, array in said.items()} == dict.fromkeys(
+            ["log_probs", "advantages", "ref_log_probs"], ("float16", len(batch.loss_mask))
+        )
+        assert all(np.isnan(array[~trained]).all() for array in said.values())
+        np.testing.assert_allclose(said["advantages"][trained], prepared.arrays["advantages"][trained], atol=2e-3)
+        first = np.isin(np.arange(len(trained)), batch.response_positions(next(batch.split(steps)))) & trained
+        np.testing.assert_allclose(said["log_probs"][first], before[first], atol=1e-2)
+        if steps == 2:
+            later = trained & ~first
+            assert np.abs(said["log_probs"][later] - before[later]).max() > 0.02, "after the first step"
+
+
 def test_several_steps_a_rollout_use_old_log_probs(folder: Path) -> None:
     train = settings(folder, num_steps_per_rollout=3)
     with backend(train) as made:
