@@ -15,10 +15,12 @@ import orjson
 import pytest
 import yaml
 
+from agentrl.buffer.store import TrajectoryStore
 from agentrl.cli.main import COMMANDS, agentrl
 from agentrl.config.elsewhere import CALLED, answer
 from agentrl.config.flags import aliases, collect
 from agentrl.config.settings import RunSettings
+from agentrl.sample import Sample
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -63,6 +65,8 @@ def desk(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for code in blocks(source, "python", "yaml", "toml", "jsonl"):
             if found := _NAMED.match(code):
                 (tmp_path / found[1]).write_text(code)
+    with TrajectoryStore(tmp_path / "runs/city/trajectories.sqlite", keep=10) as store:
+        store.add("train", "", 0, [[Sample(group_index=0, index=0, prompt="Oslo?", tokens=[1], reward=0.0)]])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Oslo", "text": "Oslo is in Norway."}\n')
     (tmp_path / "train.jsonl").write_text('{"input": "How many people live in Oslo?", "label": "0.7 million"}\n')

@@ -55,7 +55,7 @@ def copied(source: str, target: str) -> str:
 def settings_page() -> Iterator[str]:
     """Every setting, room by room."""
     yield (
-        "# Settings\n\nEvery setting is a flag of `agentrl train`, `rollout` and `eval`, and a key of a YAML or TOML file "
+        "# Settings\n\nEvery setting is a flag of `agentrl train`, `sft`, `rollout` and `eval`, and a key of a YAML or TOML file "
         "(`--config run.yaml`; without the dashes, with underscores). Flags win over the file, the file over defaults. "
         "This page is made from the settings themselves.\n"
     )
