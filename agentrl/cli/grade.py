@@ -26,8 +26,6 @@ from agentrl.rm_hub.settings import RmHubSettings
 
 _OWN = ("grader_processes", "grader_timeout")
 Outcome = Grade | GraderFailure
-Item = tuple[Row, str, Any, dict[str, Any]]
-"""A row, and its response, label and metadata."""
 
 
 def _grader_settings(function: Any) -> Any:
@@ -113,18 +111,18 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     spec = check_rm_type(rm_type, settings)
     if spec.runs == "service":
         import httpx  # noqa: F401 - if it is missing, that is one message and not one failure an answer
-    items = (_item(row, spec, options) for row in islice(read_rows(answers), options["limit"]))
+    rows = islice(read_rows(answers), options["limit"])
     with writing(out, answers) as write, _progress() as progress:
         report = Report(options["explain"], write, progress)
-        anyio.run(_grade_all, rm_type, spec, items, settings, report)
+        anyio.run(_grade_all, rm_type, spec, rows, options, settings, report)
         if not report.summary.total:
             raise DataError(f"{answers} has no rows; expected one answer a row")
     report.show(out)
     return 1 if report.summary.failures else 0
 
 
-def _item(row: Row, spec: GraderSpec, options: Mapping[str, Any]) -> Item:
-    """A row with its response, label and metadata.
+def _item(row: Row, spec: GraderSpec, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
+    """A row's response, label and metadata.
 
     Raises:
         DataError: a field is missing or of the wrong type.
@@ -139,12 +137,7 @@ def _item(row: Row, spec: GraderSpec, options: Mapping[str, Any]) -> Item:
         name = options["metadata_key"] or "metadata"
         raise DataError(f"{row.where}: field {name!r} is {type(metadata).__name__}, expected an object")
     known = {"prompt": row.get(options["prompt_key"], "prompt"), "reader": options["reader"]}
-    return (
-        row,
-        response,
-        label,
-        {**{name: value for name, value in known.items() if value is not None}, **(metadata or {})},
-    )
+    return response, label, {**{name: value for name, value in known.items() if value is not None}, **(metadata or {})}
 
 
 @dataclass(slots=True)
@@ -225,7 +218,7 @@ def _clean(text: str) -> str:
 
 
 def _result(row: Row, outcome: Outcome) -> dict[str, Any]:
-    known = {"row": row.number, **({"id": row.fields["id"]} if "id" in row.fields else {})}
+    known = {"row": row.number, **({"id": row.fields["id"]} if "id" in row.fields else {}), "input": row.fields}
     if isinstance(outcome, GraderFailure):
         nothing = dict.fromkeys(("score", "correct", "extracted"))
         return {**known, **nothing, "reason": str(outcome), "parts": {}, "unjudged": "", "failure": outcome.kind}
@@ -243,22 +236,32 @@ def _print_histogram(console: Any, histogram: list[tuple[str, int]]) -> None:
 
 
 async def _grade_all(
-    rm_type: str, spec: GraderSpec, items: Iterator[Item], settings: RmHubSettings, report: Report
+    rm_type: str,
+    spec: GraderSpec,
+    rows: Iterator[Row],
+    options: Mapping[str, Any],
+    settings: RmHubSettings,
+    report: Report,
 ) -> None:
     async with GraderRunner(settings, preload=[rm_type]) as runner:
         width = {"remote_rm": settings.rm_concurrency, "llm_judge": settings.judge_concurrency}
         tasks = width.get(rm_type, 2 * runner.pool.processes if spec.runs == "process" else settings.code_concurrency)
 
-        async def one(at: int, item: Item) -> None:
-            row, response, label, metadata = item
+        async def one(at: int, row: Row) -> None:
             outcome: Outcome
+            response, label = "", None
             try:
+                response, label, metadata = _item(row, spec, options)
                 outcome = await runner.grade(rm_type, response, label, metadata)
             except GraderFailure as failure:
                 outcome = failure
+            except DataError as error:
+                if at == 0:
+                    raise  # the wrong key or the wrong file, most likely: all rows are like this one
+                outcome = GraderFailure(str(error).removeprefix(row.where).lstrip(": "), kind="bad_row")
             report.add(at, row, response, label, outcome)
 
-        await each(items, one, tasks)
+        await each(rows, one, tasks)
 
 
 @contextmanager

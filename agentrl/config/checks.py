@@ -6,6 +6,7 @@ sentences; a sentence names the flags, shows the numbers, and proposes numbers t
 
 import math
 import os.path
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -289,7 +290,7 @@ def missing(flat: Flat, purpose: str) -> Iterator[str]:
     if not checkpoint:
         yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
     elif not os.path.isdir(os.path.expanduser(checkpoint)):
-        yield f"--hf-checkpoint {checkpoint}: no such folder"
+        yield f"--hf-checkpoint {checkpoint}: no such folder{_on_the_hub(checkpoint, '')}"
     if purpose == "eval":
         if not flat.get("eval_prompt_data"):
             yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on"
@@ -299,7 +300,15 @@ def missing(flat: Flat, purpose: str) -> Iterator[str]:
         yield "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
     data = flat.get("prompt_data")
     if data and not os.path.isfile(os.path.expanduser(data.partition("@[")[0])):
-        yield f"--prompt-data {data}: no such file"
+        what = "no such file; expected one .jsonl or .parquet file"
+        yield f"--prompt-data {data}: {what}{_on_the_hub(data, ' --repo-type dataset')}"
+
+
+def _on_the_hub(name: str, kind: str) -> str:
+    """What to do with a name of the Hugging Face Hub; nothing where it is none."""
+    if not re.fullmatch(r"[\w-]+/[\w.-]+", name) or name.endswith((".jsonl", ".parquet")):
+        return ""
+    return f"; nothing is fetched from the Hub: `hf download {name}{kind} --local-dir DIR` fetches it into a folder"
 
 
 def untrainable(flat: Flat) -> Iterator[str]:

@@ -19,6 +19,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -111,6 +112,11 @@ async def check_launch(settings: EngineSettings, count: int, local: bool = True,
         _ports(settings, settings.engine_host, count, None)
         if settings.engine == "sglang" and settings.engine_python and shutil.which(settings.engine_python) is None:
             raise SettingsError(f"--engine-python {settings.engine_python}: no such program")
+        if settings.engine == "sglang" and settings.engine_python is None and find_spec("sglang") is None:
+            raise SettingsError(
+                "--engine sglang: SGLang is not installed beside agentrl; pip install sglang, or give the Python of an "
+                "environment that has it as --engine-python"
+            )
 
 
 async def _answers(engine: EngineProcess, transport: Transport, timeout: float) -> None:

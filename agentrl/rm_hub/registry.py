@@ -124,7 +124,11 @@ def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, meta
     if not isinstance(metadata, Mapping):
         raise _failure("grader_bad_input", rm_type, f": metadata must be a mapping, got {type(metadata).__name__}")
     if spec.needs_label and label is None:
-        raise _failure("grader_no_label", rm_type, " needs a label; set --label-key to the data's field")
+        raise _failure(
+            "grader_no_label",
+            rm_type,
+            " needs a label, and there is none; pass it, or name the field of the data that holds it (--label-key)",
+        )
     if len(response) > MAX_RESPONSE:
         what = f": the response has {len(response):,} characters; at most {MAX_RESPONSE:,} are graded"
         return exhausted(spec, _failure("grader_too_large", rm_type, what))

@@ -152,7 +152,12 @@ def resumed(settings: RunSettings) -> Found | None:
 
 def _has_tokenizer(flag: str, folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise SettingsError(f"{flag} {folder}: no tokenizer.json in it; expected a Hugging Face model folder")
+        there = (
+            "it has config.json: download the tokenizer too"
+            if (folder / "config.json").is_file()
+            else ("nor config.json; download a model into it, or `agentrl init DIR` makes a tiny one")
+        )
+        raise SettingsError(f"{flag} {folder}: no tokenizer.json in it, {there}")
 
 
 def _other_model(flag: str, folder: str | None) -> None:

@@ -172,7 +172,7 @@ def test_fields_that_are_not_there(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"response": "a", "label": "a"}\n{"response"', "line 2: malformed JSON"),
+        ('{"response"\n{"response": "a", "label": "a"}', "line 1: malformed JSON"),
         ("[1]\n", "line 1: expected a JSON object, got list"),
         ("", "has no rows"),
         ("\n\n", "has no rows"),
@@ -186,6 +186,24 @@ def test_files_that_are_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert message in error_of(capsys, str(path), "--out", str(out), "--processes", "1")
     assert not out.exists()
     assert os.listdir(tmp_path) == ["a.jsonl"]
+
+
+def test_a_bad_row_further_down_takes_no_other_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "a.jsonl", tmp_path / "r.jsonl"
+    path.write_text(
+        '{"response": "a", "label": "a", "source": "x"}\n{"response": 1}\n{"response": "a", "lab', encoding="utf-8"
+    )
+    assert run(["grade", "--rm-type", "exact_match", "--processes", "1", str(path), "--out", str(out)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "mean score 1.0000" in said
+    assert "failed: bad_row 2" in said
+    assert f"bad_row, first at {path} line 2: field 'response' is int, expected text" in said
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(row["failure"], row["input"]) for row in rows] == [
+        (None, {"response": "a", "label": "a", "source": "x"}),
+        ("bad_row", {"response": 1}),
+        ("bad_row", {}),
+    ]
 
 
 def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

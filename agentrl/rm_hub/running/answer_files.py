@@ -38,13 +38,17 @@ class Row:
     number: int
     fields: Mapping[str, Any]
     done: float | None = None
+    problem: str = ""
+    """What is wrong with a row that could not be read; it has no fields."""
 
     def get(self, key: str | None, usual: str, needed: bool = False) -> Any:
         """The value under `key`; without one that under the `usual` key, and None where that is neither there nor needed.
 
         Raises:
-            DataError: it is not there, with the nearest key that is.
+            DataError: it is not there, with the nearest key that is, or the row could not be read.
         """
+        if self.problem:
+            raise DataError(self.problem)
         try:
             return _look_up(self.fields, key or usual)
         except LookupError:
@@ -76,7 +80,7 @@ def read_rows(path: str) -> Iterator[Row]:
     """The rows of a .jsonl or .parquet file; `-` is JSONL from standard input.
 
     Raises:
-        DataError: it is missing, of another kind, or a row is malformed.
+        DataError: it is missing or of another kind, or the Parquet file is damaged. A malformed line is a row with a `problem`.
     """
     file = Path(path).expanduser()
     if path == "-":
@@ -99,16 +103,15 @@ def _lines(name: str, stream: Any, size: int | None) -> Iterator[Row]:
         at += len(line)
         if line.isspace():
             continue
-        where = f"{name} line {number}"
+        where, problem = f"{name} line {number}", ""
+        fields: Any = {}
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{where}: malformed JSON ({error}); expected one complete JSON object on the line"
-            ) from error
+            problem = f"{where}: malformed JSON ({error}); expected one complete JSON object on the line"
         if not isinstance(fields, dict):
-            raise DataError(f"{where}: expected a JSON object, got {type(fields).__name__}")
-        yield Row(where, number, fields, min(1.0, at / size) if size else None)
+            fields, problem = {}, f"{where}: expected a JSON object, got {type(fields).__name__}"
+        yield Row(where, number, fields, min(1.0, at / size) if size else None, problem)
 
 
 def _parquet(file: Path) -> Iterator[Row]:
@@ -158,17 +161,17 @@ def _to_jsonl(path: Path) -> Iterator[Write]:
 
 @contextmanager
 def _to_parquet(path: Path) -> Iterator[Write]:
-    """Results as columns; `id` and `parts` hold JSON text, since their types differ from row to row."""
+    """Results as columns; `id`, `input` and `parts` hold JSON text, since their types differ from row to row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = {"row": pa.int64(), "score": pa.float64(), "correct": pa.bool_()}
-    texts = ("id", "extracted", "reason", "parts", "unjudged", "failure")
+    texts = ("id", "input", "extracted", "reason", "parts", "unjudged", "failure")
     schema = pa.schema([*columns.items(), *((name, pa.string()) for name in texts)])
     rows: list[dict[str, Any]] = []
 
     def write(row: Mapping[str, Any]) -> None:
-        told = {name: json.dumps(row[name]) for name in ("id", "parts") if row.get(name) is not None}
+        told = {name: json.dumps(row[name]) for name in ("id", "input", "parts") if row.get(name) is not None}
         rows.append({name: _utf8(told.get(name, row.get(name))) for name in schema.names})
         if len(rows) >= _BATCH:
             flush()
