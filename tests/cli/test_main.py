@@ -9,16 +9,17 @@ import socket
 import subprocess
 import sys
 import time
-from importlib import metadata
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import agentrl as rooms
-from agentrl.cli.main import COMMANDS, extra_for
+from agentrl.cli.main import _DISTRIBUTED_AS, COMMANDS, extra_for
 from tests.support.tiny_models import make_tiny_model
 
-HEAVY = ("torch", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
+HEAVY = ("torch", "nicegui", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
 
 
 def agentrl(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -195,12 +196,12 @@ def test_every_package_that_agentrl_imports_is_required_or_brought_by_an_extra()
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add((node.module or "").partition(".")[0])
-    lines = [line for line in metadata.requires("agentrl") or () if "extra ==" not in line]
-    required = {re.split(r"[^\w.-]", line)[0] for line in lines} | {"yaml", "agentrl", *sys.stdlib_module_names}
+    project = tomllib.loads((Path(rooms.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    required = {re.split(r"[^\w.-]", line)[0] for line in declared} | {"yaml", "agentrl", *sys.stdlib_module_names}
     others = {"annotated_types", "pydantic_core", "httpx2", "latex2sympy2_extended", "yarl"}
-    assert {name for name in imported - required if extra_for(name, []) is None} == others, (
-        "these come with pydantic, mcp, math-verify, aiohttp"
-    )
+    missing = {name for name in imported if not {name, _DISTRIBUTED_AS.get(name, name).replace("_", "-")} & required}
+    assert missing == others, "these come with pydantic, mcp, math-verify, aiohttp"
 
 
 def test_the_extra_of_a_package_is_the_commands_else_the_smallest() -> None:
