@@ -58,13 +58,18 @@ def each(*languages: str) -> list[object]:
     ]
 
 
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that a page names in the first line of a block."""
+    for code in blocks(page, "python", "yaml", "toml", "jsonl"):
+        if found := _NAMED.match(code):
+            (folder / found[1]).write_text(code)
+
+
 @pytest.fixture
 def desk(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the README and the page name in the first line of a block."""
     for source in (ROOT / "README.md", page):
-        for code in blocks(source, "python", "yaml", "toml", "jsonl"):
-            if found := _NAMED.match(code):
-                (tmp_path / found[1]).write_text(code)
+        write_files(source, tmp_path)
     with TrajectoryStore(tmp_path / "runs/city/trajectories.sqlite", keep=10) as store:
         store.add("train", "", 0, [[Sample(group_index=0, index=0, prompt="Oslo?", tokens=[1], reward=0.0)]])
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -1,0 +1,51 @@
+"""Environments, functions and sources that the documentation shows, in real runs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import WAITING, RunKit
+from tests.test_docs import ROOT, write_files
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+OWN = {
+    "custom_generate_function_path": "my_loop.py",
+    "custom_rm_path": "my_reward.py:shorter",
+    "data_source_path": "source.py:Squares",
+    "dynamic_sampling_filter_path": "filters.py:not_too_easy",
+    "buffer_filter_path": "buffers.py:newest_first",
+    "tool_call_parser": "parsers.py:arrows",
+    "advantage_estimator": "mine.py:shorter_is_better",
+    "loss_type": "custom_loss",
+    "custom_loss_function_path": "mine.py:squared",
+    "custom_pg_loss_reducer_function_path": "mine.py:per_group",
+    "env": None,
+}
+
+
+def train(kit: RunKit, **settings: object) -> list[dict[str, float]]:
+    """Metrics of a short run in one process, on prompts that are not in a file."""
+    short = {"num_rollout": 2, "rollout_batch_size": 2, "rollout_max_response_len": 8, "backend": "local"}
+    run = kit.start(kit.arguments(**{**short, "prompt_data": None, "label_key": None, **settings}))
+    assert run.wait() == 0, run.output
+    return run.metrics()
+
+
+def test_everything_of_ones_own_together(tmp_path: Path) -> None:
+    kit = RunKit.make(tmp_path)
+    for page in ("algorithms", "extension-points", "data"):
+        write_files(ROOT / f"docs/{page}.md", tmp_path)
+    metrics = train(kit, **OWN)
+    assert [row["rollout/groups"] for row in metrics] == [2, 2]
+    assert all("train/log_ratio" in row and row["rollout/turns"] == 2 for row in metrics)
+
+
+def test_an_environment_that_came_from_verifiers(tmp_path: Path) -> None:
+    kit = RunKit.make(tmp_path)
+    write_files(ROOT / "docs/coming-from.md", tmp_path)
+    write_files(ROOT / "docs/algorithms.md", tmp_path)
+    given = {"env": "guessing.py:Guessing", "dynamic_sampling_filter_path": "filters.py:judged_turns"}
+    metrics = train(kit, **{**WAITING, **given}, turn_credit="returns")
+    assert max(row["rollout/turns"] for row in metrics) > 2
+    assert all(row["rollout/reward"] < 0 for row in metrics)
