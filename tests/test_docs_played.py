@@ -27,7 +27,8 @@ OWN = {
 def train(kit: RunKit, **settings: object) -> list[dict[str, float]]:
     """Metrics of a short run in one process, on prompts that are not in a file."""
     short = {"num_rollout": 2, "rollout_batch_size": 2, "rollout_max_response_len": 8, "backend": "local"}
-    run = kit.start(kit.arguments(**{**short, "prompt_data": None, "label_key": None, **settings}))
+    given: dict[str, object] = {**short, "prompt_data": None, "label_key": None, **settings}
+    run = kit.start(kit.arguments("run", **given))
     assert run.wait() == 0, run.output
     return run.metrics()
 
