@@ -261,6 +261,8 @@ def environments(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--env-key {flat['env_key']} has no effect with one environment; name several with --env NAME=PATH, or leave it out"
     if flat["env_args"] and not flat["env"]:
         yield "--env-args has no effect without --env; leave it out"
+    if flat["eval_config"] and flat["eval_prompt_data"]:
+        yield "--eval-config and --eval-prompt-data both say what to evaluate on; leave one of them out"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -292,8 +294,8 @@ def missing(flat: Flat, purpose: str) -> Iterator[str]:
     elif not os.path.isdir(os.path.expanduser(checkpoint)):
         yield f"--hf-checkpoint {checkpoint}: no such folder{_on_the_hub(checkpoint, '')}"
     if purpose == "eval":
-        if not flat.get("eval_prompt_data"):
-            yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on"
+        if not _evaluates(flat):
+            yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on (or --eval-config FILE)"
         return
     sources = ("prompt_data", "env", "data_source_path", "load_debug_rollout_data")
     if not any(flat.get(name) for name in sources):
@@ -352,7 +354,7 @@ def untrainable(flat: Flat) -> Iterator[str]:
                 yield f"{_flag(name)} {flat[name]} has no effect with {algorithm.name}, which learns no critic; leave it out"
     elif (alone := flat["num_critic_only_steps"]) >= flat["num_rollout"]:
         yield f"--num-critic-only-steps {alone}: the actor would not learn in --num-rollout {flat['num_rollout']}; use fewer"
-    if flat["eval_interval"] is not None and not flat["eval_prompt_data"]:
+    if flat["eval_interval"] is not None and not _evaluates(flat):
         yield f"--eval-interval {flat['eval_interval']}: there is nothing to evaluate; give --eval-prompt-data NAME PATH"
 
 
@@ -365,13 +367,17 @@ def _demonstrations(flat: Flat, supervised: bool) -> Iterator[str]:
         yield f"{given}: conversations are learned by --loss-type sft_loss only; `agentrl sft` sets both"
     if flat["n_samples_per_prompt"] != 1:
         yield f"{given} with --n-samples-per-prompt {flat['n_samples_per_prompt']}: a conversation is one sample; use 1"
-    for name in ("load_debug_rollout_data", "data_source_path", "eval_prompt_data"):
+    for name in ("load_debug_rollout_data", "data_source_path", "eval_prompt_data", "eval_config"):
         if flat[name]:
             yield f"{given} with {_flag(name)}: conversations come from --prompt-data, and no engine plays; leave it out"
 
 
 def _algorithm_settings(flat: Flat) -> AlgorithmSettings:
     return AlgorithmSettings(**{name: flat[name] for name in AlgorithmSettings.model_fields})
+
+
+def _evaluates(flat: Flat) -> bool:
+    return bool(flat["eval_prompt_data"] or flat["eval_config"])
 
 
 def _flag(name: str) -> str:

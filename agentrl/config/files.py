@@ -26,6 +26,9 @@ from agentrl.config.flags import SGLANG_FIELD
 from agentrl.config.problems import one_error, unknown
 from agentrl.errors import SettingsError
 
+Lines = dict[tuple[str, ...], int]
+"""The line of each key by its path; of an item of a list, by its number, from 0."""
+
 
 @dataclass(slots=True)
 class FileSettings:
@@ -41,9 +44,19 @@ def read_file(path: str | Path) -> FileSettings:
     Raises:
         SettingsError: no such file, not YAML or TOML, unknown or repeated keys (all of them in one message).
     """
+    name, document, lines = read_document(path, "--config")
+    return _Sorter(name, lines).run(document)
+
+
+def read_document(path: str | Path, flag: str) -> tuple[str, Mapping[str, Any], Lines]:
+    """A YAML or TOML file that `flag` names: its name, what it says, and the lines of its keys.
+
+    Raises:
+        SettingsError: no such file, not YAML or TOML, repeated keys.
+    """
     file = Path(os.path.expanduser(path))
     if not os.path.isfile(file):
-        raise SettingsError(f"--config: no file {file}")
+        raise SettingsError(f"{flag}: no file {file}")
     try:
         text = file.read_text(encoding="utf-8")
         document, lines = (_read_toml if file.suffix == ".toml" else _read_yaml)(file.name, text)
@@ -52,13 +65,13 @@ def read_file(path: str | Path) -> FileSettings:
         raise SettingsError(f"{file.name}: expected UTF-8 text and numbers of a usual length ({error})") from error
     except RecursionError as error:
         raise SettingsError(f"{file.name}: lists or mappings are nested too deep to be read; take some away") from error
-    return _Sorter(file.name, lines).run(document)
+    return file.name, document, lines
 
 
 class _Sorter:
     """Puts each key of a document where it belongs."""
 
-    def __init__(self, file: str, lines: Mapping[tuple[str, ...], int]) -> None:
+    def __init__(self, file: str, lines: Lines) -> None:
         self.file = file
         self.lines = lines
         self.found = FileSettings()
@@ -125,7 +138,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)  # type: ignore[type-var]
 
 
-def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:
+def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
@@ -142,28 +155,31 @@ def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], dict[tuple[str,
         return {}, {}
     if not isinstance(document, dict) or not isinstance(node, yaml.MappingNode):
         raise SettingsError(f"{file}: expected settings as `name: value`; got {type(document).__name__}")
-    lines: dict[tuple[str, ...], int] = {}
+    lines: Lines = {}
     _mark(file, node, (), lines)
     return document, lines
 
 
-def _mark(file: str, node: yaml.MappingNode, above: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
-    """Note each key's line, two levels deep; YAML itself lets a repeated key silently win."""
-    for key, value in node.value:
-        path, line = (*above, str(key.value)), key.start_mark.line + 1
+def _mark(file: str, node: yaml.Node, above: tuple[str, ...], lines: Lines) -> None:
+    """Note each key's line; YAML itself lets a repeated key silently win."""
+    listed = isinstance(node, yaml.SequenceNode)
+    inside = [(str(at), item, item) for at, item in enumerate(node.value)] if listed else []
+    if isinstance(node, yaml.MappingNode):
+        inside = [(str(key.value), key, value) for key, value in node.value]
+    for key, marked, value in inside:
+        path, line = (*above, key), marked.start_mark.line + 1
         if path in lines:
             raise SettingsError(f"{file} line {line}: {'.'.join(path)} is given twice (also line {lines[path]})")
         lines[path] = line
-        if isinstance(value, yaml.MappingNode) and not above:
-            _mark(file, value, path, lines)
+        _mark(file, value, path, lines)
 
 
-def _read_toml(file: str, text: str) -> tuple[Mapping[str, Any], dict[tuple[str, ...], int]]:
+def _read_toml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
     try:
         document = tomllib.loads(text)
     except ValueError as error:  # a number of more digits than Python reads has no type of its own
         raise SettingsError(f"{file} is not valid TOML: {error}") from error
-    lines: dict[tuple[str, ...], int] = {}
+    lines: Lines = {}
     table: tuple[str, ...] = ()
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()

@@ -44,12 +44,22 @@ class DropGroup(Exception):
 class GroupPlayer:
     """Plays trajectories and groups: generate, failure policy, reward. Used by training and evaluation."""
 
-    def __init__(self, context: RolloutContext, grader: Grader, generate: GenerateFunction | None = None) -> None:
+    def __init__(
+        self,
+        context: RolloutContext,
+        grader: Grader,
+        generate: GenerateFunction | None = None,
+        beside: "GroupPlayer | None" = None,
+    ) -> None:
         self.context, self.grader, self.generate = context, grader, generate
-        self.limit = anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
+        # Two players side by side share the places and the event loop.
+        self.limit: anyio.CapacityLimiter = (
+            beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
+        )
         # One group and one trajectory begin in a step of the event loop, so that the first request leaves before the last
         # prompt is rendered.
-        self.next_group, self.next_trajectory = anyio.Lock(), anyio.Lock()
+        self.next_group: anyio.Lock = beside.next_group if beside else anyio.Lock()
+        self.next_trajectory: anyio.Lock = beside.next_trajectory if beside else anyio.Lock()
 
     async def group(
         self, samples: Group, *, evaluation: bool, stats: RolloutStats, ended: Callable[[], None] = lambda: None

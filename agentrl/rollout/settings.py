@@ -120,6 +120,11 @@ class RolloutSettings(Settings):
     eval_prompt_data: tuple[str, ...] = Field(
         (), description="Evaluation sets: NAME PATH pairs, or one PATH; repeatable."
     )
+    eval_config: str | None = Field(
+        None,
+        description="YAML file of evaluation sets, instead of eval_prompt_data: each with its own number of samples, sampling, "
+        "reward, environment, generate function and field names (docs/environments.md).",
+    )
     eval_interval: PositiveInt | None = Field(
         None, description="Evaluate every this many rollouts, and after the last."
     )

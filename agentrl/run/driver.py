@@ -81,7 +81,7 @@ def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
         steps=rollout.num_rollout,
         send=settings.cluster.update_weights_interval if engines else None,
         evaluate=rollout.eval_interval if engines else None,
-        evaluate_first=engines and rollout.eval_before_train and bool(rollout.eval_prompt_data),
+        evaluate_first=engines and rollout.eval_before_train and bool(rollout.eval_prompt_data or rollout.eval_config),
         save=train.save_interval,
     )
 

@@ -1,66 +1,167 @@
-"""The evaluation sets that `--eval-prompt-data` names."""
+"""The evaluation sets that `--eval-prompt-data` or `--eval-config` names.
 
-from collections.abc import Iterator
+A set is played by settings of its own: the run's, changed by what the file says under `defaults` and for the set. So it
+may have its own sampling, number of samples, reward, environment, generate function and field names.
+"""
+
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import RunSettings
-from agentrl.data.prompts import Look, PromptData
+from agentrl.config.files import read_document
+from agentrl.config.problems import did_you_mean, one_error
+from agentrl.data.prompts import PromptData
 from agentrl.data.source import pending_group
-from agentrl.errors import DataError, SettingsError
+from agentrl.errors import AgentRLError, SettingsError
 from agentrl.groups import Group
+
+SETTINGS: Mapping[str, str] = {
+    **{name: f"eval_{name}" for name in ("temperature", "top_p", "top_k", "max_response_len", "reward_key")},
+    **{name: f"rollout_{name}" for name in ("stop", "stop_token_ids", "skip_special_tokens")},
+    **{name: name for name in ("n_samples_per_eval_prompt", "max_turns", "env", "env_args", "env_key")},
+    **{name: name for name in ("custom_generate_function_path", "rm_type", "custom_rm_path", "group_rm")},
+    **{name: name for name in ("input_key", "label_key", "metadata_key", "tool_key")},
+    **{name: name for name in ("apply_chat_template", "apply_chat_template_kwargs")},
+}
+"""What a set may say, in slime's words where it has one, and the run's setting that it is instead of."""
+
+_REPLACES = {
+    "rm_type": ("custom_rm_path", "group_rm"),
+    "env": ("env_args", "env_key", "custom_generate_function_path"),
+}
+"""Settings of the run that one of a set's own takes the place of, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """Held-out prompts under a name."""
+    """Held-out prompts under a name.
+
+    Attributes:
+        where: the flag or the file's line that names it.
+        settings: the run's, with the set's own in their place.
+        metadata: what its samples' metadata holds instead of the rows' own.
+    """
 
     name: str
+    where: str
+    settings: RunSettings
     data: PromptData
-    n_samples: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def groups(self) -> list[Group]:
         """Fresh groups of pending samples, one a prompt."""
-        return [pending_group(row, row.index, self.n_samples, attempt="eval") for row in self.data]
+        n, given = self.settings.rollout.n_samples_per_eval_prompt, {**self.metadata, "attempt": "eval"}
+        return [pending_group(row, row.index, n, **given) for row in self.data]
 
-    def check(self, look: Look = lambda row: None) -> None:
-        """Read every row once, and show it to `look`, which may say what is wrong with it.
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Put the set's flag or line in front of what is wrong with it."""
+        with _named(self.where):
+            yield
 
-        Raises:
-            DataError: a row is malformed.
-        """
-        with _named(self.name):
-            self.data.check(look)
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    try:
+        yield
+    except AgentRLError as error:
+        raise type(error)(f"{where}: {error}") from error
 
 
 def eval_sets(settings: RunSettings) -> list[EvalSet]:
     """Open every set; a path without a name takes the file's.
 
     Raises:
-        SettingsError: a name is given twice.
+        SettingsError: a name is given twice, or the file is no list of sets.
         DataError: a file is missing or empty.
     """
-    pairs = name_paths(settings.rollout.eval_prompt_data)
-    names = [name for name, _ in pairs]
+    file, values = settings.rollout.eval_config, settings.rollout.eval_prompt_data
+    if file is None:
+        said = [_Said(f"--eval-prompt-data {name}", {"name": name, "path": path}) for name, path in name_paths(values)]
+    else:
+        said = _read(file)
+    names = [one.values["name"] for one in said]
     if len(set(names)) != len(names):
-        raise SettingsError(f"--eval-prompt-data: each set needs its own name, got {', '.join(names)}")
-    n_samples = settings.rollout.n_samples_per_eval_prompt
-    return [EvalSet(name, _open(settings, name, path), n_samples) for name, path in pairs]
+        raise SettingsError(f"{file or '--eval-prompt-data'}: each set needs its own name, got {', '.join(names)}")
+    return [_open(one, settings) for one in said]
 
 
-def _open(settings: RunSettings, name: str, path: str) -> PromptData:
-    with _named(name):
-        return PromptData(path, settings.data)
+@dataclass(slots=True)
+class _Said:
+    """What is said of a set: where it begins, its values, and the line of each."""
+
+    where: str
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+    replaced: set[str] = field(default_factory=set)
+
+    def add(self, given: Mapping[str, Any], lines: Mapping[str, str]) -> None:
+        """What is given later replaces; null says nothing."""
+        given = {key: value for key, value in given.items() if value is not None}
+        gone = {old for key in given for old in _REPLACES.get(key, ())}
+        self.replaced |= gone
+        self.values = {key: value for key, value in self.values.items() if key not in gone} | given
+        self.lines.update(lines)
+
+    def problems(self) -> Iterator[str]:
+        known = {"name", "path", "metadata_overrides", *SETTINGS}
+        for key in self.values.keys() - known:
+            yield f"{self.lines[key]}: a set has no {key}{did_you_mean(key, known)}; it may say {', '.join(sorted(known))}"
+        for key, kind in (("name", str), ("path", str), ("metadata_overrides", dict)):
+            value = self.values.get(key, {} if kind is dict else None)
+            if not isinstance(value, kind):
+                yield f"{self.lines.get(key, self.where)}: {key} must be {'text' if kind is str else 'a mapping'}, got {value!r:.100}"
 
 
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Put the set's flag and name in front of what is wrong with its data."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"--eval-prompt-data {name}: {error}") from error
+def _read(path: str) -> list[_Said]:
+    """The sets of a file: `eval:` (or the file itself) with `datasets:`, a list or a mapping by name, and `defaults:`."""
+    file, document, lines = read_document(path, "--eval-config")
+    above = ("eval",) if "eval" in document else ()
+    body = document.get("eval", document)
+    body = body if isinstance(body, Mapping) else {}
+    defaults, listed = body.get("defaults") or {}, body.get("datasets")
+    items: Mapping[Any, Any] = dict(enumerate(listed)) if isinstance(listed, list) else listed or {}
+    items = items if isinstance(items, Mapping) else {}
+    sound = all(isinstance(entry, Mapping) for entry in (defaults, *items.values()))
+    if not items or not sound or body.keys() - {"defaults", "datasets"}:
+        raise SettingsError(
+            f"{file}: expected `eval:` with `datasets:` below it, a list of sets with name and path, and if wanted "
+            "`defaults:` for all of them"
+        )
+
+    def numbered(path: tuple[str, ...], keys: Mapping[str, Any]) -> dict[str, str]:
+        return {key: f"{file} line {lines.get((*path, key), '?')}, {key}" for key in keys}
+
+    said = []
+    for key, entry in items.items():
+        at = (*above, "datasets", str(key))
+        one = _Said(f"{file} line {lines.get(at, '?')}")
+        one.add(defaults, numbered((*above, "defaults"), defaults))
+        one.add({"name": key, **entry} if listed is items else entry, numbered(at, entry))
+        said.append(one)
+    if problems := list(dict.fromkeys(problem for one in said for problem in one.problems())):
+        raise one_error(problems)
+    return said
+
+
+def _open(said: _Said, settings: RunSettings) -> EvalSet:
+    own = {SETTINGS[key]: value for key, value in said.values.items() if key in SETTINGS}
+    env, several = own.get("env"), settings.rollout.env
+    if isinstance(env, str) and isinstance(several, dict) and env in several:  # one of the run's, by its name
+        own = {"env_args": settings.rollout.env_args.get(env, {}), **own, "env": several[env]}
+    given = {key: value for key, value in settings.flat().items() if key in settings.given() - said.replaced}
+    name, path = said.values["name"], said.values["path"]
+    values = {**given, "eval_config": None, **own, "eval_prompt_data": (name, path)}
+    origins = {SETTINGS[key]: line for key, line in said.lines.items() if key in SETTINGS}
+    metadata = {**said.values.get("metadata_overrides", {})}
+    if "rm_type" in own and "custom_rm_path" not in own:
+        metadata["rm_type"] = own["rm_type"]
+    mine = RunSettings.from_flat(values, origins)
+    with _named(said.where):
+        return EvalSet(name, said.where, mine, PromptData(path, mine.data), metadata)
 
 
 def name_paths(values: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.conversations import check_conversations
-from agentrl.run.evalsets import eval_sets
+from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.train.checkpoints import Found, check_critic, check_curve, latest
 
 
@@ -106,12 +106,12 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
         here = settings.cluster.ray_address is None
         anyio.run(check_launch, settings.engine, settings.cluster.num_engines, here, kept_sets)
     seen = [_training_rows(settings, plugins)] if purpose != "eval" else []
+    reads = any(calls_tools(plugins, rows) for rows in seen)
     for held_out in eval_sets(settings):
-        seen.append(FirstRows(plugins.environments))
-        held_out.check(seen[-1].look)
-        _someone_grades(settings, plugins, seen[-1])
+        with held_out.named():
+            reads |= _eval_rows(held_out)
     chat = load_chat(settings)
-    if any(calls_tools(plugins, rows) for rows in seen):
+    if reads:
         check_calls_are_read(chat, settings.rollout.tool_call_parser)
     if purpose != "eval":
         _teacher(settings, chat)
@@ -229,6 +229,15 @@ def _training_rows(settings: RunSettings, plugins: Plugins) -> FirstRows:
         raise DataError(f"--prompt-data {settings.data.prompt_data}: its first row: {problem}")
     _someone_grades(settings, plugins, rows)
     return rows
+
+
+def _eval_rows(held_out: EvalSet) -> bool:
+    """Check a set and what plays it; whether its turns are read for tool calls."""
+    plugins = Plugins.load(held_out.settings)
+    rows = FirstRows(plugins.environments)
+    held_out.data.check(rows.look)
+    _someone_grades(held_out.settings, plugins, rows)
+    return calls_tools(plugins, rows)
 
 
 def _someone_asks(plugins: Plugins) -> None:

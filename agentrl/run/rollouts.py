@@ -8,7 +8,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import Transport
+from agentrl.envs import Kinds
 from agentrl.errors import DataError, SettingsError
 from agentrl.groups import Group, read_groups
 from agentrl.rm_hub import GraderRunner
@@ -34,7 +35,7 @@ from agentrl.rollout.group import GroupPlayer, group_id
 from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.run.environments import set_up
-from agentrl.run.evalsets import eval_sets
+from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
@@ -54,10 +55,10 @@ class Generation:
         plugins: Plugins,
         watchdog: Watchdog,
         store: TrajectoryStore,
+        sets: Sequence[tuple[EvalSet, GroupPlayer]],
     ) -> None:
         self.settings, self.folder, self.pool, self.player, self.plugins = settings, folder, pool, player, plugins
-        self.watchdog, self.store = watchdog, store
-        self._sets = eval_sets(settings)
+        self.watchdog, self.store, self._sets = watchdog, store, sets
 
     @classmethod
     @asynccontextmanager
@@ -70,8 +71,9 @@ class Generation:
             urls: the engines.
             transport: how to reach them; by default over HTTP.
         """
-        rollout, args = settings.rollout, settings.args
-        chat, plugins = load_chat(settings), Plugins.load(settings)
+        rollout, args, kinds = settings.rollout, settings.args, Kinds()
+        chat, plugins = load_chat(settings), Plugins.load(settings, kinds)
+        sets = [(held_out, Plugins.load(held_out.settings, kinds)) for held_out in eval_sets(settings)]
         async with AsyncExitStack() as stack:
             watchdog = stack.enter_context(Watchdog.watching(rollout.stall_warning))
             keep, key = settings.buffer.keep_trajectories, rollout.reward_key
@@ -85,21 +87,24 @@ class Generation:
             if (teacher := teacher_pool(settings, chat)) is not None:
                 await stack.enter_async_context(teacher)
             context = RolloutContext(rollout, args, chat, pool, length, plugins.environments, teacher)
-            preload = [rollout.rm_type] if rollout.rm_type else []
+            named = {s.rollout.rm_type for s in (settings, *(held_out.settings for held_out, _ in sets))}
+            preload = [rm_type for rm_type in named if rm_type]
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
             reward = RewardFunction.load(UNGRADED, group=False) if ungraded(settings, plugins) else plugins.reward
             grader = Grader(rollout, args, reward, graders)
-            entries = () if plugins.environments is None else plugins.environments.values()
+            all_plugins = (plugins, *(own for _, own in sets))
+            entries = [entry for own in all_plugins for entry in (own.environments or {}).values()]
             await stack.enter_async_context(set_up(entries, settings.cluster.start_timeout))
             player = GroupPlayer(context, grader, plugins.generate)
-            yield cls(settings, folder, pool, player, plugins, watchdog, store)
+            players = [(held_out, _player_of(held_out, own, player)) for held_out, own in sets]
+            yield cls(settings, folder, pool, player, plugins, watchdog, store, players)
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         """Evaluate on every set after `done` rollouts; trajectories and figures are kept in the run's folder."""
         metrics: dict[str, float] = {}
-        for held_out in self._sets:
-            result = await evaluate(self.player, held_out.name, held_out.groups())
-            key = self.settings.rollout.eval_reward_key
+        for held_out, player in self._sets:
+            result = await evaluate(player, held_out.name, held_out.groups())
+            key = held_out.settings.rollout.eval_reward_key
             add = partial(self.store.add, "eval", held_out.name, done, result.groups, reward_key=key)
             await to_thread.run_sync(add)
             save_rollout(str(self.folder.evaluation(held_out.name)), done, result.groups)
@@ -228,6 +233,16 @@ def make_batch(settings: RunSettings, groups: Sequence[Group], metrics: Mapping[
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
     found = staleness_metrics(payload) | truncation_metrics(payload, settings.rollout)
     return Batch(payload, ids, {**metrics, **found})
+
+
+def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> GroupPlayer:
+    """Plays a set by its own settings, with the engines and graders of `beside`."""
+    settings, context = held_out.settings, beside.context
+    other = settings.data.apply_chat_template_kwargs != context.args.apply_chat_template_kwargs
+    chat, rollout, args = load_chat(settings) if other else context.chat, settings.rollout, settings.args
+    context = replace(context, settings=rollout, args=args, chat=chat, environments=plugins.environments)
+    grader = Grader(rollout, args, plugins.reward, beside.grader.runner)
+    return GroupPlayer(context, grader, plugins.generate, beside)
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
