@@ -20,6 +20,7 @@ from agentrl.cli.main import COMMANDS, agentrl
 from agentrl.config.elsewhere import CALLED, answer
 from agentrl.config.flags import aliases, collect
 from agentrl.config.settings import RunSettings
+from agentrl.run.evalsets import eval_sets
 from agentrl.sample import Sample
 
 ROOT = Path(__file__).parents[1]
@@ -162,8 +163,20 @@ def test_settings_files_load(page: Path, code: str, desk: Path) -> None:
     path = desk / (named[1] if named else "settings.yaml")
     path.write_text(code)
     if path.suffix == ".yaml" and "eval" in yaml.safe_load(code):
-        return  # evaluation sets have a file of their own; their tests read it
-    RunSettings.from_file(path)
+        check_sets(path)
+    else:
+        RunSettings.from_file(path)
+
+
+def check_sets(path: Path) -> None:
+    """Open the evaluation sets of a file, each on one row that has all fields."""
+    found = yaml.safe_load(path.read_text())["eval"]
+    for one in found["datasets"]:
+        keys = {value for key, value in (*found.get("defaults", {}).items(), *one.items()) if key.endswith("_key")}
+        row: dict[str, object] = dict.fromkeys(keys | {"input", "label"}, "text") | {"metadata": {}}
+        Path(one["path"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(one["path"]).write_bytes(orjson.dumps(row) + b"\n")
+    assert len(eval_sets(RunSettings.from_flat({"eval_config": str(path)}))) == len(found["datasets"])
 
 
 @pytest.mark.parametrize(("page", "code"), each("json", "jsonl"))
