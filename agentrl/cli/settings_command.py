@@ -5,6 +5,7 @@
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -13,8 +14,10 @@ import click
 from agentrl.config.fields import FieldRef, Sections, all_fields
 from agentrl.config.flags import ESSENTIAL, aliases, collect, help_text, options, rewrite
 from agentrl.config.settings import Purpose, RunSettings
+from agentrl.config.unused import named
+from agentrl.errors import AgentRLError
 
-_OWN = ("--config", "--dry-run", "--debug", "--help", "--help-all")
+_OWN = ("--config", "--dry-run", "--dry-run-all", "--debug", "--help", "--help-all")
 _SGLANG = "sglang"
 
 
@@ -35,7 +38,7 @@ class SettingsCommand(click.Command):
         shared = (
             ""
             if self.name in ("train", "sft")
-            else " One file serves train, rollout and eval: training's are ignored here."
+            else " One file serves train, rollout and eval: a note names what is not read here."
         )
         formatter.write_text(
             f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them.{shared}"
@@ -61,16 +64,13 @@ def settings_command(
     """
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
-        def callback(config: str | None, dry_run: bool, **params: Any) -> int:
+        def callback(config: str | None, dry_run: bool, dry_run_all: bool, **params: Any) -> int:
             values, origins = collect(params, click.get_current_context().meta[_SGLANG])
             settings = RunSettings.from_parts(values, origins, config=config, presets=presets)
-            if dry_run:
-                from agentrl.config.dry_run import show
-                from agentrl.run.preflight import check_model_folder
-
-                show(settings)
-                check_model_folder(settings.check_complete(purpose), purpose)
-                return 0
+            for line in named(settings.flat(), settings.given(), purpose):
+                click.echo(f"note: {line}", err=True)
+            if dry_run or dry_run_all:
+                return _dry_run(settings, purpose, everything=dry_run_all)
             return function(settings.check_complete(purpose))
 
         return SettingsCommand(
@@ -85,10 +85,28 @@ def settings_command(
     return make
 
 
+def _dry_run(settings: RunSettings, purpose: Purpose, *, everything: bool) -> int:
+    """Print, and then check what the run itself checks before it starts anything."""
+    from agentrl.config.dry_run import show
+    from agentrl.run.epochs import whole_epochs
+    from agentrl.run.preflight import preflight
+
+    with suppress(AgentRLError):  # what is wrong is said below
+        settings = whole_epochs(settings)
+    show(settings, purpose=purpose, everything=everything)
+    settings = whole_epochs(settings.check_complete(purpose))
+    preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose)
+    click.echo("Checked as the run does before it starts: nothing stands in its way.")
+    return 0
+
+
 def _own_options() -> list[click.Parameter]:
     return [
         click.Option(["--config"], metavar="FILE", help="YAML or TOML file of settings; flags win over it."),
-        click.Option(["--dry-run"], is_flag=True, help="Print settings and what would run where, and stop."),
+        click.Option(
+            ["--dry-run"], is_flag=True, help="Check what the run would, print what differs from defaults, and stop."
+        ),
+        click.Option(["--dry-run-all"], is_flag=True, help="The same with all settings."),
         click.Option(["--debug"], is_flag=True, expose_value=False, help="Show a traceback with an error."),
         click.Option(
             ["--help-all"],

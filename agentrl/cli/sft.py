@@ -37,6 +37,5 @@ def command(settings: RunSettings) -> int:
     --calculate-per-token-loss, and what makes it learn from conversations.
     """
     from agentrl.cluster.launch import train
-    from agentrl.run.conversations import whole_epochs
 
-    return train(whole_epochs(settings))
+    return train(settings)

@@ -217,8 +217,6 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--backend local has one trainer process, and {trainers} were asked for; use --backend ray"
     if flat["engine"] == "embedded" and devices > 1:
         yield f"--backend local has one built-in engine, and --rollout-num-gpus is {devices}; use --backend ray"
-    if flat["engine"] == "embedded" and flat["engine_port_base"] is not None:
-        yield "--engine-port-base has no effect with --backend local, whose built-in engine listens at no port; leave it out"
     if flat["ray_address"] is not None:
         yield "--ray-address has no effect with --backend local; leave one of them out"
     for name in _CRITICS_PROCESSES:
@@ -293,6 +291,9 @@ def missing(flat: Flat, purpose: str) -> Iterator[str]:
         yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
     elif not os.path.isdir(os.path.expanduser(checkpoint)):
         yield f"--hf-checkpoint {checkpoint}: no such folder{_on_the_hub(checkpoint, '')}"
+    reached = flat["rollout_external_engine_addrs"] or flat["load_debug_rollout_data"]
+    if flat["engine"] == "external" and not reached:
+        yield "--engine external: give the engines' addresses by --rollout-external-engine-addrs HOST:PORT"
     if purpose == "eval":
         if not _evaluates(flat):
             yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on (or --eval-config FILE)"
@@ -354,8 +355,6 @@ def untrainable(flat: Flat) -> Iterator[str]:
                 yield f"{_flag(name)} {flat[name]} has no effect with {algorithm.name}, which learns no critic; leave it out"
     elif (alone := flat["num_critic_only_steps"]) >= flat["num_rollout"]:
         yield f"--num-critic-only-steps {alone}: the actor would not learn in --num-rollout {flat['num_rollout']}; use fewer"
-    if flat["eval_interval"] is not None and not _evaluates(flat):
-        yield f"--eval-interval {flat['eval_interval']}: there is nothing to evaluate; give --eval-prompt-data NAME PATH"
 
 
 def _demonstrations(flat: Flat, supervised: bool) -> Iterator[str]:

@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.config.settings import RunSettings
-from agentrl.settings import shown
+from agentrl.config.fields import all_fields
+from agentrl.config.settings import Purpose, RunSettings
+from agentrl.settings import Settings, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,10 @@ class Placement:
         return max((r.dp for r in self.trainer), default=-1) + 1
 
 
-def place(settings: RunSettings) -> Placement:
+def place(settings: RunSettings, purpose: Purpose = "train") -> Placement:
     """What a run with these settings starts, from arithmetic alone."""
     cluster = settings.cluster
-    trainer = () if cluster.debug_rollout_only else tuple(_ranks(settings))
+    trainer = () if cluster.debug_rollout_only or purpose != "train" else tuple(_ranks(settings))
     engines = tuple(_engines(settings)) if settings.generates else ()
     return Placement(trainer, engines)
 
@@ -79,23 +80,39 @@ def _engines(settings: RunSettings) -> Iterator[EnginePlace]:
         yield EnginePlace(index, tuple(range(index * each, (index + 1) * each)), shares_with_trainer=cluster.colocate)
 
 
-def show(settings: RunSettings, console: Console | None = None) -> None:
-    """Print settings and placement: tables in a terminal, plain lines in a pipe."""
+def show(
+    settings: RunSettings, console: Console | None = None, *, purpose: Purpose = "train", everything: bool = False
+) -> None:
+    """Print settings and placement: tables in a terminal, plain lines in a pipe.
+
+    Args:
+        purpose: what is to be run.
+        everything: all settings; else those that were given, and those that are not as they are by default.
+    """
     console = console or Console(highlight=False)
     draw = _show_tables if console.is_terminal else _show_plain
-    draw(settings, place(settings), console)
+    draw(settings, place(settings, purpose), console, everything)
+    if not everything:
+        _print(console, f"\nThe rest of the {len(all_fields())} settings is as by default; --dry-run-all prints it.")
 
 
-def _show_tables(settings: RunSettings, placement: Placement, console: Console) -> None:
+def _rows(values: Settings, everything: bool) -> list[tuple[str, Any]]:
+    given = values.model_fields_set
+    return [(n, v) for n, v in values if everything or n in given or v != all_fields()[n].default]
+
+
+def _show_tables(settings: RunSettings, placement: Placement, console: Console, everything: bool) -> None:
     for section, values in settings:
+        if not (rows := _rows(values, everything)):
+            continue
         table = Table(title=section, title_justify="left", title_style="bold", show_header=False, box=None)
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
-        for name, value in values:
+        for name, value in rows:
             table.add_row(name, render(value), style="bold" if name in values.model_fields_set else "dim")
         console.print(table)
         console.print()
-    console.print("Bold: given by you. Dim: defaults, and what follows from the rest.\n")
+    console.print("Bold: given by you. Dim: what follows from the rest, and defaults.\n")
     console.print("What runs where", style="bold")
     for line in describe(settings, placement):
         console.print(line, markup=False)
@@ -106,11 +123,15 @@ def _show_tables(settings: RunSettings, placement: Placement, console: Console) 
         console.print(ranks)
 
 
-def _show_plain(settings: RunSettings, placement: Placement, console: Console) -> None:
+def _show_plain(settings: RunSettings, placement: Placement, console: Console, everything: bool) -> None:
     for section, values in settings:
+        if not (rows := _rows(values, everything)):
+            continue
         _print(console, f"[{section}]")
-        for name, value in values:
-            _print(console, f"{name} = {render(value)}{'' if name in values.model_fields_set else '  # default'}")
+        for name, value in rows:
+            follows = "" if value == all_fields()[name].default else "  # follows from the rest"
+            why = "" if name in values.model_fields_set else follows or "  # default"
+            _print(console, f"{name} = {render(value)}{why}")
         _print(console, "")
     _print(console, "[placement]")
     for line in describe(settings, placement):
@@ -143,7 +164,7 @@ def describe(settings: RunSettings, placement: Placement) -> list[str]:
         elif settings.algorithm.needs_critic:
             lines.append("critic: in the trainer's processes")
     else:
-        lines.append("trainer: none (--debug-rollout-only)")
+        lines.append("trainer: none")
     lines += [_engine_line(settings, e) for e in placement.engines]
     if not placement.engines:
         given = "rollouts come from a dump" if cluster.load_debug_rollout_data else "conversations are learned from"
@@ -152,8 +173,8 @@ def describe(settings: RunSettings, placement: Placement) -> list[str]:
     samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
     lines.append(
         f"each of {rollout.num_rollout} rollouts: {rollout.rollout_batch_size} prompts x "
-        f"{rollout.n_samples_per_prompt} samples = {samples} samples = {train.global_batch_size} x "
-        f"{train.num_steps_per_rollout} optimizer step(s)"
+        f"{rollout.n_samples_per_prompt} samples = {samples} trajectories, in {train.num_steps_per_rollout} optimizer "
+        f"step(s) of {train.global_batch_size}"
     )
     return lines
 

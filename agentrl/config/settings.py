@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from agentrl.config import checks
+from agentrl.config import checks, unused
 from agentrl.config.args import Args
 from agentrl.config.fields import SECTIONS, Sections, all_fields
 from agentrl.config.files import read_file
@@ -34,6 +34,8 @@ class RunSettings(Sections):
 
     @model_validator(mode="after")
     def _hold_together(self) -> Self:
+        if self.engine.rollout_external_engine_addrs and "engine" not in self.engine.model_fields_set:
+            self._fill("engine", engine="external")
         if self.algorithm.needs_length and self.algorithm.loss_max_length is None:
             self._fill("algorithm", loss_max_length=self.rollout.rollout_max_response_len)
         flat = self.flat()
@@ -165,13 +167,16 @@ class RunSettings(Sections):
         return Args({**{f"sglang_{k}": v for k, v in options.items()}, **flat})
 
     def check_complete(self, purpose: Purpose) -> Self:
-        """Check that nothing the command needs is missing, and that training can train; returns the settings.
+        """Check that nothing is missing, that what was given has an effect, and that training can train; returns the settings.
 
         Raises:
-            SettingsError: lists what is missing or cannot be and how to give it.
+            SettingsError: lists what is missing, in vain or cannot be, and what to do.
         """
         flat = self.flat()
-        if problems := [*checks.missing(flat, purpose), *(checks.untrainable(flat) if purpose == "train" else ())]:
+        problems = [*checks.missing(flat, purpose)] or unused.refused(flat, self.given(), purpose)
+        if purpose == "train" and not self.cluster.debug_rollout_only:
+            problems += checks.untrainable(flat)
+        if problems:
             raise one_error(problems)
         return self
 

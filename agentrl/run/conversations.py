@@ -35,31 +35,12 @@ def longest(settings: RunSettings) -> int:
 
 
 def check_conversations(settings: RunSettings, chat: Chat) -> None:
-    """Read the rows as the settings ask (`prompt_data_check`), write out the first, and see that there are enough.
+    """Read the rows as the settings ask (`prompt_data_check`), and write out the first.
 
     Raises:
-        DataError: there are none, one is malformed, or they do not fill a batch.
+        DataError: there are none, or one is malformed.
     """
-    data, size, epochs = open_prompts(settings.data), settings.rollout.rollout_batch_size, settings.data.num_epoch
+    data = open_prompts(settings.data)
     if data is None or settings.data.data_source_path is not None:
         raise DataError("conversations to learn from come from --prompt-data FILE; leave --data-source-path out")
-    if epochs is not None and epochs * len(data) < size:
-        raise DataError(
-            f"--prompt-data {settings.data.prompt_data} has {len(data)} conversations, and --num-epoch {epochs} does not fill "
-            f"one batch of --rollout-batch-size {size}; use at most {epochs * len(data)}, or more epochs"
-        )
     demonstrated(chat, settings, data[0].prompt, data[0].tools, data.where(0))
-
-
-def whole_epochs(settings: RunSettings) -> RunSettings:
-    """The settings with as many steps as the epochs have whole batches, one epoch if neither number was given.
-
-    Raises:
-        DataError: the data cannot be read, or does not fill a batch.
-    """
-    if "num_rollout" in settings.given():
-        return settings
-    epochs = settings.data.num_epoch or 1
-    data = open_prompts(settings.data.model_copy(update={"prompt_data_check": "lazy"}))
-    steps = epochs * len(data or ()) // settings.rollout.rollout_batch_size
-    return settings.replace(num_epoch=epochs, num_rollout=max(steps, 1))

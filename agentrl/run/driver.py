@@ -13,6 +13,7 @@ from agentrl.config.placement import ClusterSettings
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.devices import resolve_device, resolve_threads
+from agentrl.run.epochs import whole_epochs
 from agentrl.run.parts import Batch, Parts, Start, within
 from agentrl.run.preflight import preflight, resumed
 from agentrl.run.schedule import Action, Cadence, Do, Schedule
@@ -29,7 +30,7 @@ def train(settings: RunSettings, start: Start) -> int:
     Args:
         start: what starts the parts: `agentrl.cluster.start` or `agentrl.run.local.start`.
     """
-    settings.check_complete("train")
+    settings = whole_epochs(settings.check_complete("train"))
     with Progress(settings.observability, total=settings.rollout.num_rollout) as progress:
         began = time.monotonic()
         # No line for this: a mistake that it finds is the only thing to read.

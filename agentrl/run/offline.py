@@ -9,6 +9,7 @@ from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched
+from agentrl.run.epochs import whole_epochs
 from agentrl.run.preflight import preflight
 from agentrl.run.rollouts import Generation, LedgerRollouts
 
@@ -34,7 +35,8 @@ def rollout(settings: RunSettings) -> int:
 
     The samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`.
     """
-    preflight(settings.check_complete("rollout"), "rollout")
+    settings = whole_epochs(settings.check_complete("rollout"))
+    preflight(settings, "rollout")
     return anyio.run(_rollout, settings, backend_options={"use_uvloop": True})
 
 

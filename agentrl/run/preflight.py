@@ -7,6 +7,7 @@
 """
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
@@ -91,6 +92,8 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
         AgentRLError: the first mistake found, with the flag, file or line that it is in.
     """
     check_model_folder(settings, purpose)
+    if settings.observability.use_wandb and purpose != "eval" and find_spec("wandb") is None:
+        raise SettingsError("--use-wandb: wandb is not installed here; pip install 'agentrl[wandb]', or leave it out")
     if purpose == "train":
         _checkpoint(settings)
     template = settings.cluster.load_debug_rollout_data

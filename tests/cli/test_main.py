@@ -17,7 +17,7 @@ import pytest
 
 import agentrl as rooms
 from agentrl.cli.main import _DISTRIBUTED_AS, COMMANDS, extra_for
-from tests.support.tiny_models import make_tiny_model
+from tests.support.runs import RunKit
 
 HEAVY = ("torch", "nicegui", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
 
@@ -230,13 +230,15 @@ def test_dry_run_prints_the_plan_and_then_what_is_missing(tmp_path: Path) -> Non
     assert "[placement]" in done.stdout
     assert done.returncode == 2
     assert "--hf-checkpoint is missing" in done.stderr
-    make_tiny_model(tmp_path / "model", "qwen3")
-    (tmp_path / "model" / "tokenizer.json").touch()
-    (tmp_path / "train.jsonl").write_text("{}\n")
-    full = agentrl("train", "--dry-run", "--hf-checkpoint", "model", "--prompt-data", "train.jsonl", cwd=tmp_path)
+    kit = RunKit.make(tmp_path)
+    full = agentrl("train", "--dry-run", *kit.arguments(), cwd=tmp_path)
     assert full.returncode == 0, full.stderr
+    assert "# default" not in full.stdout
+    assert "rollout_top_k = -1  # default" in agentrl("eval", "--dry-run-all", cwd=tmp_path).stdout
+    unknown = agentrl("train", "--dry-run", *kit.arguments(env="env.py:AddEnf"), cwd=tmp_path)
+    assert (unknown.returncode, "did you mean 'AddEnv'" in unknown.stderr) == (2, True)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"\x08" * 100)
-    torn = agentrl("train", "--dry-run", "--hf-checkpoint", "model", "--prompt-data", "train.jsonl", cwd=tmp_path)
+    torn = agentrl("train", "--dry-run", *kit.arguments(), cwd=tmp_path)
     assert torn.returncode == 2
     assert "model.safetensors: not a readable safetensors file" in torn.stderr
     assert "Traceback" not in torn.stderr

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from agentrl.config import RunSettings
 from agentrl.config.dry_run import describe, place, show
+from agentrl.config.fields import all_fields
 
 
 def build(line: str) -> RunSettings:
@@ -60,8 +61,21 @@ def test_what_is_printed(terminal: bool) -> None:
     text = out.getvalue()
     assert "0.0003" in text
     assert "TP 2 x PP 1 x CP 1 x DP 1" in text
-    assert "16 prompts x 8 samples = 128 samples = 128 x 1" in text
+    assert "16 prompts x 8 samples = 128 trajectories, in 1 optimizer step(s) of 128" in " ".join(text.split())
     if not terminal:
         assert "lr = 0.0003\n" in text, "what was given carries no mark"
-        assert "rollout_batch_size = 16  # default" in text
+        assert "global_batch_size = 128  # follows from the rest" in text
+        assert "rollout_batch_size" not in text
         assert "trainer rank 1: node 0 process 1: tp 1 cp 0 dp 0 pp 0" in text
+
+
+def test_everything_is_printed_if_asked_for() -> None:
+    out = io.StringIO()
+    show(build("--lr 3e-4"), Console(file=out, highlight=False, width=200), everything=True)
+    lines = out.getvalue().splitlines()
+    assert "rollout_batch_size = 16  # default" in lines
+    assert sum(" = " in line for line in lines) >= len(all_fields())
+
+
+def test_an_evaluation_starts_no_trainer() -> None:
+    assert describe(build(""), place(build(""), "eval"))[0] == "trainer: none"

@@ -221,7 +221,7 @@ def test_what_is_missing_is_said(model: Path, tmp_path: Path) -> None:
         ("--ref-load x", "--ref-load has no effect: grpo reads no reference model; set --use-kl-loss or --kl-coef"),
         ("--critic-num-gpus-per-node 2", "--critic-num-gpus-per-node 2 has no effect with grpo"),
         ("--advantage-estimator ppo --num-critic-only-steps 9 --num-rollout 9", "the actor would not learn in"),
-        ("--eval-interval 5", "--eval-interval 5: there is nothing to evaluate; give --eval-prompt-data"),
+        ("--eval-interval 5", "--eval-interval 5 has no effect without --eval-prompt-data"),
     ],
 )
 def test_what_cannot_train_is_refused_for_training_only(model: Path, tmp_path: Path, line: str, words: str) -> None:

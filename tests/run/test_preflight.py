@@ -102,7 +102,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must fail; returns its message."""
     assert run(arguments) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("error: ")
+    assert next(line for line in said.err.splitlines() if not line.startswith("note: ")).startswith("error: ")
     assert "Traceback" not in said.err
     return said.err
 
@@ -157,7 +157,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             ["--tool-call-parser auto", "'none'", "<call>", "pkg.mod:function"],
         ),
         ({"tool_call_parser": "llama3"}, ["--tool-call-parser llama3", "does not read", "<tool_call>"]),
-        ({"engine": "external"}, ["--rollout-external-engine-addrs host:port"]),
+        ({"engine": "external"}, ["--rollout-external-engine-addrs HOST:PORT"]),
         ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
         ({"load_debug_rollout_data": "dumps"}, ["--load-debug-rollout-data dumps", "--save-debug-rollout-data"]),
         ({"load_debug_rollout_data": "one_dump"}, ["one_dump/1.jsonl, which is not there; set --num-rollout 1"]),

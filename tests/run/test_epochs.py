@@ -1,0 +1,44 @@
+"""`--num-epoch` says how many rollouts there are."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import RunSettings
+from agentrl.errors import DataError
+from agentrl.run.epochs import whole_epochs
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "p.jsonl").write_text('{"input": "a"}\n' * 10)
+    return tmp_path / "p.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("line", "rollouts"),
+    [
+        ("--num-epoch 3", 7),
+        ("--num-epoch 300", 750),
+        ("--num-epoch 3 --num-rollout 2", 2),
+        ("--num-epoch 3 --num-rollout 20", 20),
+        ("--num-epoch 3 --data-source-path a:b", 100),
+        ("", 100),
+        ("--sft-turns all --loss-type sft_loss", 2),
+        ("--sft-turns all --loss-type sft_loss --num-rollout 9", 9),
+    ],
+)
+def test_whole_batches_of_the_epochs(data: Path, line: str, rollouts: int) -> None:
+    flags = f"--prompt-data {data} --rollout-batch-size 4 {line}".split()
+    assert whole_epochs(RunSettings.from_cli(flags)).rollout.num_rollout == rollouts
+
+
+def test_an_environments_own_prompts_have_no_epochs() -> None:
+    assert whole_epochs(RunSettings.from_cli(["--num-epoch", "2"])).rollout.num_rollout == 100
+
+
+@pytest.mark.parametrize("more", [[], ["--num-rollout", "3"]])
+def test_epochs_that_fill_no_batch_are_refused(data: Path, more: list[str]) -> None:
+    flags = ["--prompt-data", str(data), "--rollout-batch-size", "31", "--num-epoch", "3", *more]
+    with pytest.raises(DataError, match="has 10 rows, and --num-epoch 3 does not fill one batch"):
+        whole_epochs(RunSettings.from_cli(flags))
