@@ -8,8 +8,10 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -62,7 +64,7 @@ def _split(path: str, what: str, default_names: tuple[str, ...]) -> tuple[str, s
 def _load_file(source: str, what: str) -> ModuleType:
     file = Path(source).expanduser().resolve()
     if not file.is_file():
-        raise PluginError(f"{what}: no file {file} (looked from {os.getcwd()})")
+        raise PluginError(f"{what} {source}: no such file (looked for {file})")
     name = f"agentrl_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -99,9 +101,31 @@ def _load_module(source: str, what: str) -> ModuleType:
 
 
 def describe_error(error: Exception) -> str:
-    """The error and the line that raised it; a syntax error's text names its own."""
+    """The error and the user's line that it came out of; a syntax error's text names its own."""
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return said
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{said} at {frame.filename}:{frame.lineno}"
+    return f"{said}{raised_at(error)}"
+
+
+_OTHERS = tuple(f"{Path(folder)}{os.sep}" for folder in {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))})
+_OURS = f"{Path(__file__).parent}{os.sep}"
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line that is neither ours nor a library's, where the traceback has one; as ` at FILE:LINE in NAME`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_OTHERS, _OURS, "<"))]
+    return "".join(f" at {frame.filename}:{frame.lineno} in {frame.name}" for frame in (own or frames)[-1:])
+
+
+def defined_at(value: Any) -> str:
+    """`FILE:LINE` of a function, of an object's `__call__`, or of a partial's function; else what it is."""
+    value = inspect.unwrap(getattr(value, "func", value))
+    code = getattr(value if hasattr(value, "__code__") else type(value).__call__, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else f"{value!r:.80}"
+
+
+def named(function: Any) -> str:
+    """A function's name and where it is defined."""
+    return f"{getattr(function, '__name__', type(function).__name__)} at {defined_at(function)}"

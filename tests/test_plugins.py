@@ -24,7 +24,7 @@ def test_loads_by_module_and_by_file(tmp_path: Path) -> None:
         ("nonsense", "expected 'package.module:Name' or 'path/file.py:Name'"),
         ("no_such_module:Env", "no module 'no_such_module'"),
         ("collections:OrderedDic", "did you mean 'OrderedDict'"),
-        ("no/such/file.py:Env", "no file .*no/such/file.py"),
+        ("no/such/file.py:Env", "--env no/such/file.py: no such file .looked for /"),
     ],
 )
 def test_what_cannot_be_found(path: str, message: str) -> None:

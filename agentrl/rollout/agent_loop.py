@@ -15,9 +15,11 @@ from agentrl.clock import note_turn
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure, SampleError
+from agentrl.plugins import defined_at
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import LiveEnvironment, closing
 from agentrl.rollout.failures import guarded
+from agentrl.rollout.rewards import check_reward
 from agentrl.sample import Sample, Status
 
 
@@ -101,6 +103,7 @@ class _Trajectory:
             what = f"{type(env).__name__}.reward"
             reward = await guarded(env.reward(talk.sample), what=what, timeout=timeout, failure=GraderFailure)
             talk.sample.reward = reward
+            check_reward(talk.sample, f"{what} ({defined_at(type(env).reward)})")
         for sibling in talk.earlier:
             sibling.reward = talk.sample.reward
             if credit := talk.sample.metadata.get("step_credit"):

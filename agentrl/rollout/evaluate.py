@@ -8,7 +8,8 @@ import anyio
 from agentrl.errors import ungrouped
 from agentrl.groups import Group
 from agentrl.observability.stats import pass_at_k
-from agentrl.rollout.group import DropGroup, GroupPlayer
+from agentrl.rollout.failures import DropGroup
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.stats import SUMMARY, RolloutStats, by_environment, describe, mean, means
 
 SOLVED = 1.0
@@ -36,20 +37,26 @@ async def evaluate(player: GroupPlayer, name: str, prompts: Sequence[Group]) -> 
     Args:
         name: the data set's name, for the metrics.
         prompts: groups of pending samples, `n_samples_per_eval_prompt` each.
+
+    Raises:
+        AgentRLError: no prompt fitted, or the reward failed for all of them, and no evaluation graded any before.
     """
     stats = RolloutStats()
     graded: list[Group] = [[] for _ in prompts]
 
     async def one(at: int, group: Group) -> None:
+        own = RolloutStats()
         try:
-            graded[at] = await player.group(group, evaluation=True, stats=stats)
+            graded[at] = await player.group(group, evaluation=True, stats=own)
         except DropGroup as drop:
-            stats.dropped[drop.reason] += 1
+            own.dropped[drop.reason] += 1
+        stats.add(own)
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             for at, group in enumerate(prompts):
                 tasks.start_soon(one, at, group)
+    player.eval_outset.judge()
     return EvalResult(name, _metrics(player, graded, stats), graded)
 
 

@@ -6,16 +6,24 @@
 """
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from agentrl.clock import Deadline
 from agentrl.errors import AgentRLError, Failure, Place, SampleError, first_error
+from agentrl.plugins import raised_at
 from agentrl.sample import Sample, Status
 
 T = TypeVar("T")
+
+
+class DropGroup(Exception):
+    """Internal: the policy says that this failure drops the group."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 async def guarded(
@@ -62,10 +70,8 @@ async def guarded(
 
 
 def describe(what: str, error: BaseException) -> str:
-    """`what` raised `error`, with the innermost line of the traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-    return f"{what} raised {type(error).__name__}: {error}{where}"
+    """`what` raised `error`, with the line of the user's code that it came out of."""
+    return f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
 
 
 def mark_failed(sample: Sample, failure: Failure) -> Sample:

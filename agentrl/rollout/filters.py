@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import AgentRLError, PluginError
-from agentrl.plugins import load_object
+from agentrl.plugins import load_object, named
 from agentrl.rollout.failures import describe
 from agentrl.sample import Sample
 
@@ -43,6 +43,11 @@ def load_filter(path: str) -> GroupFilter:
     return checked
 
 
+def named_filter(group_filter: GroupFilter) -> str:
+    """The filter and its place, for messages."""
+    return f"the group filter {named(group_filter)} (--dynamic-sampling-filter-path)"
+
+
 def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]) -> FilterOutput:
     """Ask the filter, if there is one."""
     if group_filter is None:
@@ -57,5 +62,7 @@ def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]
         return FilterOutput(verdict, None if verdict else "filtered")
     keep = getattr(verdict, "keep", None)
     if not isinstance(keep, bool):
-        raise PluginError(f"the group filter must return a bool or an object with a bool `keep`, got {verdict!r:.80}")
+        raise PluginError(
+            f"{named_filter(group_filter)} must return a bool or an object with a bool `keep`, got {verdict!r:.80}"
+        )
     return FilterOutput(keep, getattr(verdict, "reason", None) or (None if keep else "filtered"))

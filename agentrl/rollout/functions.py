@@ -20,7 +20,7 @@ import anyio
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
-from agentrl.plugins import load_object
+from agentrl.plugins import defined_at, load_object
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread
 
@@ -180,6 +180,11 @@ class RewardFunction:
             )
         samples_only = len(required) == 1
         return cls(function, name, samples_only, group or samples_only)
+
+    @property
+    def named(self) -> str:
+        """The setting that names it, and where it is defined."""
+        return f"{self.name} ({defined_at(self.function)})"
 
     @property
     def plain(self) -> bool:

@@ -18,27 +18,21 @@ from agentrl.engine.hold import Hold
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, GraderFailure, Place, TrajectoryTimeout, ungrouped
 from agentrl.groups import Group
+from agentrl.plugins import defined_at
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import Generator, RolloutContext
 from agentrl.rollout.environment import Restarted
-from agentrl.rollout.failures import guarded, mark_failed, mask_out, trainable
+from agentrl.rollout.failures import DropGroup, guarded, mark_failed, mask_out, trainable
 from agentrl.rollout.functions import GenerateFunction, settle
 from agentrl.rollout.helpers import Recorder, recording
+from agentrl.rollout.outset import Outset
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import FailureAction, RolloutSettings
 from agentrl.rollout.stats import RolloutStats, Tokens, describe
 from agentrl.sample import Sample, Status
 
 T = TypeVar("T")
-
-
-class DropGroup(Exception):
-    """Internal: the policy says that this failure drops the group."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class GroupPlayer:
@@ -52,6 +46,7 @@ class GroupPlayer:
         beside: "GroupPlayer | None" = None,
     ) -> None:
         self.context, self.grader, self.generate = context, grader, generate
+        self.outset, self.eval_outset = Outset(), Outset()
         # Two players side by side share the places and the event loop.
         self.limit: anyio.CapacityLimiter = (
             beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
@@ -67,7 +62,7 @@ class GroupPlayer:
         """Play all samples of a group and grade them.
 
         Args:
-            stats: counts; the number of tokens grows while they are sampled.
+            stats: the group's own counts; the number of tokens grows while they are sampled.
             ended: called when a trajectory has given its place to others.
 
         Returns:
@@ -76,11 +71,13 @@ class GroupPlayer:
         Raises:
             DropGroup: a failure's policy drops the group.
             Failure: a failure's policy stops the run.
+            AgentRLError: every one of the first groups failed alike.
         """
         settings = self.context.settings
         async with self.next_group:
             pass
-        with entered_runner(self.grader.runner):
+        outset = self.eval_outset if evaluation else self.outset
+        with outset.playing(stats), entered_runner(self.grader.runner):
             flat = await _Play(self, self.context.params(evaluation=evaluation), evaluation, stats, ended).group(
                 samples
             )
@@ -123,6 +120,12 @@ class _Play:
     @property
     def _settings(self) -> RolloutSettings:
         return self.player.context.settings
+
+    @property
+    def _giver(self) -> str:
+        """Who gives rewards before the grader does; an environment's are looked at where they are given."""
+        generate = self.player.generate
+        return "" if generate is None else f"{generate.name} ({defined_at(generate.function)})"
 
     async def _trajectory(self, sample: Sample) -> list[Sample]:
         """One trajectory with retries; its failure is settled by the policy."""
@@ -185,7 +188,8 @@ class _Play:
             recorder.fill(generated)
             generated = settle(generated, sample, generate.name)
         if not grader.by_group:
-            await grader.grade(generated)
+            await grader.grade(generated, self._giver)
+            self.stats.graded += 1
         return generated
 
     async def _whole_group(self, samples: Group) -> list[Group]:
@@ -232,11 +236,12 @@ class _Play:
 
     async def _grade_group(self, samples: Group) -> Group:
         try:
-            grading, place = self.player.grader.grade(samples), Place(samples[0].group_index)
+            grading, place = self.player.grader.grade(samples, self._giver), Place(samples[0].group_index)
             await guarded(grading, what="grading", timeout=math.inf, failure=GraderFailure, place=place)
         except Failure as failure:
             self.stats.count(failure)
             self._drop(failure)
+        self.stats.graded += sum(sample.status is not Status.FAILED for sample in samples)
         return samples
 
 

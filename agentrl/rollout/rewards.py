@@ -21,6 +21,7 @@ from agentrl.rollout.settings import RolloutSettings
 from agentrl.sample import Sample
 
 UNGRADED = f"{__name__}:reward_by_row"
+_NO_RETURN = "; every way through it ends in a return with the reward"
 _THREADS = 32
 """Plain reward functions at work at once."""
 
@@ -50,8 +51,11 @@ class Grader:
         """The group must be complete before it can be graded."""
         return self.function is not None and self.function.group
 
-    async def grade(self, samples: Sequence[Sample]) -> None:
+    async def grade(self, samples: Sequence[Sample], giver: str = "") -> None:
         """Set the reward of every sample that lacks one, and check all of them.
+
+        Args:
+            giver: whose code gave rewards to some of them before, for the message.
 
         Raises:
             GraderFailure: the function raised, timed out, or returned something that is not a finite number.
@@ -61,8 +65,9 @@ class Grader:
             rewards = await (self._built_in(pending) if self.function is None else self._own(self.function, pending))
             for sample, reward in zip(pending, rewards, strict=True):
                 sample.reward = reward
+                check_reward(sample, "" if self.function is None else self.function.named)
         for sample in samples:
-            check_reward(sample)
+            check_reward(sample, giver)
 
     async def _own(self, function: RewardFunction, samples: Sequence[Sample]) -> list[Any]:
         # Hundreds of plain functions at once would share the processor and all miss their deadlines.
@@ -89,8 +94,11 @@ async def reward_by_row(args: Any, sample: Sample) -> Any:
     return (await batched_async_rm(args, [sample]))[0] if sample.metadata.get("rm_type") else 0.0
 
 
-def check_reward(sample: Sample) -> None:
-    """A reward is a finite number, or a dict whose numbers are finite.
+def check_reward(sample: Sample, giver: str) -> None:
+    """A reward is a finite number, or a dict whose numbers are finite; what is none is taken away.
+
+    Args:
+        giver: whose code gave it, and where that is; "" where nobody knows.
 
     Raises:
         GraderFailure: names the value and the sample.
@@ -99,8 +107,10 @@ def check_reward(sample: Sample) -> None:
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     plain = not isinstance(sample.reward, dict)
     if (plain and not numbers) or not all(map(math.isfinite, numbers)):
+        given, sample.reward = sample.reward, None
         raise GraderFailure(
-            f"the reward of sample index={sample.index} must be a finite number or a dict of them, got {sample.reward!r:.80}",
+            f"{giver and f'{giver}: '}the reward of sample index={sample.index} must be a finite number or a dict of them, "
+            f"got {given!r:.80}{_NO_RETURN if given is None else ''}",
             kind="grader_bad_reward",
         )
     if plain:

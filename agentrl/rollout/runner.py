@@ -21,9 +21,10 @@ from anyio.abc import TaskGroup
 from agentrl.errors import AgentRLError, ungrouped
 from agentrl.groups import Group, GroupStore
 from agentrl.rollout.admission import Admission
-from agentrl.rollout.filters import GroupFilter
+from agentrl.rollout.failures import DropGroup
+from agentrl.rollout.filters import GroupFilter, named_filter
 from agentrl.rollout.finalize import mask_older, reason_to_drop
-from agentrl.rollout.group import DropGroup, GroupPlayer, group_id
+from agentrl.rollout.group import GroupPlayer, group_id
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import Account, RolloutStats, Tokens
 from agentrl.rollout.teacher import teach
@@ -255,7 +256,7 @@ class RolloutRunner:
             self._stats.add(stats)
             self._ended.add(stats.tokens)
         if self._admission.hopeless:
-            raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row))
+            raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row, self._filter))
 
     async def _write(self, call: Callable[[*Args], T], *arguments: *Args) -> T:
         return await to_thread.run_sync(call, *arguments, limiter=self._thread)
@@ -287,10 +288,11 @@ def admission_of(settings: RolloutSettings) -> Admission:
     )
 
 
-def _hopeless(stats: RolloutStats, dropped: int) -> str:
+def _hopeless(stats: RolloutStats, dropped: int, group_filter: GroupFilter | None) -> str:
     reasons = ", ".join(f"{reason} ({count})" for reason, count in stats.dropped.most_common(5))
     last = f"; the last failure was: {stats.last_failure}" if stats.last_failure else ""
-    return (
-        f"{dropped} groups in a row were dropped and none was kept, for: {reasons}{last}. "
-        "Look at the prompts, the environment and the group filter"
-    )
+    rewards = [row["reward"] for row in stats.offered if "reward" in row]
+    if group_filter is not None and rewards:
+        saw = f"from {min(rewards):g} to {max(rewards):g}" if min(rewards) < max(rewards) else f"all {rewards[0]:g}"
+        last += f"; {named_filter(group_filter)} was asked about {len(rewards)} trajectories, whose rewards were {saw}"
+    return f"{dropped} groups in a row were dropped and none was kept, for: {reasons}{last}"

@@ -71,6 +71,7 @@ class RolloutStats:
 
     Attributes:
         offered: every trajectory that came to its end.
+        graded: trajectories that were given a reward, also in groups that were dropped.
         failures: by `<blame>/<kind>`.
         dropped: groups by reason.
         seconds: how long was generated.
@@ -78,6 +79,7 @@ class RolloutStats:
     """
 
     offered: list[Row] = field(default_factory=list)
+    graded: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     last_failure: str = ""
     retries: int = 0
@@ -94,6 +96,7 @@ class RolloutStats:
     def add(self, other: "RolloutStats") -> None:
         """Add the counts of a part; `seconds` and `account` are the whole's own."""
         self.offered += other.offered
+        self.graded += other.graded
         self.failures.update(other.failures)
         self.last_failure = other.last_failure or self.last_failure
         self.retries += other.retries

@@ -14,7 +14,7 @@ import anyio
 from agentrl.errors import EngineFailure, Failure, SettingsError, ungrouped
 from agentrl.groups import Group
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.group import DropGroup
+from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.settings import FailureAction
 from agentrl.rollout.stats import RolloutStats
 from agentrl.sample import Sample

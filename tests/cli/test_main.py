@@ -125,7 +125,7 @@ def test_version() -> None:
         (("init", "m", "--heads", "3"), ["heads=3", "multiple"]),
         (("init", "file.txt/m"), ["file.txt/m cannot be made: Not a directory"]),
         (("check",), ["TARGET"]),
-        (("check", "adding.py"), ["no file", "adding.py"]),
+        (("check", "adding.py"), ["no such file", "adding.py"]),
         (("check", "syntax.py:Env"), ["syntax.py failed to import: SyntaxError", "line 1"]),
         (("check", "function.py:Env"), ["Env is a function, expected a subclass of agentrl.Environment"]),
         (("report",), ["RUN"]),

@@ -62,7 +62,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
         ("Setup", ["Setup.setup raised FileNotFoundError: no index at corpus.idx", "failing.py:"]),
         ("Raising", ["Raising.step raised KeyError", "failing.py:"]),
         ("Hanging", ["Hanging.step took longer than 0.5 s"]),
-        ("NotANumber", ["grader_bad_reward", "must be a finite number", "got nan"]),
+        ("NotANumber", ["NotANumber.reward (", "failing.py:", "must be a finite number", "got nan"]),
     ],
 )
 def test_a_rollout_with_a_bad_environment(kit: RunKit, name: str, parts: list[str]) -> None:

@@ -66,8 +66,8 @@ def test_a_file_alone_is_answered_with_what_is_in_it(file: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("nowhere/env.py", r"--env: no file .*nowhere/env\.py \(looked from "),
-        ("nowhere/env.py:Env", r"--env: no file .*nowhere/env\.py \(looked from "),
+        ("nowhere/env.py", r"--env nowhere/env\.py: no such file \(looked for /.*nowhere/env\.py\)"),
+        ("nowhere/env.py:Env", r"--env nowhere/env\.py: no such file \(looked for /.*nowhere/env\.py\)"),
         ("no_such_package_here:Env", "no module 'no_such_package_here'"),
         ("agentrl.demo:task", "agentrl.demo.task is a module"),
         ("JustAName", "expected 'package.module:Name'"),

@@ -1,22 +1,25 @@
 """The rollout runner: groups whole, batch after batch, nothing left running, nothing lost."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from agentrl import Sample
+from agentrl import Sample, Step, Turn
 from agentrl.chat import Chat
 from agentrl.errors import (
     AgentRLError,
+    Blame,
     EngineUnreachable,
     LedgerError,
     PluginError,
 )
 from agentrl.rollout.filters import nonzero_std
 from agentrl.rollout.runner import RolloutRunner
+from agentrl.rollout.settings import FailureAction
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
 
 
@@ -89,9 +92,30 @@ async def test_a_policy_that_raises_ends_the_run_and_leaves_nothing_running(chat
 
 
 async def test_a_rollout_that_keeps_nothing_ends_with_the_reasons(chat: Chat) -> None:
-    loop, _ = build(chat, [f"x{END}"], rollout_max_prompt_len=3)
-    with pytest.raises(AgentRLError, match=r"50 groups in a row were dropped.*nothing_to_train.*at most 3 fit"):
+    class Never(EchoEnv):
+        async def step(self, turn: Turn) -> Step:
+            raise OSError("gone")
+
+    loop, _ = build(chat, [f"x{END}"], environment=Never, failure_policy={Blame.ENV: FailureAction.DROP_GROUP})
+    with pytest.raises(AgentRLError, match=r"50 groups in a row were dropped.*env/env_raised \(50\).*OSError: gone"):
         await loop.run(0)
+
+
+@pytest.mark.parametrize(("equal", "saw"), [(True, "all 0"), (False, "from 0 to 1")])
+async def test_a_filter_that_keeps_nothing_is_named_with_the_rewards_that_it_saw(
+    chat: Chat, equal: bool, saw: str
+) -> None:
+    def keep(args: object, samples: list[Sample]) -> bool:
+        return False
+
+    async def reward(args: object, sample: Sample) -> float:
+        return 0.0 if equal else float((sample.index or 0) % 2)
+
+    loop, _ = build(chat, [f"x{END}"], group_filter=keep, reward=reward)
+    with pytest.raises(AgentRLError) as caught:
+        await loop.run(0)
+    named = rf"filtered \(50\); the group filter keep at {__file__}:\d+ \(--dynamic-sampling-filter-path\)"
+    assert re.search(rf"{named} was asked about 10\d trajectories, whose rewards were {saw}$", str(caught.value))
 
 
 async def test_drops_count_towards_giving_up_only_in_a_row(chat: Chat) -> None:
