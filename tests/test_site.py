@@ -1,10 +1,12 @@
 """The documentation as a site: built without a warning, and without anything from elsewhere."""
 
+import html
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -14,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 _LOADED = re.compile(
     r"<(?:script|img|iframe|source|link(?=[^>]*stylesheet))[^>]*?(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)"
 )
+
+_HREF = re.compile(r"<a\b[^>]*?\bhref=[\"']?([^\"'\s>]+)")
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,22 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     assert [
         sheet.name for sheet in site.rglob("*.css") if re.search(r"url\([\"']?(https?:)?//", sheet.read_text())
     ] == []
+
+
+@pytest.mark.slow
+def test_internal_links_lead_to_pages_and_places(site: Path) -> None:
+    pages = {page: page.read_text() for page in site.rglob("*.html") if page.name != "404.html"}
+    places = {page: set(re.findall(r"\bid=[\"']?([^\"'\s>]+)", text)) for page, text in pages.items()}
+    links = [(page, html.unescape(link)) for page, text in pages.items() for link in _HREF.findall(text)]
+    inside = [(page, link) for page, link in links if not re.match(r"[a-z]+:", link)]
+    lost = []
+    for page, link in inside:
+        path, _, place = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (place and unquote(place) not in places.get(target, {unquote(place)})):
+            lost.append(f"{page.name}: {link}")
+    assert len(inside) > 1000
+    assert lost == []
 
 
 @pytest.mark.slow
