@@ -55,7 +55,7 @@ lint: venv
 	$(BIN)/lint-imports
 
 docs: venv
-	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
 	@echo "build/site/index.html; to search in it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 bench: venv
