@@ -169,13 +169,14 @@ def test_settings_files_load(page: Path, code: str, desk: Path) -> None:
 
 
 def check_sets(path: Path) -> None:
-    """Open the evaluation sets of a file, each on one row that has all fields."""
+    """Open the evaluation sets of a file, each on rows that have all fields."""
     found = yaml.safe_load(path.read_text())["eval"]
     for one in found["datasets"]:
         keys = {value for key, value in (*found.get("defaults", {}).items(), *one.items()) if key.endswith("_key")}
         row: dict[str, object] = dict.fromkeys(keys | {"input", "label"}, "text") | {"metadata": {}}
-        Path(one["path"]).parent.mkdir(parents=True, exist_ok=True)
-        Path(one["path"]).write_bytes(orjson.dumps(row) + b"\n")
+        file = Path(one["path"].partition("@")[0])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((orjson.dumps(row) + b"\n") * 3)
     assert len(eval_sets(RunSettings.from_flat({"eval_config": str(path)}))) == len(found["datasets"])
 
 

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import to_thread
 
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
 from agentrl.run.driver import open_folder
 from agentrl.run.evalsets import eval_sets
 from agentrl.run.preflight import preflight
-from agentrl.run.rollouts import Generation
+from agentrl.run.rollouts import Generation, LedgerRollouts
 from tests.run.test_rollouts import Engines, settings
 from tests.support.runs import RunKit
+from tests.test_docs import ROOT, blocks, write_files
 
 SLIMES = """
 eval:
@@ -167,3 +169,23 @@ async def test_each_set_is_played_by_its_own_settings(kit: RunKit) -> None:
     assert rewards == {"plain": 1, "env": 1, "args": 5, "named": 3, "generated": 10}
     assert found["eval/args/samples"] == 4
     assert found["eval/plain/env/small/reward"] == 1
+
+
+async def test_what_the_page_on_environments_shows_is_played(
+    kit: RunKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = ROOT / "docs/environments.md"
+    write_files(page, tmp_path)
+    (tmp_path / "tasks.jsonl").write_text(blocks(page, "jsonl")[1])
+    monkeypatch.chdir(tmp_path)
+    asked = {"hf_checkpoint": str(kit.folder / "model"), "eval_config": "evals.yaml", "rollout_batch_size": 3}
+    s = RunSettings.from_file("several.yaml", **asked, n_samples_per_prompt=2, output_dir="run")
+    await to_thread.run_sync(preflight, s.check_complete("train"), "train")
+    with open_folder(s) as folder:
+        async with LedgerRollouts.open(s, folder, ["http://a"], None, Engines({"a": 2048})) as rollouts:
+            _, metrics = await rollouts.play(0)
+            found = await rollouts.evaluate(0)
+    got = {name: metrics[f"env/{name}/reward"] for name in ("easy", "hard", "city")}
+    assert got == {"easy": pytest.approx(-1.2), "hard": pytest.approx(-1.2), "city": 0}
+    assert found["eval/large/samples"] == 8
+    assert found["eval/cities/reward"] == 0
