@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.errors import SettingsError
 from agentrl.files import write_atomic
 
-METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
+METRICS, SETTINGS, LEDGER, MANIFEST = "metrics.jsonl", "settings.json", "ledger.sqlite", "manifest.json"
 """Files of a run, and the file that makes a checkpoint's folder complete."""
 
 TRAJECTORIES, EVALUATIONS = "trajectories.sqlite", "evaluations.jsonl"
@@ -105,7 +105,7 @@ class RunFolder:
     @property
     def ledger(self) -> Path:
         """The ledger of the run's groups."""
-        return self.path / "ledger.sqlite"
+        return self.path / LEDGER
 
     @property
     def trajectories(self) -> Path:

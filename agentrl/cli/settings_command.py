@@ -90,12 +90,17 @@ def _dry_run(settings: RunSettings, purpose: Purpose, *, everything: bool) -> in
     from agentrl.config.dry_run import show
     from agentrl.run.epochs import whole_epochs
     from agentrl.run.preflight import preflight
+    from agentrl.run.resuming import changed
 
     with suppress(AgentRLError):  # what is wrong is said below
         settings = whole_epochs(settings)
     show(settings, purpose=purpose, everything=everything)
     settings = whole_epochs(settings.check_complete(purpose))
     preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose)
+    if purpose == "train" and (differs := changed(settings)):
+        click.echo(
+            f"The run in {settings.observability.output_dir} would go on with changed settings: {', '.join(differs)}"
+        )
     click.echo("Checked as the run does before it starts: nothing stands in its way.")
     return 0
 

@@ -16,6 +16,7 @@ from agentrl.run.devices import resolve_device, resolve_threads
 from agentrl.run.epochs import whole_epochs
 from agentrl.run.parts import Batch, Parts, Start, within
 from agentrl.run.preflight import preflight, resumed
+from agentrl.run.resuming import changed
 from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import RunFolder
@@ -37,8 +38,11 @@ def train(settings: RunSettings, start: Start) -> int:
         progress.phase("checking the settings, the model and the data")
         preflight(settings, "train")
         settings = resolve_threads(resolve_device(settings))
+        differs = changed(settings)
         with open_folder(settings) as folder:
             progress.ready("settings, model and data checked", began)
+            if differs:
+                progress.note(f"the run in {folder.path} goes on with changed settings: {', '.join(differs)}")
             _train(settings, folder, progress, start)
             progress.note(f"the model is in {folder.model}")
     return 0

@@ -31,6 +31,7 @@ from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import EvalSet, eval_sets
+from agentrl.run.resuming import check_prompts
 from agentrl.train.checkpoints import Found, check_critic, check_curve, latest
 
 
@@ -96,6 +97,7 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
         raise SettingsError("--use-wandb: wandb is not installed here; pip install 'agentrl[wandb]', or leave it out")
     if purpose == "train":
         _checkpoint(settings)
+        check_prompts(settings)
     template = settings.cluster.load_debug_rollout_data
     if purpose == "train" and template is not None:
         _dump(template, settings.rollout.num_rollout)

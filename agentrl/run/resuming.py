@@ -1,0 +1,62 @@
+"""What is not as it was when a run's folder was last written to, found before anything is started."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+from agentrl.config import RunSettings
+from agentrl.config.dry_run import render
+from agentrl.data.source import RolloutDataSource
+from agentrl.errors import SettingsError
+from agentrl.runfolder import LEDGER, SETTINGS
+
+_MAY_DIFFER = frozenset(
+    {"num_rollout", "output_dir", "load", "progress", "device", "train_threads", "embedded_threads"}
+)
+"""Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""
+
+
+def changed(settings: RunSettings) -> list[str]:
+    """`--lr 1e-06 -> 0.001` for each setting that the run in this folder had otherwise; none if there is no run."""
+    try:
+        before = json.loads((Path(settings.observability.output_dir).expanduser() / SETTINGS).read_text())
+    except (OSError, ValueError):
+        return []
+    now, given = json.loads(json.dumps(settings.shown())), settings.given()
+    pairs = ((n, old, now[s][n]) for s, values in before.items() for n, old in values.items() if n in now.get(s, {}))
+    return [
+        f"--{name.replace('_', '-')} {render(old)} -> {render(new)}{'' if name in given else ' (not given)'}"
+        for name, old, new in pairs
+        if old != new and name not in _MAY_DIFFER
+    ]
+
+
+def check_prompts(settings: RunSettings) -> None:
+    """Refuse data and an order of it in which the numbers of the run's groups would mean other prompts.
+
+    Raises:
+        SettingsError: says what differs.
+    """
+    ledger = Path(settings.observability.output_dir).expanduser() / LEDGER
+    own_source = settings.data.data_source_path is not None or settings.cluster.load_debug_rollout_data is not None
+    if own_source or not ledger.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(ledger.resolve()))}?mode=ro", uri=True)) as db:
+            rows = db.execute("SELECT substr(key, 10), value FROM meta WHERE key LIKE 'identity.%'").fetchall()
+    except sqlite3.Error:
+        return  # the ledger says what is wrong with it when it is opened
+    before = {key: json.loads(value) for key, value in rows}
+    now = RolloutDataSource(settings.args.changed(prompt_data_check="lazy")).identity()
+    differ = [
+        f"{key} was {render(before[key])} and is {render(new)}"
+        for key, new in now.items()
+        if before.get(key, new) != new
+    ]
+    if differ:
+        raise SettingsError(
+            f"--output-dir {settings.observability.output_dir}: its run has other prompts, or another order of them: "
+            f"{', '.join(differ)}; go on with those that it began with, or choose another folder"
+        )

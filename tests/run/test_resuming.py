@@ -1,0 +1,64 @@
+"""A run that goes on under other settings says so; with other prompts it is refused before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.buffer.ledger import Ledger
+from agentrl.config import RunSettings
+from agentrl.data.source import RolloutDataSource
+from agentrl.errors import SettingsError
+from agentrl.run.driver import open_folder
+from agentrl.run.resuming import changed, check_prompts
+from agentrl.runfolder import LEDGER
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for rows in (3, 4):
+        Path(f"{rows}.jsonl").write_text('{"input": "a"}\n' * rows)
+
+
+def build(line: str = "") -> RunSettings:
+    return RunSettings.from_cli(f"--output-dir run --prompt-data 3.jsonl {line}".split())
+
+
+def began(line: str = "") -> None:
+    """What a run of these settings leaves in its folder."""
+    with open_folder(build(line)), Ledger(Path("run", LEDGER)) as ledger:
+        ledger.bind(RolloutDataSource(build(line).args).identity())
+
+
+def test_changed_settings_are_told_with_both_values() -> None:
+    assert changed(build()) == []
+    began("--lr 1e-6")
+    assert changed(build("--num-rollout 7 --progress off --lr 1e-6")) == []
+    assert changed(build("--lr 1e-3 --rollout-batch-size 4")) == [
+        "--rollout-batch-size 16 -> 4",
+        "--global-batch-size 128 -> 32 (not given)",
+        "--lr 1e-06 -> 0.001",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--prompt-data 4.jsonl", "prompt_rows was 3 and is 4"),
+        ("--rollout-shuffle", "rollout_shuffle was false and is true"),
+        ("--env a:B", "prompt_rows was 3 and is none"),
+    ],
+)
+def test_other_prompts_are_refused(line: str, said: str) -> None:
+    settings = RunSettings.from_cli(["--output-dir", "run", *line.split()]) if "env" in line else build(line)
+    check_prompts(settings)
+    began()
+    check_prompts(build("--lr 1"))
+    with pytest.raises(SettingsError, match=said):
+        check_prompts(settings)
+
+
+def test_a_source_of_ones_own_and_a_dump_have_no_such_numbers() -> None:
+    began()
+    check_prompts(build("--data-source-path a:b --prompt-data 4.jsonl"))
+    check_prompts(build("--load-debug-rollout-data d --prompt-data 4.jsonl"))
