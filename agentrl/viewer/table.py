@@ -1,6 +1,8 @@
 """The table of trajectories: a page of rows out of the store, filtered and sorted there."""
 
-from agentrl.buffer.reader import Filter
+from functools import lru_cache
+
+from agentrl.buffer.reader import Filter, Part
 from agentrl.buffer.store import Row
 from agentrl.viewer.library import Library, Source
 from agentrl.viewer.markup import macro
@@ -24,15 +26,21 @@ _COLUMNS = (
 
 def form(library: Library, query: Query) -> str:
     """The filters as HTML."""
-    reader = library.source(query.source).reader
-    choices = []
+    source = library.source(query.source)
+    kinds, choices = _choices(source, source.stamp)
+    names = [one.name for one in library.sources]
+    return macro("table.html", "form")(query, names, kinds, choices, RANGES.items())
+
+
+@lru_cache(maxsize=8)
+def _choices(source: Source, stamp: tuple[int, ...]) -> tuple[list[Part], list[tuple[str, str, list[tuple[str, int]]]]]:
+    """What there is to choose from, counted once as long as the store is as it is: kinds; column, label and values."""
+    found = []
     for field, label in (VALUES | {"tool": "tool"}).items():
-        counts = reader.values("tools" if field == "tool" else field)
-        named = [(value or NONE, count) for value, count in counts.items()]
-        if len(named) > (field != "tool") or query.given.get(field):
-            choices.append((field, label, named))
-    names = [source.name for source in library.sources]
-    return macro("table.html", "form")(query, names, reader.kinds(), choices, RANGES.items())
+        counts = source.reader.values("tools" if field == "tool" else field)
+        if len(counts) > (field != "tool"):
+            found.append((field, label, [(value or NONE, count) for value, count in counts.items()]))
+    return source.reader.kinds(), found
 
 
 def rows(source: Source, query: Query) -> str:
