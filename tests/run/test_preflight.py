@@ -119,7 +119,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"prompt_data": "prompts.jsonl@[9:]"}, ["the slice is empty", "8 rows"]),
         ({"input_key": "question"}, ["line 1", "no field 'question'", "'input', 'label'", "--input-key"]),
         ({"label_key": "answer"}, ["line 1", "no field 'answer'", "'input', 'label'", "--label-key"]),
-        ({"env": "nowhere.py:Env"}, ["--env", "no file", "nowhere.py"]),
+        ({"env": "nowhere.py:Env"}, ["--env", "no such file", "nowhere.py"]),
         ({"env": "env.py:AddEnf"}, ["--env", "did you mean 'AddEnv'"]),
         ({"env": "syntax.py:Env"}, ["--env", "SyntaxError", "syntax.py, line 1"]),
         ({"env": "raises.py:Env"}, ["--env", "NameError", "raises.py:2"]),
