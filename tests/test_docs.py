@@ -20,6 +20,7 @@ from agentrl.cli.main import COMMANDS, agentrl
 from agentrl.config.elsewhere import CALLED, answer
 from agentrl.config.flags import aliases, collect
 from agentrl.config.settings import RunSettings
+from agentrl.config.unused import refused
 from agentrl.run.evalsets import eval_sets
 from agentrl.sample import Sample
 
@@ -131,7 +132,9 @@ def check_command(name: str, args: list[str]) -> None:
     context = command.make_context(name, [arg for arg in args if arg != "..."], parent=root)
     if "sglang" in context.meta:
         values, origins = collect(context.params, context.meta["sglang"])
-        RunSettings.from_parts(values, origins, config=context.params["config"])
+        settings = RunSettings.from_parts(values, origins, config=context.params["config"])
+        purpose = name if name in ("rollout", "eval") else "train"
+        assert "..." in args or refused(settings.flat(), settings.given(), purpose) == []
 
 
 @pytest.mark.parametrize(("page", "code"), each("bash"))

@@ -16,6 +16,7 @@ import mkdocs_gen_files
 from agentrl.cli.main import COMMANDS, agentrl
 from agentrl.config.fields import FieldRef, Sections, all_fields
 from agentrl.config.flags import aliases
+from agentrl.config.unused import EFFECTS, matching
 
 ROOT = Path(__file__).parents[2]
 COPIED = {
@@ -71,6 +72,7 @@ def settings_page() -> Iterator[str]:
 def _entry(field: FieldRef) -> str:
     values = "on or off" if field.is_bool else field.expected()
     facts = _plain(values) + (f"; default {said}" if (said := _default(field)) else "")
+    facts += "".join(f". No effect {_plain(effect.why)}" for effect in EFFECTS if field.name in matching(effect.names))
     return f"\n`{field.flag}`{{#{field.name}}}\n:   {_plain(field.info.description or '')}\n    *{facts}*\n"
 
 
