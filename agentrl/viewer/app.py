@@ -76,13 +76,23 @@ def _page(
     """The page with its errors told in it."""
 
     async def shown(args: PageArguments) -> None:
+        async def again() -> None:
+            args.frame.refresh()
+
         try:
             await _aside(library.refresh)
             await build(library, args)
         except AgentRLError as error:
             _html(macro("frame.html", "trouble")(str(error)))
+            _keep(partial(_stores, library), again)
 
     return shown
+
+
+def _stores(library: Library) -> tuple[int, ...]:
+    """Changes when there is more to see."""
+    library.refresh()
+    return tuple(part for source in library.sources for part in source.stamp)
 
 
 async def _table(library: Library, args: PageArguments) -> None:
@@ -137,12 +147,12 @@ def _keep(stamp: Callable[[], tuple[int, ...]], renew: Callable[[], Awaitable[No
     seen = [stamp()]
 
     async def look() -> None:
-        if (now := stamp()) != seen[0]:
-            seen[0] = now
-            try:
+        try:
+            if (now := stamp()) != seen[0]:
+                seen[0] = now
                 await renew()
-            except AgentRLError as error:
-                ui.notify(str(error), type="negative")
+        except AgentRLError as error:
+            ui.notify(str(error), type="negative")
 
     ui.timer(_LOOK, look)
 

@@ -31,20 +31,16 @@ def overview(library: Library) -> str:
     for run in library.runs:
         series = collect_series(run.metrics())
         figures = [f"{h.label} {h.before} → {h.after}" for h in headlines(series) if h.label != "training reward"]
+        last = {name: one.last for name, one in series.items()}
+        stores = [(at, one) for at, one in enumerate(library.sources) if run.folder in one.path.parents]
         rows.append(
             {
                 "name": run.name,
-                "steps": int(max((s.points[-1][0] for s in series.values()), default=0)),
-                "reward": series["rollout/reward"].last if "rollout/reward" in series else None,
+                "steps": int(max((one.points[-1][0] for one in series.values()), default=0)),
+                "reward": last.get("rollout/reward"),
                 "evaluation": ", ".join(figures),
-                "speed": series["perf/rollout_tokens_per_second"].last
-                if "perf/rollout_tokens_per_second" in series
-                else None,
-                "sources": [
-                    (number, source.name, source.reader.count())
-                    for number, source in enumerate(library.sources)
-                    if run.folder in source.path.parents
-                ],
+                "speed": last.get("perf/rollout_tokens_per_second"),
+                "sources": [(at, one.name, one.reader.count()) for at, one in stores],
             }
         )
     return macro("page.html", "runs")(rows)

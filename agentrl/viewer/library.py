@@ -123,13 +123,15 @@ class Library:
         return self.sources[number]
 
 
-def _runs_in(folder: Path) -> list[Path]:
+def _runs_in(folder: Path, depth: int = 2) -> list[Path]:
+    """The folder if it is a run, else the runs at most so deep below it."""
     if _is_run(folder):
         return [folder]
     try:
-        return sorted(below for below in folder.iterdir() if below.is_dir() and _is_run(below))
+        below = sorted(one for one in folder.iterdir() if one.is_dir()) if depth else []
     except OSError as error:
         raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
+    return [run for one in below for run in _runs_in(one, depth - 1)]
 
 
 def _is_run(folder: Path) -> bool:

@@ -21,10 +21,6 @@ PAGE = 50
 """Rows of a page."""
 
 T = TypeVar("T", int, None)
-_NUMBER = r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*"
-_FORMS = re.compile(
-    rf"(?P<sign>[<>]=?)(?P<one>{_NUMBER})|(?P<low>{_NUMBER})?\.\.(?P<high>{_NUMBER})?|(?P<is>{_NUMBER})"
-)
 
 
 @dataclass(frozen=True)
@@ -87,20 +83,19 @@ def parse_range(text: str) -> Range:
     Raises:
         DataError: it is none of these.
     """
-    found = _FORMS.fullmatch(text.strip())
+    low, dots, high = text.partition("..")
+    sign = re.match(r"\s*([<>]=?)", text)
     try:
-        if found and found["sign"]:
-            bound = float(found["one"])
-            if len(found["sign"]) == 1:
-                bound = math.nextafter(bound, math.inf if found["sign"] == ">" else -math.inf)
-            return (bound, None) if found["sign"][0] == ">" else (None, bound)
-        if found and found["is"]:
-            return float(found["is"]), float(found["is"])
-        if found and (found["low"] or found["high"]):
-            return (float(found["low"]) if found["low"] else None, float(found["high"]) if found["high"] else None)
+        if sign:
+            bound = float(text[sign.end() :])
+            if not sign[1].endswith("="):
+                bound = math.nextafter(bound, math.inf if sign[1] == ">" else -math.inf)
+            return (bound, None) if sign[1][0] == ">" else (None, bound)
+        if dots and text.strip() != "..":
+            return float(low) if low.strip() else None, float(high) if high.strip() else None
+        return float(text), float(text)
     except ValueError:
-        pass  # told below
-    raise DataError(f"{text!r:.40} is no range: write 3, 2..5, 2.., >0 or <=0.5")
+        raise DataError(f"{text!r:.40} is no range: write 3, 2..5, 2.., >0 or <=0.5") from None
 
 
 def _whole(text: str | None, default: T) -> int | T:

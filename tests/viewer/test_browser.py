@@ -103,10 +103,11 @@ def test_keys(page: Page) -> None:
 
 
 def test_a_run_is_shown_while_it_goes_on(page: Page, runs: Path) -> None:
+    page.goto("/?source=2")
+    expect(page.get_by_role("alert")).to_contain_text("no trajectories here yet")
     run = write_run(runs / "young", steps=1)
-    page.goto("/")
-    page.select_option("select[name=source]", label="young")
     expect(counted(page)).to_have_text("14 trajectories")
+    assert page.locator("select[name=source] option:checked").inner_text() == "young"
     page.keyboard.press("j")
     focused = page.evaluate("document.activeElement.dataset.id")
     with TrajectoryStore(run / "trajectories.sqlite", 1000) as store:

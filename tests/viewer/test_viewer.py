@@ -35,7 +35,7 @@ def test_ranges_as_people_write_them(text: str, expected: tuple[float, float]) -
     assert parse_range(text) == expected
 
 
-@pytest.mark.parametrize("text", ["high", "..", "1..2..3", "=3", "1.2.3", EVIL])
+@pytest.mark.parametrize("text", ["high", "..", "1..2..3", "=3", "1.2.3", ">", EVIL])
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(DataError, match=r"is no range: write 3, 2\.\.5"):
         parse_range(text)
@@ -51,14 +51,15 @@ def test_a_query_is_a_filter_and_its_address() -> None:
 
 def test_runs_are_found_in_folders_of_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=1)
+    write_run(tmp_path / "more" / "c", steps=1)
     (tmp_path / "nothing").mkdir()
     library = Library([tmp_path, tmp_path / "a"])
-    assert [run.name for run in library.runs] == ["a"]
+    assert [run.name for run in library.runs] == ["a", "c"]
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b" / "rollouts").mkdir()
     shutil.move(tmp_path / "b" / "trajectories.sqlite", tmp_path / "b" / "rollouts")
     library.refresh()
-    assert [source.name for source in library.sources] == ["a", "b/rollouts"]
+    assert [source.name for source in library.sources] == ["a", "c", "b/rollouts"]
     with pytest.raises(SettingsError, match=r"nothing: no run here; give the --output-dir"):
         Library([tmp_path / "nothing"])
 
