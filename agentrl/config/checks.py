@@ -253,18 +253,14 @@ def teacher(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         )
 
 
-def environments(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
-    """What chooses among environments needs several of them; arguments need one."""
-    if flat["env_key"] is not None and not isinstance(flat["env"], dict):
-        yield f"--env-key {flat['env_key']} has no effect with one environment; name several with --env NAME=PATH, or leave it out"
-    if flat["env_args"] and not flat["env"]:
-        yield "--env-args has no effect without --env; leave it out"
+def evaluation(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """The sets are named in one place."""
     if flat["eval_config"] and flat["eval_prompt_data"]:
         yield "--eval-config and --eval-prompt-data both say what to evaluate on; leave one of them out"
 
 
 CHECKS: tuple[Check, ...] = (
-    environments,
+    evaluation,
     one_process,
     sharing_devices,
     batch_arithmetic,

@@ -68,6 +68,10 @@ _THEIRS = "with engines that are up already"
 _MINE = "with --backend local, whose engine is in its process"
 
 EFFECTS: tuple[Effect, ...] = (
+    Effect("env_args", _any("env"), "without --env"),
+    Effect(
+        "env_key", lambda flat: isinstance(flat["env"], dict), "without several environments, --env NAME=PATH for each"
+    ),
     Effect("group_rm", _any("custom_rm_path"), "without --custom-rm-path"),
     Effect("rm_url rm_timeout rm_concurrency", _graded_by("remote_rm"), f"without --rm-type remote_rm{_ASK}", False),
     Effect("judge_*", _graded_by("llm_judge"), f"without --rm-type llm_judge{_ASK}", False),

@@ -188,7 +188,7 @@ def test_a_teardown_that_fails_is_said_and_the_model_is_there(kit: RunKit) -> No
 )
 def test_what_one_process_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        RunSettings.from_flat({"backend": "local", **changes})
+        RunSettings.from_flat({"backend": "local", **changes}).check_complete("train")
 
 
 def test_what_follows_from_one_process_is_filled_in() -> None:

@@ -127,7 +127,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"env": None}, ["nothing grades an answer", "--rm-type", "--env", "--custom-generate-function-path"]),
         ({"env_args": "size=3"}, ["--env-args: AddEnv has no argument 'size'; it takes none"]),
         ({"env": None, "env_args": "size=3"}, ["--env-args has no effect without --env"]),
-        ({"env_key": "task"}, ["--env-key task has no effect with one environment"]),
+        ({"env_key": "task"}, ["--env-key task has no effect without several environments"]),
         ({"env": TWO}, ["prompts.jsonl line 1: the run has several environments, add, own", "names none", "--env-key"]),
         ({"env": TWO, "prompt_data": "named.jsonl"}, ["named.jsonl line 3", "the row names 'nobody'"]),
         ({"env": TWO, "prompt_data": "named.jsonl@[:2]"}, ["nothing grades a trajectory: Ungraded"]),
