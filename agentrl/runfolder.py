@@ -19,8 +19,8 @@ from agentrl.files import write_atomic
 METRICS, SETTINGS, LEDGER, MANIFEST = "metrics.jsonl", "settings.json", "ledger.sqlite", "manifest.json"
 """Files of a run, and the file that makes a checkpoint's folder complete."""
 
-TRAJECTORIES, EVALUATIONS = "trajectories.sqlite", "evaluations.jsonl"
-"""What was played, and the figures of every evaluation."""
+LEDGER, TRAJECTORIES, EVALUATIONS = "ledger.sqlite", "trajectories.sqlite", "evaluations.jsonl"
+"""What became of each group, what was played, to look at, and the figures of every evaluation."""
 
 CRITIC = "critic"
 """The folder in a checkpoint that holds the critic's part, itself like a checkpoint."""
@@ -97,11 +97,6 @@ class RunFolder:
             return False
         return same and (self.model / "config.json").is_file() and any(self.model.glob("*.safetensors"))
 
-    def forget_ledger(self) -> None:
-        """Remove the ledger of an earlier life: generating without training has nothing to resume."""
-        for file in self.path.glob(f"{self.ledger.name}*"):
-            file.unlink()
-
     @property
     def ledger(self) -> Path:
         """The ledger of the run's groups."""
@@ -126,10 +121,6 @@ class RunFolder:
     def model(self) -> Path:
         """The trained model as a Hugging Face folder."""
         return self.path / "model"
-
-    def evaluation(self, name: str) -> Path:
-        """The folder of one evaluation set's trajectories, one file an evaluation."""
-        return self.path / "eval" / name
 
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint that covers rollouts up to `step`."""

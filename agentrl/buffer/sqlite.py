@@ -168,6 +168,22 @@ class LedgerFile:
             self._lock = None
 
 
+def last_checkpoint(path: Path) -> int | None:
+    """The last step that a checkpoint of this ledger covers, without opening it for writing; None if there is none.
+
+    Raises:
+        LedgerError: it cannot be read.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
+            row = db.execute("SELECT value FROM meta WHERE key='checkpoint'").fetchone()
+        return int(row[0]) if row is not None and int(row[0]) >= 0 else None
+    except (sqlite3.Error, ValueError) as error:
+        raise LedgerError(f"ledger {path} cannot be read: {error}; {RESTORE}") from error
+
+
 def _make(path: Path) -> None:
     """An empty ledger, there at once and whole: a file without its tables is a damaged one."""
     with replacing(path) as draft, closing(sqlite3.connect(draft)) as db:

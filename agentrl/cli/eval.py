@@ -12,13 +12,52 @@ from agentrl.config.settings import RunSettings
     agentrl eval --config run.yaml --hf-checkpoint runs/latest/model
     agentrl eval --hf-checkpoint ./model --env my_env.py:MyEnv \\
         --eval-prompt-data dev dev.jsonl --n-samples-per-eval-prompt 4
+    agentrl eval --compare runs/before runs/after
     """,
 )
 def command(settings: RunSettings) -> int:
-    """Evaluate a model on held-out prompts, with the environment, parser and grader that training uses."""
+    """Evaluate a model on held-out prompts, with the environment, parser and grader that training uses.
+
+    Every evaluation is kept in OUTPUT_DIR/evaluation: the figures in evaluations.jsonl, the trajectories to `agentrl view`.
+    """
     from agentrl.run.offline import evaluate
 
     for name, value in evaluate(settings).items():
         click.echo(f"{name:40s} {value:.4f}")
     click.echo(f"trajectories: {settings.observability.output_dir}/evaluation")
     return 0
+
+
+def _compare(ctx: click.Context, _: click.Parameter, pair: tuple[str, str] | None) -> None:
+    """Print the comparison and end."""
+    if not pair:
+        return
+    from agentrl.observability.compare import changed_settings, compare, find_evaluation
+
+    before, after = map(find_evaluation, pair)
+    for side in (before, after):
+        noted = next(iter(side.noted.values()), None)
+        click.echo(f"{side.name}: {noted['checkpoint'] if noted else 'of a checkpoint that nobody noted'}")
+    if changed := changed_settings(before, after):
+        click.echo(f"not the checkpoint alone differs: {', '.join(changed)}")
+    for name, (prompts, differences) in compare(before, after).items():
+        click.echo(f"\n{name}, {prompts} prompt{'s' if prompts != 1 else ''}, means over prompts")
+        click.echo(f"  {'':16s} {'before':>9s} {'after':>9s} {'difference':>11s}   95 % interval")
+        for one in differences:
+            low, high = one.interval
+            text = f"{one.before:9.4g} {one.after:9.4g} {one.difference:+11.4g}   {low:+.4g} to {high:+.4g}"
+            click.echo(f"  {one.measure:16s} {text}")
+    ctx.exit()
+
+
+command.params.append(
+    click.Option(
+        ["--compare"],
+        nargs=2,
+        metavar="BEFORE AFTER",
+        is_eager=True,
+        expose_value=False,
+        callback=_compare,
+        help="Compare two kept evaluations by prompt and stop: folders (FOLDER@2: their evaluation 2; else the last).",
+    )
+)

@@ -17,7 +17,7 @@ from agentrl.config.settings import Purpose, RunSettings
 from agentrl.config.unused import named
 from agentrl.errors import AgentRLError
 
-_OWN = ("--config", "--dry-run", "--dry-run-all", "--debug", "--help", "--help-all")
+_OWN = ("--config", "--dry-run", "--dry-run-all", "--debug", "--help", "--help-all", "--compare")
 _SGLANG = "sglang"
 
 

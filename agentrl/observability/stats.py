@@ -2,6 +2,9 @@
 
 import math
 
+SOLVED = 1.0
+"""Least reward that counts as a success in pass@k."""
+
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of `k` attempts, drawn without replacement from `n` with `c` right, is right.

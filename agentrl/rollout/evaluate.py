@@ -7,13 +7,10 @@ import anyio
 
 from agentrl.errors import ungrouped
 from agentrl.groups import Group
-from agentrl.observability.stats import pass_at_k
+from agentrl.observability.stats import SOLVED, pass_at_k
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.stats import SUMMARY, RolloutStats, by_environment, describe, mean, means
-
-SOLVED = 1.0
-"""Least reward that counts as a success in pass@k."""
 
 
 @dataclass(frozen=True, slots=True)

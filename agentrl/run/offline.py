@@ -1,23 +1,28 @@
 """Generating without a trainer: `agentrl rollout` and `agentrl eval`. Engines are started here; Ray is not needed."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import anyio
 
+from agentrl.buffer.sqlite import last_checkpoint
 from agentrl.config import RunSettings
 from agentrl.observability.metrics import MetricsLogger
-from agentrl.observability.progress import Progress
+from agentrl.observability.progress import Progress, counted
+from agentrl.rollout.group import group_id
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched
 from agentrl.run.epochs import whole_epochs
+from agentrl.run.evaluations import evaluations_in, refuse_others
 from agentrl.run.preflight import preflight
 from agentrl.run.rollouts import Generation, LedgerRollouts
+from agentrl.runfolder import BELOW, LEDGER
 
 
 def evaluate(settings: RunSettings) -> Mapping[str, float]:
     """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values.
 
-    The trajectories go to `<output_dir>/evaluation/eval/<set>/0.jsonl`.
+    Trajectories and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`.
     """
     preflight(settings.check_complete("eval"), "eval")
     return anyio.run(_evaluate, settings, backend_options={"use_uvloop": True})
@@ -27,40 +32,59 @@ async def _evaluate(settings: RunSettings) -> Mapping[str, float]:
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
         async with launched(settings, folder, progress) as urls, Generation.open(settings, folder, urls) as generation:
             progress.begin("evaluating")
-            return await generation.evaluate(0)
+            return await generation.evaluate(evaluations_in(folder.path), settings.train.hf_checkpoint)
 
 
 def rollout(settings: RunSettings) -> int:
-    """Generate `num_rollout` rollouts and dump them; returns the number of samples.
+    """Generate rollouts until there are `num_rollout`, and dump them; returns the number of samples that were made.
 
-    The samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`.
+    The samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. What an earlier life of the
+    same settings has made there is kept, and gone on from.
+
+    Raises:
+        SettingsError: what is there was made with other settings.
     """
     settings = whole_epochs(settings.check_complete("rollout"))
     preflight(settings, "rollout")
-    return anyio.run(_rollout, settings, backend_options={"use_uvloop": True})
+    folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
+    refuse_others(settings, folder)
+    done = last_checkpoint(folder / LEDGER)
+    return anyio.run(_rollout, settings, done, backend_options={"use_uvloop": True})
 
 
-async def _rollout(settings: RunSettings) -> int:
+async def _rollout(settings: RunSettings, done: int | None) -> int:
     total, samples = settings.rollout.num_rollout, 0
+    first = 0 if done is None else done + 1
     with (
         open_folder(settings, "rollout") as folder,
-        MetricsLogger(settings.observability, folder.path) as logger,
+        MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
         Progress(settings.observability, total=total) as progress,
     ):
+        progress.resume(first)
+        if first >= total:
+            progress.note(
+                f"{folder.path} holds {counted(first, 'rollout')}, and --num-rollout is {total}: nothing left to do; "
+                "to go on from there give a larger one, to begin anew another --output-dir"
+            )
+            return 0
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
-        folder.forget_ledger()
         async with (
             launched(settings, folder, progress) as urls,
-            LedgerRollouts.open(settings, folder, urls, None, kind="rollout") as rollouts,
+            LedgerRollouts.open(settings, folder, urls, done, kind="rollout") as rollouts,
         ):
             progress.begin("first rollout")
-            for step in range(total):
+            for step in range(first, total):
                 progress.phase(f"rollout {step + 1}: generating")
                 groups, metrics = await rollouts.play(step)
+                if not groups:
+                    progress.note(f"the data has ended after {counted(step, 'rollout')}")
+                    break
                 logger.log(step, metrics)
                 progress.step(step, metrics)
                 samples += sum(map(len, groups))
+                await rollouts.trained([group_id(group) for group in groups], step)
+                await rollouts.checkpointed(step)
                 if len(groups) < settings.rollout.rollout_batch_size:
                     break
     return samples

@@ -36,6 +36,7 @@ from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.runner import RolloutRunner
 from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
+from agentrl.run.evaluations import write_evaluation
 from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
@@ -99,15 +100,22 @@ class Generation:
             players = [(held_out, _player_of(held_out, own, player)) for held_out, own in sets]
             yield cls(settings, folder, pool, player, plugins, watchdog, store, players)
 
-    async def evaluate(self, done: int) -> Mapping[str, float]:
-        """Evaluate on every set after `done` rollouts; trajectories and figures are kept in the run's folder."""
+    async def evaluate(self, done: int, checkpoint: str | None = None) -> Mapping[str, float]:
+        """Evaluate on every set; trajectories and figures are added to those in the run's folder.
+
+        Args:
+            done: rollouts that the weights were trained on; the number of an `agentrl eval`.
+            checkpoint: whose weights these are; by default the run's own.
+        """
+        whose = str(checkpoint or (self.folder.checkpoint(done - 1) if done else self.settings.train.hf_checkpoint))
         metrics: dict[str, float] = {}
         for held_out, player in self._sets:
             result = await evaluate(player, held_out.name, held_out.groups())
-            key = held_out.settings.rollout.eval_reward_key
+            own = held_out.settings
+            key = own.rollout.eval_reward_key or own.rollout.reward_key
             add = partial(self.store.add, "eval", held_out.name, done, result.groups, reward_key=key)
             await to_thread.run_sync(add)
-            save_rollout(str(self.folder.evaluation(held_out.name)), done, result.groups)
+            write_evaluation(self.folder.path, own, done, whose, held_out.name, result.metrics)
             metrics.update({f"eval/{held_out.name}/{name}": value for name, value in result.metrics.items()})
         return metrics
 
@@ -164,7 +172,7 @@ class LedgerRollouts(Rollouts, WeightSink):
         """
         groups, stats = await self._runner.batch(step)
         await to_thread.run_sync(self._store, step, groups)
-        if template := self._settings.observability.save_debug_rollout_data:
+        if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)
         key = self._settings.rollout.reward_key
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key, self._names) | self._resumed

@@ -17,9 +17,11 @@ from agentrl.buffer.states import State
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
 from agentrl.engine.transport import Reply
+from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
+from agentrl.run.evaluations import evaluations_in
 from agentrl.run.rollouts import Generation, LedgerRollouts
-from agentrl.runfolder import RunFolder
+from agentrl.runfolder import EVALUATIONS, RunFolder
 from tests.buffer.make import finished
 from tests.support.runs import RunKit
 from tests.support.tiny_models import EOS_ID
@@ -120,6 +122,25 @@ async def test_what_is_trained_and_what_was_dropped_can_be_looked_at(kit: RunKit
         assert {row.group_index for row in rows if row.dropped == "filtered"} >= {1, 3}
         with Ledger(folder.ledger) as ledger:
             assert shown[batch.group_ids[0]] == ledger.samples(batch.group_ids[0])
+
+
+async def test_evaluations_are_kept_with_their_figures(kit: RunKit) -> None:
+    s = settings(kit, eval_prompt_data=("dev", f"{kit.folder}/prompts.jsonl"), n_samples_per_eval_prompt=2)
+    with open_folder(s, "eval") as folder:
+        for number, model in enumerate(("first", "second")):
+            async with Generation.open(s, folder, ["http://a"], Engines({"a": 2048})) as generation:
+                assert evaluations_in(folder.path) == number
+                figures = await generation.evaluate(number, model)
+        rows = list(read_metrics(folder.path / EVALUATIONS))
+        assert [(row["step"], row["set"], row["checkpoint"]) for row in rows] == [
+            (0, "dev", "first"),
+            (1, "dev", "second"),
+        ]
+        assert {f"eval/dev/{name}": value for name, value in rows[1]["metrics"].items()} == figures
+        assert rows[0]["settings"].items() >= {"n_samples_per_eval_prompt": 2, "label_key": "label"}.items()
+        assert "rollout_temperature" not in rows[0]["settings"], "a default"
+        with StoreReader(folder.trajectories) as reader:
+            assert [(part.name, part.trajectories, part.last) for part in reader.kinds()] == [("dev", 20, 1)]
 
 
 async def test_a_batch_that_an_earlier_life_filled_is_not_generated_again(kit: RunKit) -> None:

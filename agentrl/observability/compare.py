@@ -1,0 +1,153 @@
+"""Two evaluations side by side, paired by prompt: `agentrl eval --compare BEFORE AFTER`.
+
+The differences of the two means of each prompt are what is averaged, so that prompts of different difficulty do not add
+to the uncertainty. Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.buffer.reader import Filter, StoreReader, find_stores
+from agentrl.buffer.store import Row
+from agentrl.errors import DataError
+from agentrl.observability.metrics import read_metrics
+from agentrl.observability.stats import SOLVED
+from agentrl.runfolder import EVALUATIONS
+
+_RESAMPLES = 2000
+MEASURES: Mapping[str, Callable[[Row], float | None]] = {
+    "reward": lambda row: row.reward,
+    "solved": lambda row: None if row.reward is None else float(row.reward >= SOLVED),
+    "response tokens": lambda row: row.response,
+    "turns": lambda row: row.turns,
+    "used a tool": lambda row: float(bool(row.tools)),
+    "truncated": lambda row: float(row.status == "truncated"),
+    "failed": lambda row: float(row.status == "failed"),
+}
+"""What is compared: a number a trajectory, None where it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation: its store, its number there, and what `evaluations.jsonl` says of its sets."""
+
+    store: Path
+    step: int
+    noted: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.store.parent}@{self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One measure on one set: means over prompts, their difference and its 95 % interval."""
+
+    measure: str
+    before: float
+    after: float
+    interval: tuple[float, float]
+
+    @property
+    def difference(self) -> float:
+        return self.after - self.before
+
+
+def find_evaluation(given: str) -> Evaluation:
+    """An evaluation by `FOLDER` (the last one there) or `FOLDER@NUMBER`.
+
+    Raises:
+        DataError: there is none, or no such number.
+    """
+    name, _, number = given.rpartition("@") if given.rpartition("@")[2].isdecimal() else (given, "", "")
+    folder = Path(name).expanduser()
+    for store in find_stores(folder).values():
+        with StoreReader(store) as reader:
+            steps = sorted(
+                {step for part in reader.kinds() if part.kind == "eval" for step in reader.steps("eval", part.name)}
+            )
+        if (steps and not number) or (number and int(number) in steps):
+            step = int(number) if number else steps[-1]
+            file = store.with_name(EVALUATIONS)
+            rows = list(read_metrics(file)) if file.is_file() else []
+            return Evaluation(store, step, {row["set"]: row for row in rows if row["step"] == step})
+        if steps:
+            raise DataError(f"{given}: {store.parent} has the evaluations {', '.join(map(str, steps))}")
+    raise DataError(
+        f"{given}: no evaluation's trajectories here; give the --output-dir of `agentrl eval`, or of a run that evaluates"
+    )
+
+
+def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[Difference]]]:
+    """Each set that both have: how many prompts both have, and the differences over them.
+
+    Raises:
+        DataError: they have no set in common, or a set no prompt.
+    """
+    first, second = _by_prompt(before), _by_prompt(after)
+    if not (common := [name for name in first if name in second]):
+        raise DataError(
+            f"{before.name} has the sets {', '.join(first)}, {after.name} {', '.join(second)}: none in common"
+        )
+    found = {}
+    for name in common:
+        prompts = [prompt for prompt in first[name] if prompt in second[name]]
+        if not prompts:
+            raise DataError(f"set {name}: {before.name} and {after.name} have no prompt in common")
+        rows = [(first[name][prompt], second[name][prompt]) for prompt in prompts]
+        found[name] = len(prompts), [one for measure in MEASURES if (one := _difference(measure, rows)) is not None]
+    return found
+
+
+def changed_settings(before: Evaluation, after: Evaluation) -> list[str]:
+    """Settings other than the checkpoint that the two do not share, of any set."""
+    found = []
+    for name in before.noted.keys() & after.noted.keys():
+        one, two = before.noted[name]["settings"], after.noted[name]["settings"]
+        for setting in sorted((one.keys() | two.keys()) - {"hf_checkpoint"}):
+            if one.get(setting) != two.get(setting):
+                found.append(
+                    f"--{setting.replace('_', '-')} {one.get(setting, 'default')} -> {two.get(setting, 'default')}"
+                )
+    return list(dict.fromkeys(found))
+
+
+def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[Row]]]:
+    """Trajectories by set, and there by prompt; a prompt that is there twice is told apart by its order."""
+    found: dict[str, dict[tuple[str, int], list[Row]]] = {}
+    seen: dict[tuple[str, str], list[int]] = {}
+    with StoreReader(evaluation.store) as reader:
+        for row in reader.query(Filter(equal={"kind": "eval", "step": evaluation.step}), order="key"):
+            keys = seen.setdefault((row.name, row.prompt), [])
+            if row.key not in keys:
+                keys.append(row.key)
+            found.setdefault(row.name, {}).setdefault((row.prompt, keys.index(row.key)), []).append(row)
+    return found
+
+
+def _difference(measure: str, pairs: list[tuple[list[Row], list[Row]]]) -> Difference | None:
+    """None where a side has no numbers of it."""
+    means = [(_mean(measure, one), _mean(measure, two)) for one, two in pairs]
+    both = np.array([pair for pair in means if None not in pair], np.float64)
+    if not both.size:
+        return None
+    before, after = both.mean(axis=0)
+    return Difference(measure, float(before), float(after), _interval(both[:, 1] - both[:, 0]))
+
+
+def _mean(measure: str, rows: list[Row]) -> float | None:
+    values = [value for row in rows if (value := MEASURES[measure](row)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _interval(differences: NDArray[np.float64]) -> tuple[float, float]:
+    draw, n = np.random.default_rng(0), len(differences)
+    means = [differences[draw.integers(0, n, n)].mean() for _ in range(_RESAMPLES)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,74 @@
+"""`agentrl rollout` and `agentrl eval` given the same folder again: nothing that is there is overwritten."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agentrl.buffer.reader import StoreReader
+from agentrl.cli.eval import command
+from agentrl.config import RunSettings
+from agentrl.groups import read_groups
+from agentrl.observability.metrics import read_metrics
+from agentrl.run.evaluations import deciding
+from tests.support.runs import Run, RunKit
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    return RunKit.make(Path(tmp_path_factory.mktemp("kit")), prompts=10)
+
+
+def ran(kit: RunKit, name: str, **settings: object) -> Run:
+    output, none = str(settings.pop("output_dir", name)), {"lr": None, "train_threads": None, "device": None}
+    run = kit.start(kit.arguments(output, **none, **settings), name)
+    run.wait()
+    return run
+
+
+def test_rollouts_go_on_where_they_were_and_are_never_overwritten(kit: RunKit) -> None:
+    first = ran(kit, "rollout", num_rollout=1)
+    folder = first.folder / "rollouts"
+    made = (folder / "0.jsonl").read_bytes()
+    more = ran(kit, "rollout", num_rollout=9, num_epoch=1)
+    assert "12 samples added" in more.output, more.output
+    assert (folder / "0.jsonl").read_bytes() == made
+    assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [0, 1, 2]
+    dumped = [group for n in range(3) for group in read_groups(folder / f"{n}.jsonl")]
+    assert sorted(group[0].group_index or 0 for group in dumped) == list(range(10))
+    assert not (folder / "3.jsonl").exists()
+    with StoreReader(folder / "trajectories.sqlite") as reader:
+        assert [(part.kind, part.trajectories, part.last) for part in reader.kinds()] == [("rollout", 20, 2)]
+        assert sorted({row.group_index or 0 for row in reader.query()}) == list(range(10))
+    there = {file: file.read_bytes() for file in folder.glob("*.json*")}
+    changed = ran(kit, "rollout", num_rollout=9, n_samples_per_prompt=4, rollout_temperature=0.5)
+    assert changed.process.returncode == 2
+    assert "--n-samples-per-prompt 2 -> 4, --rollout-temperature 1.0 -> 0.5" in changed.output
+    assert "choose another --output-dir" in changed.output
+    assert {file: file.read_bytes() for file in folder.glob("*.json*")} == there, "not touched"
+    done = ran(kit, "rollout", num_rollout=2)
+    assert "holds 3 rollouts, and --num-rollout is 2: nothing left to do" in done.output
+
+
+@pytest.mark.slow
+def test_each_evaluation_is_kept_with_its_figures(kit: RunKit) -> None:
+    chosen = {"eval_prompt_data": ("dev", "prompts.jsonl@[0:4]"), "num_rollout": None, "rollout_batch_size": None}
+    for tokens in (8, 12):
+        run = ran(kit, "eval", **chosen, eval_max_response_len=tokens, n_samples_per_prompt=None)
+        assert run.process.returncode == 0, run.output
+    rows = list(read_metrics(run.folder / "evaluation" / "evaluations.jsonl"))
+    assert [(row["step"], row["settings"]["eval_max_response_len"]) for row in rows] == [(0, 8), (1, 12)]
+    compared = CliRunner().invoke(command, ["--compare", f"{run.folder}@0", f"{run.folder}@1"])
+    assert "--eval-max-response-len 8 -> 12" in compared.output
+    assert re.search(r"dev, 4 prompts.*response tokens +\S+ +\S+ +\+[1-4]", compared.output, re.DOTALL)
+
+
+def test_how_fast_one_plays_does_not_decide_what_is_played() -> None:
+    plain, other = RunSettings.from_flat({}), RunSettings.from_flat({"rollout_max_concurrency": 7, "env_timeout": 3.0})
+    assert deciding(plain.shown(), evaluation=True) == deciding(other.shown(), evaluation=True)
+    warm = RunSettings.from_flat({"eval_temperature": 0.5})
+    assert deciding(plain.shown(), evaluation=False) == deciding(warm.shown(), evaluation=False)
+    assert deciding(plain.shown(), evaluation=True) != deciding(warm.shown(), evaluation=True)
