@@ -1,5 +1,6 @@
 """Environments, functions and sources that the documentation shows, in real runs."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,15 @@ def train(kit: RunKit, **settings: object) -> list[dict[str, float]]:
     given: dict[str, object] = {**short, "prompt_data": None, "label_key": None, **settings}
     run = kit.start(kit.arguments("run", **given))
     assert run.wait() == 0, run.output
+    assert [name for row in run.metrics() for name in row if not documented(name)] == []
     return run.metrics()
+
+
+def documented(name: str) -> bool:
+    """Whether the page of metrics names it, or what it begins with; a loss of one's own has its own names."""
+    page = (ROOT / "docs/metrics.md").read_text()
+    named = [re.sub(r"\\?<[^>]*>", ".+", re.escape(code)) for code in re.findall(r"`([^`\n]+)`", page)]
+    return any(re.fullmatch(pattern, name) for pattern in named if pattern != "train/.+") or name == "train/log_ratio"
 
 
 def test_everything_of_ones_own_together(tmp_path: Path) -> None:
