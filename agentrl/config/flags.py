@@ -7,15 +7,16 @@
 4. All that is unknown is one `SettingsError`: flags of other trainers with what to do instead, others with the nearest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from agentrl.config.elsewhere import answer
-from agentrl.config.fields import FieldRef, all_fields
-from agentrl.config.problems import one_error, unknown
+from agentrl.config.fields import SECTIONS, FieldRef, all_fields
+from agentrl.config.problems import one_error, sentences, unknown
 from agentrl.config.values import json_or_text, read_texts
 from agentrl.errors import SettingsError
 
@@ -189,10 +190,24 @@ class _Rewriter:
             self._flag(name if name in self.extra else name.replace("_", "-"), value if equals else None, argv)
         if self.unknown:
             known = [*self.fields, *self.aliases, *self.extra, *(f"--no-{b[2:]}" for b in self.bools)]
-            raise one_error(unknown(self.unknown, known, "flag"))
+            raise one_error([*unknown(self.unknown, known, "flag"), *self._wrong()])
         for name, written in self.spelt:
             self._agree(name, written)
         return self.out, self.sglang
+
+    def _wrong(self) -> Iterator[str]:
+        """What is wrong with single values: told together with what is unknown."""
+        for flag in dict.fromkeys(word.partition("=")[0] for word in self.out if "=" in word):
+            if field := self.fields.get(flag):
+                texts = [word[len(flag) + 1 :] for word in self.out if word.startswith(f"{flag}=")]
+                try:
+                    SECTIONS[field.section].model_validate({field.name: read_texts(field, texts)})
+                except SettingsError as error:
+                    yield str(error)
+                except ValidationError as error:
+                    yield from (
+                        said for said in sentences(error, {field.name: field}, {}) if said.startswith(f"{flag}: ")
+                    )
 
     def _agree(self, name: str, written: str) -> None:
         """Another spelling must not contradict the field's own flag; a least value gives way to a larger one."""

@@ -72,6 +72,12 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "env_key", lambda flat: isinstance(flat["env"], dict), "without several environments, --env NAME=PATH for each"
     ),
+    Effect(
+        "env",
+        _is("custom_generate_function_path", None),
+        "with --custom-generate-function-path, unless your function uses its tools",
+        False,
+    ),
     Effect("group_rm", _any("custom_rm_path"), "without --custom-rm-path"),
     Effect("rm_url rm_timeout rm_concurrency", _graded_by("remote_rm"), f"without --rm-type remote_rm{_ASK}", False),
     Effect("judge_*", _graded_by("llm_judge"), f"without --rm-type llm_judge{_ASK}", False),
@@ -181,6 +187,9 @@ def named(flat: Flat, given: Collection[str], purpose: str) -> list[str]:
     names, kind = _unread(flat, purpose)
     others = [all_fields()[name].flag for name in _differing(flat, given) if name in names]
     unread = [f"{kind} does not read {', '.join(others)}"] if others else []
+    both = f"--num-rollout {flat['num_rollout']} and --num-epoch {flat['num_epoch']}: the run ends with whichever comes first"
+    if flat["num_epoch"] and {"num_rollout", "num_epoch"} <= set(given) - names:
+        unread.append(f"{both}; leave one of them out")
     return [*unread, *_sentences(flat, given, purpose, certain=False)]
 
 
@@ -196,7 +205,8 @@ def _sentences(flat: Flat, given: Collection[str], purpose: str, *, certain: boo
             written = [text for name in alike for text in _written(all_fields()[name], flat[name])]
             has, it = ("has", "it") if len(written) == 1 else ("have", "them")
             leave = f"; leave {it} out" if certain and ";" not in effect.why else ""
-            yield f"{', '.join(written)} {has} no effect {effect.why}{leave}"
+            else_ = f"; leave {it} out otherwise" if ", unless" in effect.why else ""
+            yield f"{', '.join(written)} {has} no effect {effect.why}{leave or else_}"
 
 
 def _differing(flat: Flat, given: Collection[str]) -> list[str]:

@@ -323,7 +323,7 @@ def _grades(kind: type[Environment], row: PromptRow, rm_type: str | None, grader
     rm_type = row.metadata.get("rm_type") or rm_type
     if not rm_type:
         raise SettingsError(
-            "nothing grades an answer; pass --rm-type or --custom-rm-path, or play it by --env pkg.mod:Name or "
+            "nothing gives an answer a reward; pass --rm-type or --custom-rm-path, or play it by --env pkg.mod:Name or "
             "--custom-generate-function-path"
             if kind is Environment
             else f"nothing grades a trajectory: {kind.__name__} has no reward method of its own, nor a step method "

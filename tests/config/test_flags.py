@@ -151,6 +151,16 @@ def test_unknown_flags_come_at_once_and_those_with_one_answer_together() -> None
     ]
 
 
+def test_wrong_values_are_told_with_what_is_unknown() -> None:
+    found = message("--lrr 1 --lr fast --n-samples-per-prompt 0 --update-weights-interval 2 --failure-policy tool")
+    assert found.splitlines()[1:] == [
+        "  - unknown flag --lrr; did you mean --lr?",
+        "  - --lr: expected a number, at least 0; got 'fast'",
+        "  - --n-samples-per-prompt: expected a whole number, more than 0; got '0'",
+        "  - --failure-policy: expected KEY=VALUE or a JSON object; got 'tool'",
+    ], "a contradiction is for later"
+
+
 @pytest.mark.parametrize("flag", ["--foreign-router-ip", "--rubric", "--gradient-something", "--no-such-num"])
 def test_a_hint_is_given_only_where_it_is_likely(flag: str) -> None:
     assert message(f"{flag} 1") == f"unknown flag {flag}"

@@ -69,12 +69,23 @@ def test_what_has_an_effect_or_is_the_default_is_not_spoken_of(line: str) -> Non
         (
             "--rm-url x --rm-type math",
             "train",
-            "--rm-url x has no effect without --rm-type remote_rm, unless rows or your code ask for that grader",
+            "--rm-url x has no effect without --rm-type remote_rm, unless rows or your code ask for that grader; "
+            "leave it out otherwise",
         ),
         (
             f"{PROMPTS} --data-source-path a:b",
             "train",
-            "--prompt-data a.jsonl has no effect with --data-source-path, unless your source reads it",
+            "--prompt-data a.jsonl has no effect with --data-source-path, unless your source reads it; leave it out otherwise",
+        ),
+        (
+            "--env a:B --custom-generate-function-path a:c",
+            "train",
+            "--env a:B has no effect with --custom-generate-function-path, unless your function uses its tools; leave it out otherwise",
+        ),
+        (
+            f"{PROMPTS} --num-epoch 1 --num-rollout 100",
+            "train",
+            "--num-rollout 100 and --num-epoch 1: the run ends with whichever comes first; leave one of them out",
         ),
         (
             "--use-kl-loss --kl-loss-coef 0",
