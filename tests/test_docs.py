@@ -72,8 +72,11 @@ def desk(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the README and the page name in the first line of a block."""
     for source in (ROOT / "README.md", page):
         write_files(source, tmp_path)
-    with TrajectoryStore(tmp_path / "runs/city/trajectories.sqlite", keep=10) as store:
-        store.add("train", "", 0, [[Sample(group_index=0, index=0, prompt="Oslo?", tokens=[1], reward=0.0)]])
+    for run in ("city", "before", "after"):
+        with TrajectoryStore(tmp_path / f"runs/{run}/trajectories.sqlite", keep=10) as store:
+            sample = Sample(group_index=0, index=0, prompt="Oslo?", tokens=[1], reward=0.0)
+            store.add("train", "", 0, [[sample]])
+            store.add("eval", "dev", 0, [[sample]])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Oslo", "text": "Oslo is in Norway."}\n')
     (tmp_path / "train.jsonl").write_text('{"input": "How many people live in Oslo?", "label": "0.7 million"}\n')
@@ -129,7 +132,12 @@ def check_command(name: str, args: list[str]) -> None:
     root = click.Context(agentrl)
     command = agentrl.get_command(root, name)
     assert command is not None, name
-    context = command.make_context(name, [arg for arg in args if arg != "..."], parent=root)
+    try:
+        context = command.make_context(name, [arg for arg in args if arg != "..."], parent=root)
+    except click.exceptions.Exit as ended:
+        if ended.exit_code:
+            raise
+        return  # a flag did all there was to do
     if "sglang" in context.meta:
         values, origins = collect(context.params, context.meta["sglang"])
         settings = RunSettings.from_parts(values, origins, config=context.params["config"])
