@@ -146,7 +146,7 @@ def extra_for(package: str, argv: Sequence[str]) -> str | None:
     wanted = _DISTRIBUTED_AS.get(package, package).replace("_", "-")
     command = next((word for word in argv if word in COMMANDS), "")
     order = (*_FITS.get(command, ()), *sorted(brings, key=lambda extra: len(brings[extra])))
-    return next((extra for extra in order if wanted in brings[extra]), None)
+    return next((extra for extra in order if wanted in brings.get(extra, ())), None)
 
 
 def _extras() -> dict[str, set[str]]:

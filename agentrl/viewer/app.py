@@ -30,6 +30,8 @@ _LOOK = 1.0
 """Seconds between two looks at the files."""
 _PATIENCE = 60.0
 """Seconds that a page may take."""
+_AWAY = 30.0
+"""Seconds that a browser may be busy with a large page, or away, before its page is forgotten here and loaded again."""
 _FILES = Path(__file__).parent / "templates"
 _SHARED = Path(charts.__file__).parent / "templates"
 _POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; form-action 'self'; frame-ancestors 'none'"
@@ -55,6 +57,7 @@ def application(library: Library, *, opens: str | None = None) -> FastAPI:
         tailwind=False,
         show_welcome_message=False,
         binding_refresh_interval=None,
+        reconnect_timeout=_AWAY,
     )
     return app
 

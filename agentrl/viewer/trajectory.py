@@ -19,6 +19,8 @@ Place = tuple[int, int]
 
 BESIDE = 8
 """Most trajectories side by side."""
+_MOST = 100_000
+"""Most tokens on a page of several; browsers become slow."""
 _ELSEWHERE = 12
 _ABOUT = 20_000
 
@@ -88,8 +90,13 @@ def beside(library: Library, places: Sequence[Place]) -> str:
     """Several trajectories side by side as HTML."""
     if not places:
         raise DataError("nothing to compare: open a trajectory and choose `side by side`")
-    shown = [load(library, place) for place in places[:BESIDE]]
-    return macro("page.html", "beside")(shown, shown[0].href)
+    shown: list[Shown] = []
+    for place in places[:BESIDE]:
+        found = load(library, place)
+        if shown and sum(one.row.length for one in shown) + found.row.length > _MOST:
+            break
+        shown.append(found)
+    return macro("page.html", "beside")(shown, shown[0].href, len(places) - len(shown))
 
 
 def read_places(text: str) -> list[Place]:

@@ -140,6 +140,16 @@ def test_pages_name_what_is_gone_and_what_is_not_known(tmp_path: Path) -> None:
     assert "no tokenizer.json where it was: token ids are shown" in page
 
 
+def test_a_page_of_several_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library([write_run(tmp_path / "a", steps=1)])
+    places = [(0, row) for row in range(1, 5)]
+    assert trajectory.beside(library, places).count("<article") == 4
+    monkeypatch.setattr(trajectory, "_MOST", 150)  # they have 16 and 106 tokens in turn
+    page = trajectory.beside(library, places)
+    assert page.count("<article") == 3
+    assert "1 more, left out" in page
+
+
 def test_runs_share_charts_and_colours(tmp_path: Path) -> None:
     for name, steps in (("a", 3), ("b", 2)):
         write_run(tmp_path / name, steps=steps)
