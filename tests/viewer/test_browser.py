@@ -146,6 +146,7 @@ def test_narrow_screens_and_both_schemes(page: Page, path: str, scheme: str) -> 
     page.goto(path)
     page.locator(".page > *").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") == 420
+    assert not page.locator(".wide").first.is_visible()
     background = "getComputedStyle(document.body).backgroundColor"
     both = ("rgb(255, 255, 255)", "rgb(15, 18, 22)")
     first, second = both if scheme == "light" else both[::-1]

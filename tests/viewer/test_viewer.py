@@ -1,6 +1,7 @@
 """What the viewer finds, filters and searches, without a browser."""
 
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -100,6 +101,17 @@ def test_texts_are_found_also_those_added_since(tmp_path: Path) -> None:
     assert len(found(source.index, "seven")) == len(wrong) + 3 + 1  # and the one that failed
     again = TextIndex(source.path)
     assert again.find("seven") == source.index.find("seven"), "the file is kept"
+
+
+def test_the_table_and_its_choices_follow_the_store(tmp_path: Path) -> None:
+    library = Library([write_run(tmp_path / "a", steps=1)])
+    source, query = library.source(0), Query({"search": "seven"})
+    found(source.index, "seven")
+    assert "\n4 trajectories" in f"\n{re.sub('<.*?>', '', table.rows(source, query)).strip()}"
+    assert "train (12)" in table.form(library, query)
+    with TrajectoryStore(source.path, 1000) as store:
+        write_step(store, 1)
+    assert "train (24)" in table.form(library, query)
 
 
 def test_an_index_of_another_store_is_made_anew(tmp_path: Path) -> None:
