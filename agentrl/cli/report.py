@@ -12,7 +12,10 @@ from agentrl.cli.main import debug_option
 @click.option("--title", help="Headline of the page; the folder's name if not given.")
 @debug_option
 def command(run: Path, title: str | None) -> None:
-    """Write RUN/report.html and RUN/curves.png from the metrics and trajectories in the folder RUN."""
+    """Write RUN/report.html and RUN/curves.png from the metrics and trajectories in the folder RUN: one file to send.
+
+    RUN is the --output-dir of a run, or its folder rollouts or evaluation. `agentrl view RUN` shows all trajectories.
+    """
     from agentrl.observability.report import write_report
 
     click.echo(str(write_report(run, title=title)))

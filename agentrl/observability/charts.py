@@ -8,6 +8,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -95,7 +96,7 @@ def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
         title,
         tuple(_line(label, s, to_x, to_y) for label, s in series),
         tuple((to_x(t), number(t)) for t in ticks(first, last, 6, whole=True) if first <= t <= last),
-        tuple((to_y(t), number(t)) for t in y_ticks),
+        tuple(zip(map(to_y, y_ticks), distinct(y_ticks), strict=True)),
     )
 
 
@@ -128,17 +129,28 @@ def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[f
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def number(value: float) -> str:
-    """A number as people write it: 3 significant digits, thousands separated, no needless zeros."""
+def distinct(values: Sequence[float]) -> list[str]:
+    """Numbers in steps as texts that tell them apart, with as few digits as that takes."""
+    close = min((abs(b - a) for a, b in pairwise(values)), default=1.0) / 20
+    texts = [number(v) for v in values]
+    for digits in range(4, 16):
+        if all(abs(float(text.replace(",", "")) - v) <= close for text, v in zip(texts, values, strict=True)):
+            break
+        texts = [number(v, digits) for v in values]
+    return texts
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number as people write it: `digits` significant ones, thousands separated, no needless zeros."""
     if not math.isfinite(value):
         return str(value)
     if value == round(value) and abs(value) < 1e9:
         return f"{round(value):,}"
     if abs(value) >= 1000:
-        return f"{value:,.0f}"
+        return f"{value:,.{digits - 3}f}"
     if abs(value) < 1e-3:
-        return f"{value:.1e}"
-    return f"{value:.3g}"
+        return f"{value:.{digits - 2}e}"
+    return f"{value:.{digits}g}"
 
 
 def write_png(path: Path, charts: Sequence[tuple[str, Sequence[tuple[str, Series]]]]) -> None:

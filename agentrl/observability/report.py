@@ -1,9 +1,10 @@
 """A run's report: one self-contained HTML page, and its curves as a PNG.
 
-1. Input is the run's folder: `metrics.jsonl`, and evaluation dumps `eval/<set>/<rollouts done>.jsonl` where there are.
+1. Input is the folder of a run, or of `agentrl rollout` or `eval` below it: metrics, figures of evaluations, trajectories.
 2. The page needs no network, no script and no other file; it follows light and dark.
 3. Everything that a model, a tool or a data file wrote is escaped: it is shown, never interpreted.
-4. The trajectories shown are the first prompts of the first evaluation set, before and after; none is picked by result.
+4. The trajectories shown are the first prompts of the first evaluation set, before and after, not picked by result; and
+   of the newest step the best, the worst and what failed. Where there are none the page says why.
 """
 
 import json
@@ -17,18 +18,18 @@ from jinja2 import Environment as Jinja
 from jinja2 import PackageLoader, StrictUndefined
 
 from agentrl.errors import DataError
-from agentrl.groups import read_groups
 from agentrl.observability.charts import Series, collect_series, layout, number, write_png
 from agentrl.observability.metrics import FILE_NAME, read_metrics
+from agentrl.observability.picked import first_and_last, own_trajectories
 from agentrl.observability.trajectories import (
     TokenTexts,
     Trajectory,
     describe_sample,
-    eval_dumps,
     id_texts,
     pair_up,
     tokenizer_texts,
 )
+from agentrl.runfolder import BELOW, EVALUATIONS, SETTINGS
 from agentrl.sample import Sample
 
 MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -93,8 +94,8 @@ def write_report(
     Args:
         run: the run's folder.
         title: the page's headline; the folder's name if not given.
-        before: samples to show as before training; the first evaluation dump's if not given.
-        after: samples to show as after training; the last evaluation dump's if not given.
+        before: samples to show as before training; those of the first evaluation if not given.
+        after: samples to show as after training; those of the last evaluation if not given.
         token_texts: gives each token's text; by default the tokenizer of the run's model.
         max_trajectories: how many prompts to show.
 
@@ -102,13 +103,17 @@ def write_report(
         DataError: no metrics, or a malformed file; names it.
     """
     run = Path(run)
-    rows = list(read_metrics(run / FILE_NAME))
+    evaluations = _evaluations_in(run)
+    rows = _rows(run) or [_as_metrics(row) for row in evaluations]
     series = collect_series(rows)
     if not series:
-        raise DataError(f"{run / FILE_NAME}: holds no metrics yet; let the run finish a step first")
+        raise DataError(
+            f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step, or its folder "
+            "rollouts or evaluation"
+        )
     settings = _settings(run)
     if before is None or after is None:
-        before, after = _dumped(run)
+        before, after = first_and_last(run)
     texts = token_texts or tokenizer_texts(_model_folders(run, settings)) or id_texts
     pairs = [
         Pair(index + 1, _short(a.label), describe_sample(a, texts), describe_sample(b, texts))
@@ -119,10 +124,12 @@ def write_report(
     page = _template().render(
         title=title or f"Run {run.resolve().name}",
         headlines=headlines(series),
-        facts=_facts(rows, series, settings),
+        facts=_facts(rows, series, settings, _began(run)),
         charts=[layout(name, members) for name, members in groups],
         more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
         pairs=pairs,
+        own=own_trajectories(run, texts),
+        evaluations=evaluations[-20:],
         settings=settings,
         show=number,
     )
@@ -172,7 +179,7 @@ def _evaluations(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
 
 
 def _facts(
-    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any], began: float | None
 ) -> list[tuple[str, str]]:
     facts = []
     steps = [row["step"] for row in rows if "rollout/reward" in row or any(n.startswith("train/") for n in row)]
@@ -183,8 +190,11 @@ def _facts(
         shape = f"{rollout.get('rollout_batch_size')} × {rollout.get('n_samples_per_prompt')}"
         facts.append(("prompts × samples a rollout", shape))
     times = [row["time"] for row in rows if isinstance(row.get("time"), (int, float))]
-    if len(times) > 1:
-        facts.append(("wall time", _duration(times[-1] - times[0])))
+    if times and began is not None and began <= times[0]:
+        facts.append(("wall time", _duration(times[-1] - began)))
+    elif times:  # of the lives before the last one nobody noted the start
+        first = max(float(rows[0].get(f"perf/{what}_seconds", 0.0)) for what in ("step", "rollout"))
+        facts.append(("wall time, without starting", _duration(times[-1] - times[0] + first)))
     if speed := series.get("perf/rollout_tokens_per_second"):
         facts.append(("tokens/s, last rollout", number(speed.last)))
     if rollout.get("allow_truncated_sampling"):
@@ -203,17 +213,31 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _dumped(run: Path) -> tuple[list[Sample], list[Sample]]:
-    """First samples of each group of the first evaluation set's first and last dump; nothing without two dumps."""
-    for files in eval_dumps(run).values():
-        if len(files) > 1:
-            first, last = read_groups(files[0][1]), read_groups(files[-1][1])
-            return [g[0] for g in first if g], [g[0] for g in last if g]
-    return [], []
+def _rows(run: Path) -> list[dict[str, Any]]:
+    """The metrics of the run, or of `agentrl rollout` below it."""
+    files = [run / below / FILE_NAME for below in BELOW.values()]
+    return next((list(read_metrics(file)) for file in files if file.is_file()), [])
+
+
+def _evaluations_in(run: Path) -> list[dict[str, Any]]:
+    """What `agentrl eval` noted here or below; not what training did, which its curves show."""
+    folders = [*([] if (run / FILE_NAME).is_file() else [run]), run / BELOW["eval"]]
+    files = [folder / EVALUATIONS for folder in folders]
+    return [row for file in files if file.is_file() for row in read_metrics(file)]
+
+
+def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
+    figures = {f"eval/{row['set']}/{name}": value for name, value in row["metrics"].items()}
+    return {"step": row["step"], "time": row["time"], **figures}
+
+
+def _began(run: Path) -> float | None:
+    """When the last life of the run began."""
+    return (run / SETTINGS).stat().st_mtime if (run / SETTINGS).is_file() else None
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    file = run / "settings.json"
+    file = run / SETTINGS
     if not file.is_file():
         return {}
     try:
@@ -225,7 +249,7 @@ def _settings(run: Path) -> dict[str, Any]:
 
 def _model_folders(run: Path, settings: Mapping[str, Any]) -> list[Path]:
     checkpoint = settings.get("train", {}).get("hf_checkpoint")
-    return [run / "model", *([Path(checkpoint)] if checkpoint else [])]
+    return [run / "model", run.parent / "model", *([Path(checkpoint)] if checkpoint else [])]
 
 
 def _short(label: Any) -> str:

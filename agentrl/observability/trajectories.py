@@ -194,15 +194,6 @@ def _reward(sample: Sample) -> float | None:
     return None if sample.reward is None else float(sample.reward)
 
 
-def eval_dumps(run: Path) -> dict[str, list[tuple[int, Path]]]:
-    """Evaluation dumps of a run: set name to (rollouts done, file), in order."""
-    found: dict[str, list[tuple[int, Path]]] = {}
-    for file in run.glob("eval/*/*.jsonl"):
-        if file.stem.isdigit():
-            found.setdefault(file.parent.name, []).append((int(file.stem), file))
-    return {name: sorted(files) for name, files in sorted(found.items())}
-
-
 def tokenizer_texts(folders: Sequence[Path]) -> TokenTexts | None:
     """Token texts by the first folder that holds a `tokenizer.json`; None if none does."""
     file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)

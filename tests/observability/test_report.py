@@ -2,19 +2,23 @@
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from agentrl.buffer.store import TrajectoryStore
 from agentrl.errors import DataError
 from agentrl.groups import read_groups
-from agentrl.observability.charts import Series, collect_series, layout, number, ticks
-from agentrl.observability.metrics import MetricsLogger
+from agentrl.observability.charts import Series, collect_series, distinct, layout, number, ticks
+from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.report import headlines, write_report
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.observability.trajectories import describe_sample, pair_up, split_texts
+from agentrl.runfolder import EVALUATIONS, TRAJECTORIES
 from agentrl.sample import Origin, Sample, Status
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
@@ -97,22 +101,84 @@ def test_tokens_tell_who_wrote_them(run: Path) -> None:
     assert any("id 2 · log-prob -0.100 (p 90.5%) · weights" in note for note in notes)
 
 
-def test_without_dumps_there_are_curves_only(run: Path) -> None:
+def test_without_trajectories_the_page_says_why(run: Path) -> None:
     text = write_report(run).read_text()
-    assert "Trajectories" not in text
+    assert "no trajectories.sqlite lies in this folder" in text
     assert "Reward in training" in text
 
 
-def test_dumps_are_paired_by_prompt_and_shown_in_order(run: Path) -> None:
-    for done, reward in ((0, 0.0), (6, 1.0), (3, 0.5)):
-        file = run / "eval" / "dev" / f"{done}.jsonl"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps([sample(g, reward).to_dict()]) + "\n" for g in range(9)))
+def stored(folder: Path) -> TrajectoryStore:
+    return TrajectoryStore(folder / TRAJECTORIES, 1000)
+
+
+def test_evaluations_are_paired_by_prompt_and_shown_in_order(run: Path) -> None:
+    with stored(run) as store:
+        for done, reward in ((0, 0.0), (3, 0.5), (6, 1.0)):
+            store.add("eval", "dev", done, [[sample(g, reward)] for g in range(9)])
     text = write_report(run, token_texts=texts, max_trajectories=2).read_text()
     assert "Prompt 2 " in text
     assert "Prompt 3 " not in text
     assert 'reward <span class="bad">0</span>' in text
     assert 'reward <span class="good">1</span>' in text
+
+
+def test_ones_own_are_shown_the_best_the_worst_and_what_failed(run: Path) -> None:
+    with stored(run) as store:
+        failed = sample(7, 0.0)
+        failed.status, failed.metadata["failure"] = Status.FAILED, {"blame": "tool", "kind": EVIL, "message": ""}
+        store.add("train", "", 0, [[failed]])
+        store.drop([sample(5, 0.5)], "zero_std")
+        store.add("train", "", 1, [[sample(g, g / 10)] for g in (1, 2, 3, 4, 6)])
+        store.add_details(1, {"log_probs": np.full(20, -0.5, np.float16), "advantages": np.full(20, 2, np.float16)})
+    page = write_report(run, token_texts=texts)
+    tags, text = parse(page), page.read_text()
+    shown = [one for one in tags.texts if " · group " in one]
+    assert shown == [
+        f"failed: tool/{EVIL} · group 7",
+        *("best · group 6", "best · group 4", "worst · group 1", "worst · group 2", "dropped: zero_std · group 5"),
+    ]
+    assert "Trajectories of training, rollout 2" in text
+    assert "in training -0.500 · advantage +2.000" in text
+    assert "script" not in tags.tags
+
+
+def test_long_parts_are_cut_and_say_so(run: Path) -> None:
+    long = sample(0, 1.0)
+    long.append_model([2] * 5000, [-0.1] * 5000, turn=3)
+    with stored(run) as store:
+        store.add("rollout", "", 0, [[long]])
+    text = write_report(run, token_texts=texts).read_text()
+    assert "3500 tokens are left out here" in text
+    assert text.count("data-note") < 1600
+
+
+def test_the_folders_below_a_run_have_reports_too(tmp_path: Path) -> None:
+    rollouts, evaluation = tmp_path / "rollouts", tmp_path / "evaluation"
+    with MetricsLogger(ObservabilitySettings(use_tensorboard=False), rollouts) as logger:
+        logger.log(0, {"rollout/reward": 0.5})
+    with stored(rollouts) as store:
+        store.add("rollout", "", 0, [[sample(1, 0.5)]])
+    with stored(evaluation) as store:
+        for number in range(2):
+            store.add("eval", "dev", number, [[sample(1, number)]])
+    row = {"time": 1.0, "set": EVIL, "checkpoint": "model", "settings": {}}
+    lines = [{**row, "step": number, "metrics": {"reward": number}} for number in range(2)]
+    (evaluation / EVALUATIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    above, below, figures = (write_report(f, token_texts=texts).read_text() for f in (tmp_path, rollouts, evaluation))
+    for text in (above, below):
+        assert "`agentrl rollout`, rollout 1" in text
+    for text in (above, figures):
+        assert "Trajectories of evaluation 1 of dev" in text
+        assert "<td>model</td><td>1</td>" in text
+    assert "Trajectories before and after" in figures
+
+
+def test_wall_time_counts_from_the_start_of_the_command(run: Path) -> None:
+    rows = list(read_metrics(run / "metrics.jsonl"))
+    os.utime(run / "settings.json", (rows[0]["time"] - 100, rows[0]["time"] - 100))
+    assert "<dt>wall time</dt><dd>1 min 40 s</dd>" in write_report(run).read_text()
+    os.utime(run / "settings.json", (rows[-1]["time"] + 1, rows[-1]["time"] + 1))
+    assert "<dt>wall time, without starting</dt>" in write_report(run).read_text(), "begun again"
 
 
 def test_without_a_tokenizer_the_ids_are_shown(run: Path) -> None:
@@ -121,7 +187,7 @@ def test_without_a_tokenizer_the_ids_are_shown(run: Path) -> None:
 
 
 def test_no_metrics_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"metrics.jsonl"):
+    with pytest.raises(DataError, match="expected the --output-dir of a run"):
         write_report(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(DataError, match="no metrics yet"):
@@ -162,6 +228,15 @@ def test_ticks_enclose_the_values_with_round_steps(low: float, high: float) -> N
     assert found[0] <= low
     assert found[-1] >= high
     assert 2 <= len(found) <= 8
+
+
+@pytest.mark.parametrize(
+    "values", [[6.0701, 6.0702, 6.0703], [4.31e-7, 4.32e-7], [1000.5, 1001.0, 1001.5], [0, 0.5, 1]]
+)
+def test_ticks_are_told_apart(values: list[float]) -> None:
+    shown = distinct(values)
+    assert len(set(shown)) == len(values)
+    assert [float(text.replace(",", "")) for text in shown] == pytest.approx(values)
 
 
 def test_numbers_for_people() -> None:
