@@ -1,7 +1,7 @@
 """`Environments`: the environments of a run, one or several by name, each with the arguments of its instances."""
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,36 +34,31 @@ class Entry:
         return self.kind.create(self.args, evaluating=evaluating, **self.arguments)
 
 
-class Kinds:
-    """The environments' classes in a process: one for each set of arguments.
+class Kinds(dict[type[Environment], list[tuple[Mapping[str, Any], type[Environment]]]]):
+    """The environments' classes in a process, one for each set of arguments.
 
     What `setup` keeps on its class is then not overwritten by the `setup` of the same class with other arguments.
     """
 
-    def __init__(self) -> None:
-        self._known: list[tuple[type[Environment], Mapping[str, Any], type[Environment]]] = []
-
     def of(self, cls: type[Environment], given: Mapping[str, Any]) -> type[Environment]:
         """`cls`, or a subclass that differs in nothing where `cls` is there with other arguments already."""
-        same = [(arguments, kind) for base, arguments, kind in self._known if base is cls]
-        for arguments, kind in same:
-            if arguments == given:
-                return kind
-        inherited = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-        own = types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update(inherited)) if same else cls
-        self._known.append((cls, given, own))
-        return own
+        same = self.setdefault(cls, [])
+        found = next((kind for arguments, kind in same if arguments == given), None)
+        if found is None:
+            inherited = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+            found = (
+                types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update(inherited)) if same else cls
+            )
+            same.append((given, found))
+        return found
 
 
-class Environments(Mapping[str, Entry]):
+class Environments(dict[str, Entry]):
     """The environments by name; a run's only one is called `ALONE`.
 
     With several, a sample's `metadata["env"]` says which one plays it: it comes from the field of the data's row that
     `--env-key` names.
     """
-
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self._entries = dict(entries)
 
     @classmethod
     def alone(cls, kind: type[Environment], args: Any = None) -> "Environments":
@@ -85,41 +80,33 @@ class Environments(Mapping[str, Entry]):
             PluginError: a class is not found or badly defined, or its arguments are wrong.
             SettingsError: arguments for an environment that is none of the run's.
         """
-        kinds = kinds or Kinds()
+        kinds = Kinds() if kinds is None else kinds
         if isinstance(env, str):
             return cls({ALONE: _entry("--env", env, "--env-args", given, args, kinds)})
-        entries = {}
         for name, own in given.items():
             if name not in env or not isinstance(own, Mapping):
                 raise SettingsError(
                     f"--env-args {name}: with several environments it is a mapping by their names ({', '.join(env)}) to "
                     f"each one's arguments, as in {next(iter(env))}='{{\"size\": 3}}'"
                 )
-        for name, path in env.items():
-            where = f"--env-args {name}"
-            entries[name] = _entry(f"--env {name}", path, where, given.get(name, {}), args, kinds)
-        return cls(entries)
-
-    def __getitem__(self, name: str) -> Entry:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        return cls(
+            {
+                name: _entry(f"--env {name}", path, f"--env-args {name}", given.get(name, {}), args, kinds)
+                for name, path in env.items()
+            }
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that samples give; none where there is one environment for all."""
-        return () if ALONE in self._entries else tuple(self._entries)
+        return () if ALONE in self else tuple(self)
 
     def unknown(self, name: object) -> str | None:
         """What is wrong with `name` as a sample's environment, in words; None if nothing is."""
-        if not self.names or (isinstance(name, str) and name in self._entries):
+        if not self.names or name in self.names:
             return None
-        several = f"the run has several environments, {', '.join(self.names)}"
-        return f"{several}, and the row names none" if name is None else f"{several}, and the row names {name!r:.100}"
+        given = "none" if name is None else f"{name!r:.100}"
+        return f"the run has several environments, {', '.join(self.names)}, and the row names {given}"
 
     def of(self, sample: Sample) -> Entry:
         """The environment that plays `sample`.
@@ -130,7 +117,7 @@ class Environments(Mapping[str, Entry]):
         name = sample.metadata.get("env")
         if problem := self.unknown(name):
             raise EnvFailure(f"{problem}; set metadata['env']", kind="env_unknown")
-        return self._entries[str(name) if self.names else ALONE]
+        return self[str(name) if self.names else ALONE]
 
 
 def _entry(flag: str, path: str, where: str, given: Mapping[str, Any], args: Any, kinds: Kinds) -> Entry:

@@ -56,15 +56,10 @@ class EvalSet:
         n, given = self.settings.rollout.n_samples_per_eval_prompt, {**self.metadata, "attempt": "eval"}
         return [pending_group(row, row.index, n, **given) for row in self.data]
 
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Put the set's flag or line in front of what is wrong with it."""
-        with _named(self.where):
-            yield
-
 
 @contextmanager
-def _named(where: str) -> Iterator[None]:
+def named(where: str) -> Iterator[None]:
+    """Put a set's flag or line in front of what is wrong with it."""
     try:
         yield
     except AgentRLError as error:
@@ -160,7 +155,7 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
     if "rm_type" in own and "custom_rm_path" not in own:
         metadata["rm_type"] = own["rm_type"]
     mine = RunSettings.from_flat(values, origins)
-    with _named(said.where):
+    with named(said.where):
         return EvalSet(name, said.where, mine, PromptData(path, mine.data), metadata)
 
 

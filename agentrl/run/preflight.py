@@ -30,7 +30,7 @@ from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.conversations import check_conversations
-from agentrl.run.evalsets import EvalSet, eval_sets
+from agentrl.run.evalsets import EvalSet, eval_sets, named
 from agentrl.run.resuming import check_prompts
 from agentrl.train.checkpoints import Found, check_critic, check_curve, latest
 
@@ -113,7 +113,7 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
     seen = [_training_rows(settings, plugins)] if purpose != "eval" else []
     reads = any(calls_tools(plugins, rows) for rows in seen)
     for held_out in eval_sets(settings):
-        with held_out.named():
+        with named(held_out.where):
             reads |= _eval_rows(held_out)
     chat = load_chat(settings)
     if reads:
