@@ -144,14 +144,15 @@ def _read(path: str) -> list[_Said]:
 
 def _open(said: _Said, settings: RunSettings) -> EvalSet:
     own = {SETTINGS[key]: value for key, value in said.values.items() if key in SETTINGS}
+    metadata = dict(said.values.get("metadata_overrides", {}))
     env, several = own.get("env"), settings.rollout.env
     if isinstance(env, str) and isinstance(several, dict) and env in several:  # one of the run's, by its name
         own = {"env_args": settings.rollout.env_args.get(env, {}), **own, "env": several[env]}
+        metadata["env"] = env
     given = {key: value for key, value in settings.flat().items() if key in settings.given() - said.replaced}
     name, path = said.values["name"], said.values["path"]
     values = {**given, "eval_config": None, **own, "eval_prompt_data": (name, path)}
     origins = {SETTINGS[key]: line for key, line in said.lines.items() if key in SETTINGS}
-    metadata = {**said.values.get("metadata_overrides", {})}
     if "rm_type" in own and "custom_rm_path" not in own:
         metadata["rm_type"] = own["rm_type"]
     mine = RunSettings.from_flat(values, origins)

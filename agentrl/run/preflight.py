@@ -6,6 +6,7 @@
 3. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,12 +112,13 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
         here = settings.cluster.ray_address is None
         anyio.run(check_launch, settings.engine, settings.cluster.num_engines, here, kept_sets)
     seen = [_training_rows(settings, plugins)] if purpose != "eval" else []
-    reads = any(calls_tools(plugins, rows) for rows in seen)
     for held_out in eval_sets(settings):
         with named(held_out.where):
-            reads |= _eval_rows(held_out)
+            seen.append(_eval_rows(held_out))
+    if purpose != "eval" and settings.data.prompt_data_check == "full" and settings.data.data_source_path is None:
+        _all_play(plugins, {name for rows in seen for name in rows.rows})
     chat = load_chat(settings)
-    if reads:
+    if any(calls_tools(rows) for rows in seen):
         check_calls_are_read(chat, settings.rollout.tool_call_parser)
     if purpose != "eval":
         _teacher(settings, chat)
@@ -208,23 +210,26 @@ def _dump(template: str, num_rollout: int) -> None:
 class FirstRows:
     """The first row of each environment, noted while all rows are looked at."""
 
-    environments: Environments | None
+    plugins: Plugins
     rows: dict[str, PromptRow] = field(default_factory=dict)
 
     def look(self, row: PromptRow) -> str | None:
         """Note a row; says what is wrong where it names none of several environments."""
-        if self.environments is None or not self.environments.names:
+        environments, name = self.plugins.environments, row.env or row.metadata.get("env")
+        if environments is None or not environments.names:
             self.rows.setdefault(ALONE, row)
             return None
-        name = row.env or row.metadata.get("env")
-        if problem := self.environments.unknown(name):
+        if problem := environments.unknown(name):
             return f"{problem}; --env-key says which field names it"
         self.rows.setdefault(str(name), row)
         return None
 
 
 def _training_rows(settings: RunSettings, plugins: Plugins) -> FirstRows:
-    rows = FirstRows(plugins.environments)
+    rows = FirstRows(plugins)
+    if settings.data.data_source_path is not None and plugins.environments and plugins.environments.names:
+        check_source(settings.data)  # the source says who plays
+        return rows
     first = check_source(settings.data, rows.look)
     if first is None:
         if settings.data.data_source_path is None:
@@ -232,17 +237,24 @@ def _training_rows(settings: RunSettings, plugins: Plugins) -> FirstRows:
         return rows
     if problem := rows.look(first):  # the only row that is looked at where the check is a lazy one
         raise DataError(f"--prompt-data {settings.data.prompt_data}: its first row: {problem}")
-    _someone_grades(settings, plugins, rows)
+    _someone_grades(settings, rows)
     return rows
 
 
-def _eval_rows(held_out: EvalSet) -> bool:
-    """Check a set and what plays it; whether its turns are read for tool calls."""
-    plugins = Plugins.load(held_out.settings)
-    rows = FirstRows(plugins.environments)
+def _eval_rows(held_out: EvalSet) -> FirstRows:
+    """Check a set and what plays it."""
+    rows = FirstRows(Plugins.load(held_out.settings))
     held_out.data.check(rows.look)
-    _someone_grades(held_out.settings, plugins, rows)
-    return calls_tools(plugins, rows)
+    _someone_grades(held_out.settings, rows)
+    if chosen := held_out.metadata.get("env"):
+        rows.rows[chosen] = held_out.data[0]
+    return rows
+
+
+def _all_play(plugins: Plugins, used: Collection[str]) -> None:
+    names = plugins.environments.names if plugins.environments else ()
+    if idle := [name for name in names if name not in used]:
+        raise SettingsError(f"--env {', '.join(idle)}: no row of the data names it; leave it out, or correct the rows")
 
 
 def _someone_asks(plugins: Plugins) -> None:
@@ -260,8 +272,9 @@ def _someone_asks(plugins: Plugins) -> None:
         )
 
 
-def calls_tools(plugins: Plugins, first: FirstRows) -> bool:
+def calls_tools(first: FirstRows) -> bool:
     """Whether turns are read for tool calls: an environment has tools, or a step method of its own and rows with tools."""
+    plugins = first.plugins
     kinds = [entry.kind for entry in (plugins.environments or {}).values()] if plugins.generate is None else []
     own_steps = any(kind.step is not Environment.step for kind in kinds)
     declared = any(kind.declared_tools(with_sources=False) or kind.tool_sources() for kind in kinds)
@@ -305,9 +318,9 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
         same_vocabulary(chat.tokenizer, text, ids, f"--opd-teacher-load {folder}")
 
 
-def _someone_grades(settings: RunSettings, plugins: Plugins, first: FirstRows) -> None:
+def _someone_grades(settings: RunSettings, first: FirstRows) -> None:
     """Refuse a run in which no trajectory can get a reward. What user code may still decide is left to it."""
-    rm_type = settings.rollout.rm_type
+    rm_type, plugins = settings.rollout.rm_type, first.plugins
     if rm_type is not None:
         check_rm_type(rm_type, settings.rm_hub)
     if ungraded(settings, plugins) or plugins.reward is not None or plugins.generate is not None:

@@ -132,6 +132,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"env": TWO, "prompt_data": "named.jsonl"}, ["named.jsonl line 3", "the row names 'nobody'"]),
         ({"env": TWO, "prompt_data": "named.jsonl@[:2]"}, ["nothing grades a trajectory: Ungraded"]),
         ({"env": TWO, "prompt_data": "named.jsonl", "env_key": "label"}, ["line 1", "the row names 'x'"]),
+        ({"env": (*TWO, "c=env.py:AddEnv"), "prompt_data": "named.jsonl@[:2]", "rm_type": "f1"}, ["--env c: no row"]),
         ({"env": TWO, "prompt_data": None}, ["no prompts: with several environments a row says"]),
         ({"prompt_data": None}, ["no prompts", "AddEnv has no reset", "--prompt-data"]),
         (
