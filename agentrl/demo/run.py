@@ -50,6 +50,7 @@ def run_demo(
     page = write_report(folder, title=f"Calculator demo, seed {seed}")
     say(f"held-out success at temperature 1: {success[0]:.1%} before, {success[-1]:.1%} after")
     say(f"report: {page}")
+    say(f"every trajectory, token by token: agentrl view {folder}")
     return result
 
 

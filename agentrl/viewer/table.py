@@ -48,9 +48,10 @@ def rows(source: Source, query: Query) -> str:
     where, note = search(source, query)
     total = source.reader.count(where)
     pages = max(1, -(-total // PAGE))
-    offset = (min(query.page, pages) - 1) * PAGE
+    page = min(query.page, pages)
+    offset = (page - 1) * PAGE
     found = source.reader.query(where, query.order, PAGE, offset)
-    return macro("table.html", "rows")(query, _COLUMNS, found, total, offset, pages, note)
+    return macro("table.html", "rows")(query, _COLUMNS, found, total, offset, page, pages, note)
 
 
 def search(source: Source, query: Query) -> tuple[Filter, str]:

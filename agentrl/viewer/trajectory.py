@@ -1,6 +1,7 @@
 """One trajectory, and several side by side."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,8 +102,7 @@ def beside(library: Library, places: Sequence[Place]) -> str:
 
 def read_places(text: str) -> list[Place]:
     """The places of an address: `0.12,0.13,1.5`; what is none is left out."""
-    pairs = [entry.split(".") for entry in text.split(",")]
-    return [(int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(part.isdecimal() for part in p)]
+    return [(int(at), int(row)) for at, row in re.findall(r"(?:^|,)(\d{1,9})\.(\d{1,15})(?=,|$)", text, re.ASCII)]
 
 
 def _href(place: Place) -> str:

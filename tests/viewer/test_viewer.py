@@ -146,7 +146,7 @@ def test_pages_name_what_is_gone_and_what_is_not_known(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no trajectories here yet"):
         library.source(5)
     with pytest.raises(DataError, match="nothing to compare"):
-        trajectory.beside(library, trajectory.read_places("x,1,1.2.3,-1.2"))
+        trajectory.beside(library, trajectory.read_places(f"x,1,1.2.3,-1.2,0.{10**20}"))
     shutil.rmtree(folder / "model")
     page = trajectory.one(Library([folder]), (0, 1), Query({}))
     assert "no tokenizer.json where it was: token ids are shown" in page
