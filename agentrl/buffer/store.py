@@ -43,17 +43,21 @@ class Row:
     """One trajectory as the table shows it; a column is None where it does not apply, or is not known.
 
     Attributes:
-        id: of the row. key: of its group, see `StoreReader.group`. place: in the group, from 0.
-        kind: what it was played for. name: the evaluation set's, else "".
+        key: of its group, see `StoreReader.group`; the row is the sample at `place` in it.
+        kind: what it was played for: `train`, `eval` or `rollout`.
+        name: the evaluation set's, else "".
         step: the training step; rollouts done before an evaluation; the number of a rollout, or of an `agentrl eval`.
-        group_index, sample_index: the sample's own numbers.
+        dropped: why the group was not trained on, or "".
         prompt: the same text for the same prompt.
         reward: the number that `--reward-key` picks.
-        failure: `<blame>/<kind>`, or "". dropped: why the group was not trained on, or "".
-        tools: what the model called, in order of first use. env: the environment's name.
-        length: of all tokens; response: of the response; sampled: of those with mask 1.
-        oldest, newest: the weight versions that wrote it, where they are numbers; staleness: step - oldest, in training.
-        seconds: in tools and environment. at: when it was stored, Unix seconds.
+        failure: `<blame>/<kind>`, or "".
+        tools: what the model called, in order of first use.
+        length: of all tokens.
+        response: tokens after the prompt.
+        sampled: of them those with mask 1.
+        oldest: the first weight version that wrote it, where that is a number.
+        seconds: in tools and environment.
+        staleness: step - oldest, in training.
     """
 
     id: int
