@@ -107,8 +107,7 @@ def run(argv: list[str]) -> int:
         code = agentrl.main(args=argv, prog_name="agentrl", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        return 130
+        return _interrupted(argv)
     except SystemExit as error:
         if error.code == _TERMINATED:
             click.echo("terminated", err=True)
@@ -130,7 +129,7 @@ def run(argv: list[str]) -> int:
     except (AgentRLError, OSError, BaseExceptionGroup) as error:
         inner = list(leaves(error))
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in inner):
-            return 130
+            return _interrupted(argv)
         said = [str(leaf) if isinstance(leaf, AgentRLError) else disk_trouble(leaf) for leaf in inner]
         if None in said:
             raise
@@ -158,6 +157,12 @@ def _extras() -> dict[str, set[str]]:
         if found := re.match(r"""([\w.-]+).*; extra == ['"]([\w-]+)""", line):
             brings.setdefault(found[2], set()).add(found[1])
     return brings
+
+
+def _interrupted(argv: Sequence[str]) -> int:
+    goes_on = any(command in argv[:2] for command in ("train", "sft", "rollout"))
+    click.echo(f"interrupted{'; the same command goes on from what was kept' if goes_on else ''}", err=True)
+    return 130
 
 
 def _fail(message: str, error: BaseException, debug: bool) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
-from agentrl.plugins import load_object
+from agentrl.plugins import load_object, raised_at
 from agentrl.rm_hub.grade import Grade, GraderFunction, Service
 from agentrl.rm_hub.reading.boxed import last_box
 from agentrl.rm_hub.settings import RmHubSettings
@@ -166,7 +166,9 @@ def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) 
     except RecursionError as error:
         return exhausted(spec, _failure("grader_crashed", rm_type, f" raised RecursionError: {error!s:.500}"))
     except Exception as error:
-        raise _failure("grader_raised", rm_type, f" raised {type(error).__name__}: {error!s:.500}") from error
+        raise _failure(
+            "grader_raised", rm_type, f" raised {type(error).__name__}: {error!s:.500}{raised_at(error)}"
+        ) from error
     return checked(rm_type, grade)
 
 

@@ -99,9 +99,11 @@ class _Trajectory:
             # The built-in graders have deadlines of their own, which do not count the wait for a free process.
             env = await self.live.ready(talk.sample)
             built_in = type(env).reward is Environment.reward
-            timeout = math.inf if built_in else self.context.settings.reward_timeout
+            timeout, flag = math.inf if built_in else self.context.settings.reward_timeout, "--reward-timeout"
             what = f"{type(env).__name__}.reward"
-            reward = await guarded(env.reward(talk.sample), what=what, timeout=timeout, failure=GraderFailure)
+            reward = await guarded(
+                env.reward(talk.sample), what=what, timeout=timeout, failure=GraderFailure, flag=flag
+            )
             talk.sample.reward = reward
             check_reward(talk.sample, f"{what} ({defined_at(type(env).reward)})")
         for sibling in talk.earlier:

@@ -174,7 +174,10 @@ class LiveEnvironment:
                 kind="env_changed_sample",
             )
         if not isinstance(step, Step):
-            raise EnvFailure(f"{self._name}.step must return a Step, got {step!r:.200}", kind="env_bad_result")
+            raise EnvFailure(
+                f"{self._name}.step must return a Step, got {step!r:.200}; to go on as by default: return await super().step(turn)",
+                kind="env_bad_result",
+            )
         self._check_messages("step", step.messages)
         if not isinstance(step.info, Mapping):
             raise EnvFailure(
@@ -210,4 +213,4 @@ class LiveEnvironment:
 
     async def _guarded(self, method: str, call: Awaitable[T]) -> T:
         timeout, what = self._context.settings.env_timeout, f"{self._name}.{method}"
-        return await guarded(call, what=what, timeout=timeout, failure=EnvFailure, work_only=True)
+        return await guarded(call, what=what, timeout=timeout, failure=EnvFailure, work_only=True, flag="--env-timeout")

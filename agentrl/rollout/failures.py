@@ -36,6 +36,7 @@ async def guarded(
     work_only: bool = False,
     place: Place | None = None,
     held: Callable[[], float] = lambda: 0.0,
+    flag: str = "",
 ) -> T:
     """Await `call` with a deadline; anything it raises comes out as `failure`.
 
@@ -48,13 +49,14 @@ async def guarded(
         work_only: the time that tools inside wait for a free place does not count.
         place: what `call` plays; errors get it in front of their message.
         held: seconds for which generating was held so far; they do not count.
+        flag: which setting says `timeout`.
     """
     late = late or failure
     try:
         with Deadline(timeout, what, place=place, work_only=work_only, held=held) as limit:
             result = await call
         if limit.overdue:
-            raise late(limit.verdict, kind=f"{late.blame}_timeout")
+            raise late(limit.verdict + (f"; {flag} sets the limit" if flag else ""), kind=f"{late.blame}_timeout")
         return result
     except (Exception, asyncio.CancelledError) as raised:
         task = asyncio.current_task()

@@ -166,8 +166,10 @@ class _Play:
 
     async def _deadline(self, play: Awaitable[T], place: Place, what: str, trajectories: int = 1) -> T:
         timeout, held = self._settings.trajectory_timeout * trajectories, self.player.context.client.held
-        late, seconds = TrajectoryTimeout, lambda: held.seconds
-        return await guarded(play, what=what, timeout=timeout, failure=EnvFailure, late=late, place=place, held=seconds)
+        late, seconds, flag = TrajectoryTimeout, lambda: held.seconds, "--trajectory-timeout"
+        return await guarded(
+            play, what=what, timeout=timeout, failure=EnvFailure, late=late, place=place, held=seconds, flag=flag
+        )
 
     async def _play(self, sample: Sample, context: RolloutContext) -> list[Sample]:
         generate, grader = self.player.generate, self.player.grader

@@ -72,8 +72,10 @@ class Grader:
     async def _own(self, function: RewardFunction, samples: Sequence[Sample]) -> list[Any]:
         # Hundreds of plain functions at once would share the processor and all miss their deadlines.
         async with self._threads if function.plain else nullcontext():
-            call = function(self.args, samples)
-            return await guarded(call, what=function.name, timeout=self.settings.reward_timeout, failure=GraderFailure)
+            call, flag = function(self.args, samples), "--reward-timeout"
+            return await guarded(
+                call, what=function.name, timeout=self.settings.reward_timeout, failure=GraderFailure, flag=flag
+            )
 
     async def _built_in(self, samples: Sequence[Sample]) -> list[Any]:
         what = f"--rm-type {self.settings.rm_type}"

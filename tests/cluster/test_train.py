@@ -155,6 +155,7 @@ def test_ctrl_c_ends_within_seconds_and_leaves_nothing_running(kit: RunKit) -> N
     processes = run.processes()
     run.process.send_signal(signal.SIGINT)
     assert run.wait(30) == 130, run.output
+    assert run.output.splitlines()[-1] == "interrupted; the same command goes on from what was kept"
     assert still_running(processes) == []
     assert "Traceback" not in run.output
 

@@ -144,7 +144,10 @@ class SilentEnv(DoubleEnv):
     ("environment", "message"),
     [
         (RaisingEnv, r"RaisingEnv.step raised KeyError: 'oops' at .*test_agent_loop.py:\d+"),
-        (WrongStepEnv, "WrongStepEnv.step must return a Step"),
+        (
+            WrongStepEnv,
+            r"WrongStepEnv.step must return a Step, got .*; to go on as by default: return await super\(\).step\(turn\)",
+        ),
         (WrongResetEnv, "WrongResetEnv.reset must return a list of messages"),
         (HangingEnv, "HangingEnv.step took longer than 0.2 s"),
         (SilentEnv, "returned no messages and done=False"),

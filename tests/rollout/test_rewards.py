@@ -1,5 +1,6 @@
 """Built-in graders in the rollout: through the session's processes, in training and in evaluation."""
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -75,6 +76,8 @@ async def test_failures_of_graders_are_counted_and_neighbours_go_on(chat: Chat, 
         result = await OneBatch(runner, store).run(0)
     assert store.fate[1] == f"dropped:grader/{kind}"
     assert result.stats.failures[f"grader/{kind}"] >= 1
+    if bad == "raises":
+        assert re.search(r"raised \w+: .* at \S*faulty_graders.py:\d+ in raises", result.stats.last_failure)
     assert len(result.groups) == 3
 
 

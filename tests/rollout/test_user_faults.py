@@ -59,7 +59,7 @@ class NoRole(EchoEnv):
     [
         (RaisingInit, r"making a RaisingInit raised OSError: no such index at .*test_user_faults.py:\d+"),
         (RaisingReset, r"RaisingReset.reset raised KeyError: 'question' at .*test_user_faults.py:\d+"),
-        (HangingReset, r"HangingReset.reset took longer than 0.1 s"),
+        (HangingReset, r"HangingReset.reset took longer than 0.1 s; --env-timeout sets the limit"),
         (TextMessages, r"TextMessages.step must return a list of messages .*got \['a text'\]"),
         (OneMessage, "OneMessage.step must return a list of messages"),
         (ListInfo, r"ListInfo.step: Step.info must be a mapping of numbers, got \[1\]"),
@@ -101,7 +101,7 @@ async def test_a_generate_function_that_raises(chat: Chat, generate: UserFunctio
 async def test_a_generate_function_that_hangs_is_a_timeout(chat: Chat, generate: UserFunction) -> None:
     policy = {Blame.TIMEOUT: FailureAction.RAISE}
     loop, _ = build(chat, [], generate=generate, environment=None, trajectory_timeout=0.1, failure_policy=policy)
-    with pytest.raises(TrajectoryTimeout, match=r"took longer than 0\.[12] s"):
+    with pytest.raises(TrajectoryTimeout, match=r"took longer than 0\.[12] s; --trajectory-timeout sets the limit"):
         await loop.run(0)
 
 
@@ -118,7 +118,7 @@ async def hanging_reward(args: Any, sample: Sample) -> None:
     ("reward", "message"),
     [
         (raising_reward, r"my reward raised KeyError: 'score' at .*test_user_faults.py:\d+"),
-        (hanging_reward, "my reward took longer than 0.1 s"),
+        (hanging_reward, "my reward took longer than 0.1 s; --reward-timeout sets the limit"),
     ],
 )
 async def test_a_reward_function(chat: Chat, reward: UserFunction, message: str) -> None:

@@ -17,6 +17,7 @@ from anyio.lowlevel import RunVar
 from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
+from agentrl.plugins import raised_at
 from agentrl.rm_hub.grade import Grade, Service
 from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, service
 from agentrl.rm_hub.running.pool import GraderPool
@@ -86,7 +87,8 @@ class GraderRunner:
             raise
         except Exception as error:
             raise GraderFailure(
-                f"--rm-type {rm_type} raised {type(error).__name__}: {error!s:.500}", kind="grader_raised"
+                f"--rm-type {rm_type} raised {type(error).__name__}: {error!s:.500}{raised_at(error)}",
+                kind="grader_raised",
             ) from error
 
     async def _function(self, rm_type: str, spec: GraderSpec) -> Callable[..., Awaitable[Grade]]:
