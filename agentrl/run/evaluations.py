@@ -84,6 +84,10 @@ def refuse_others(settings: RunSettings, folder: Path) -> None:
     try:
         before = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if (others := next(folder.glob("*.jsonl"), None)) is not None:
+            raise SettingsError(
+                f"{others} is there, and {SETTINGS} of the run that wrote it is not; choose another --output-dir"
+            ) from None
         return
     except (OSError, ValueError) as error:
         raise SettingsError(f"{folder / SETTINGS}: cannot be read: {error}; choose another --output-dir") from error

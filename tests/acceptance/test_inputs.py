@@ -36,7 +36,7 @@ def cases() -> Iterator[Any]:
     for case in CASES:
         marks = [pytest.mark.slow] if case["command"][0] in PLAYS or "before" in case else []
         if missed := MISSES.get(case["name"]):
-            marks.append(pytest.mark.xfail(reason=f"{missed['owner']}: {missed['printed']}"))
+            marks.append(pytest.mark.xfail(reason=missed["printed"], strict=True))
         yield pytest.param(case, id=case["name"], marks=marks)
 
 

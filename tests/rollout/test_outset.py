@@ -10,10 +10,12 @@ import pytest
 
 from agentrl import Environment, Sample
 from agentrl.chat import Chat
-from agentrl.errors import AgentRLError, Blame
+from agentrl.errors import AgentRLError, Blame, GraderFailure
 from agentrl.rollout.evaluate import evaluate
-from agentrl.rollout.outset import FIRST_GROUPS
+from agentrl.rollout.failures import DropGroup
+from agentrl.rollout.outset import FIRST_GROUPS, Outset
 from agentrl.rollout.settings import FailureAction
+from agentrl.rollout.stats import RolloutStats
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
 
 HERE = Path(__file__).name
@@ -129,6 +131,26 @@ async def test_the_first_groups_are_those_that_began_first(chat: Chat) -> None:
     loop, _ = build(chat, replies, reward=reward)
     played = await loop.run(0)
     assert 0 in [group[0].group_index for group in played.groups]
+
+
+def test_a_group_that_was_broken_off_says_nothing() -> None:
+    outset, stats = Outset(), RolloutStats()
+    stats.count(GraderFailure("no reward"))
+
+    def plays(raised: Exception) -> None:
+        with outset.playing(stats):
+            raise raised
+
+    for _ in range(FIRST_GROUPS):
+        with pytest.raises(OSError, match="gone"):
+            plays(OSError("gone"))
+    for _ in range(FIRST_GROUPS - 1):
+        with pytest.raises(DropGroup):
+            plays(DropGroup("grader"))
+    with pytest.raises(
+        AgentRLError, match=f"no trajectory of the first {FIRST_GROUPS} groups could be graded: no reward"
+    ):
+        plays(DropGroup("grader"))
 
 
 async def test_prompts_that_never_fit_stop_the_run_and_some_do_not(chat: Chat) -> None:

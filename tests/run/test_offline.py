@@ -9,9 +9,10 @@ from click.testing import CliRunner
 from agentrl.buffer.reader import StoreReader
 from agentrl.cli.eval import command
 from agentrl.config import RunSettings
+from agentrl.errors import SettingsError
 from agentrl.groups import read_groups
 from agentrl.observability.metrics import read_metrics
-from agentrl.run.evaluations import deciding
+from agentrl.run.evaluations import deciding, refuse_others
 from tests.support.runs import Run, RunKit
 
 pytestmark = pytest.mark.timeout(300)
@@ -64,6 +65,16 @@ def test_each_evaluation_is_kept_with_its_figures(kit: RunKit) -> None:
     compared = CliRunner().invoke(command, ["--compare", f"{run.folder}@0", f"{run.folder}@1"])
     assert "--eval-max-response-len 8 -> 12" in compared.output
     assert re.search(r"dev, 4 prompts.*response tokens +\S+ +\S+ +\+[1-4]", compared.output, re.DOTALL)
+
+
+def test_dumps_of_an_unknown_run_are_not_written_over(tmp_path: Path) -> None:
+    refuse_others(RunSettings.from_flat({}), tmp_path / "none")
+    refuse_others(RunSettings.from_flat({}), tmp_path)
+    (tmp_path / "0.jsonl").touch()
+    with pytest.raises(
+        SettingsError, match=r"0\.jsonl is there, and settings\.json .* is not; choose another --output-dir"
+    ):
+        refuse_others(RunSettings.from_flat({}), tmp_path)
 
 
 def test_how_fast_one_plays_does_not_decide_what_is_played() -> None:
