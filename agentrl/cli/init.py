@@ -1,11 +1,15 @@
 """`agentrl init`."""
 
+import os
+import shutil
 from pathlib import Path
 
 import click
 
 from agentrl.cli.main import debug_option
 from agentrl.errors import SettingsError
+
+_DEFAULT = click.core.ParameterSource.DEFAULT
 
 
 @click.command("init", context_settings={"max_content_width": 100, "show_default": True})
@@ -17,15 +21,28 @@ from agentrl.errors import SettingsError
 @click.option("--kv-heads", default=2, type=click.IntRange(1), metavar="N", help="Key-value heads.")
 @click.option("--context-length", default=1024, type=click.IntRange(1), metavar="N", help="Longest sequence in tokens.")
 @click.option("--seed", default=0, metavar="N", help="Seed of the random weights.")
+@click.option("--skilled", is_flag=True, help="Teach it to call a tool and to repeat what it finds: minutes, once.")
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
 @debug_option
-def command(path: Path, force: bool, **shape: str | int) -> None:
+def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     """Make a tiny model in PATH: random weights, a tokenizer, a chat template with tool calls.
 
-    It knows nothing yet, but every part of a run works with it, on a laptop and without a network.
+    It knows nothing yet, but every part of a run works with it, on a laptop and without a network. With --skilled it is
+    taught to call the tool that its prompt offers, where that has one text argument, and to answer with what was found: an
+    environment of your own then earns rewards. The taught model is kept in the user's cache folder.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
+    if skilled:
+        fixed = [
+            name
+            for name in shape
+            if name != "seed" and click.get_current_context().get_parameter_source(name) is not _DEFAULT
+        ]
+        if fixed:
+            raise SettingsError(f"--skilled has a shape of its own; leave out --{fixed[0].replace('_', '-')}")
+        _teach(path, int(shape["seed"]))
+        return
     from transformers.utils import logging
 
     from agentrl.tiny import create
@@ -35,3 +52,13 @@ def command(path: Path, force: bool, **shape: str | int) -> None:
     made = create(path, draw_pad_row=True, **shape)  # type: ignore[arg-type]
     click.echo(f"{made.path}: {made.arch}, {made.parameters:,} parameters, {made.vocab_size} tokens")
     click.echo(f"Next: agentrl check {made.path}")
+
+
+def _teach(path: Path, seed: int) -> None:
+    """Make the taught model, or find it in the cache, and copy it to `path`."""
+    from agentrl.tiny.skilled import skilled_model
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentrl"
+    shutil.copytree(skilled_model(cache, seed, click.echo), path, dirs_exist_ok=True)
+    click.echo(f"{path}: a model that calls a tool and repeats what it finds")
+    click.echo(f"Next: agentrl check {path}")

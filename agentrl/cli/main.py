@@ -22,6 +22,7 @@ _TERMINATED = 128 + 15
 
 COMMANDS = {
     "demo": "Watch a tiny model learn to use a calculator, on this machine.",
+    "new": "Write a small project: an environment, prompts, settings, a test.",
     "init": "Make a tiny model and tokenizer to try things with.",
     "doctor": "Look at this machine: packages, memory, GPUs, sandbox.",
     "check": "Look at an environment or a model folder before a run uses it.",

@@ -364,7 +364,7 @@ def _demonstrations(flat: Flat, supervised: bool) -> Iterator[str]:
         yield f"{given} with --n-samples-per-prompt {flat['n_samples_per_prompt']}: a conversation is one sample; use 1"
     for name in ("load_debug_rollout_data", "data_source_path", "eval_prompt_data", "eval_config"):
         if flat[name]:
-            yield f"{given} with {_flag(name)}: conversations come from --prompt-data, and no engine plays; leave it out"
+            yield f"{given} with {_flag(name)}: conversations come from --prompt-data; leave it out"
 
 
 def _algorithm_settings(flat: Flat) -> AlgorithmSettings:

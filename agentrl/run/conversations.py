@@ -41,6 +41,6 @@ def check_conversations(settings: RunSettings, chat: Chat) -> None:
         DataError: there are none, or one is malformed.
     """
     data = open_prompts(settings.data)
-    if data is None or settings.data.data_source_path is not None:
-        raise DataError("conversations to learn from come from --prompt-data FILE; leave --data-source-path out")
+    if data is None:
+        raise DataError("no conversations to learn from; give --prompt-data FILE.jsonl")
     demonstrated(chat, settings, data[0].prompt, data[0].tools, data.where(0))

@@ -49,6 +49,7 @@ def create(
     seed: int = 0,
     corpus: Iterable[str] | None = None,
     markup: Sequence[str] = (),
+    spaces_apart: bool = False,
     draw_pad_row: bool = False,
 ) -> TinyModel:
     """Write a tiny causal language model with random float32 weights.
@@ -67,6 +68,7 @@ def create(
         seed: of the weights.
         corpus: texts to train the tokenizer on; words that are frequent here become single tokens.
         markup: tags that are to be one token each, besides `MARKUP_TOKENS`.
+        spaces_apart: whether the tokenizer keeps spaces out of words, so that names can be copied by token.
         draw_pad_row: give the padding token a random embedding, like all others, instead of transformers' zeros. A
             model that is not taught first samples that token now and then, and the gradient of RMSNorm at zero is
             a thousand times too large.
@@ -85,7 +87,9 @@ def create(
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"{path} cannot be made: {error.strerror}; choose another folder") from error
-    tokenizer = train_tokenizer(DEFAULT_CORPUS if corpus is None else corpus, vocab_size, markup)
+    tokenizer = train_tokenizer(
+        DEFAULT_CORPUS if corpus is None else corpus, vocab_size, markup, spaces_apart=spaces_apart
+    )
     config = _config(
         arch,
         vocab_size=vocab_size,

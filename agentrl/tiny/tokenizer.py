@@ -29,9 +29,11 @@ DEFAULT_CORPUS = (
 
 
 def train_tokenizer(
-    corpus: Iterable[str], vocab_size: int, extra_markup: Sequence[str] = ()
+    corpus: Iterable[str], vocab_size: int, extra_markup: Sequence[str] = (), *, spaces_apart: bool = False
 ) -> "PreTrainedTokenizerFast":
     """A tokenizer with exactly `vocab_size` ids or, if the corpus is too small for that many merges, fewer.
+
+    With `spaces_apart` a space is never part of a word: a name is the same ids in a sentence and in quotes.
 
     Raises:
         SettingsError: `vocab_size` does not hold the bytes and the control tokens.
@@ -47,7 +49,7 @@ def train_tokenizer(
     model.decoder = decoders.ByteLevel()
     model.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(_SPLIT.removeprefix(" ?") if spaces_apart else _SPLIT), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

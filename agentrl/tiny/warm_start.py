@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from agentrl.errors import TrainError
 from agentrl.sample import Message, Sample
@@ -77,6 +77,7 @@ class WarmStartSettings(Settings):
     layers: PositiveInt = Field(4, description="Transformer layers of the model.")
     hidden: PositiveInt = Field(128, description="Width of the model.")
     vocab_size: PositiveInt = Field(512, description="Ids of the tokenizer.")
+    spaces_apart: bool = Field(False, description="Whether the tokenizer keeps spaces out of words.")
     context_length: PositiveInt = Field(1024, description="Longest sequence in tokens.")
     skill_steps: PositiveInt = Field(260, description="Optimizer steps of one round of the skill phase.")
     skill_rounds: PositiveInt = Field(4, description="Most rounds of the skill phase.")
@@ -86,7 +87,7 @@ class WarmStartSettings(Settings):
     skill_success: float = Field(
         0.85, ge=0, le=1, description="Share of held-out demonstrations that must be reproduced to leave the phase."
     )
-    habit_steps: PositiveInt = Field(80, description="Optimizer steps of the habit phase.")
+    habit_steps: NonNegativeInt = Field(80, description="Optimizer steps of the habit phase; 0 leaves it out.")
     habit_batch: PositiveInt = Field(32, description="Demonstrations a step in the habit phase.")
     habit_lr: PositiveFloat = Field(1e-3, description="Peak learning rate of the habit phase, by AdamW.")
     train_threads: PositiveInt = Field(1, description="CPU threads.")
@@ -129,12 +130,14 @@ def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: 
             seed=settings.seed,
             corpus=lessons.corpus(),
             markup=lessons.markup,
+            spaces_apart=settings.spaces_apart,
         )
         course = _Course(lessons, Chat.load(str(work / "random")), settings, say)
         asyncio.run(course.skill(work / "random", work / "skill"))
-        asyncio.run(course.habit(work / "skill", work / "habit"))
+        if settings.habit_steps:
+            asyncio.run(course.habit(work / "skill", work / "habit"))
         try:
-            (work / "habit").rename(done)
+            (work / ("habit" if settings.habit_steps else "skill")).rename(done)
         except OSError:
             # If another run was faster, its result (the same) stays.
             if not (done / "config.json").is_file():

@@ -148,7 +148,7 @@ def test_bad_conversations_are_named(
     [
         (["--n-samples-per-prompt", "4"], "a conversation is one sample; use 1"),
         (["--loss-type", "policy_loss"], "learned by --loss-type sft_loss only"),
-        (["--eval-prompt-data", "a", "chats.jsonl"], "--eval-prompt-data: conversations come from --prompt-data"),
+        (["--data-source-path", "a.py"], "--data-source-path: conversations come from --prompt-data"),
         (["--rollout-batch-size", "9", "--num-epoch", "1"], "has 8 rows, and --num-epoch 1 does not fill"),
     ],
 )
