@@ -124,8 +124,3 @@ def defined_at(value: Any) -> str:
     value = inspect.unwrap(getattr(value, "func", value))
     code = getattr(value if hasattr(value, "__code__") else type(value).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else f"{value!r:.80}"
-
-
-def named(function: Any) -> str:
-    """A function's name and where it is defined."""
-    return f"{getattr(function, '__name__', type(function).__name__)} at {defined_at(function)}"

@@ -150,7 +150,10 @@ def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         said = f" line {mark.line + 1}: not valid YAML" if mark else " is not valid YAML"
-        raise SettingsError(f"{file}{said}: {getattr(error, 'problem', None) or error}{_begun(error)}") from error
+        said += f": {getattr(error, 'problem', None) or error}"
+        if isinstance(error, yaml.MarkedYAMLError) and error.context_mark:  # a quote may begin far above
+            said += f", {error.context} that begins in line {error.context_mark.line + 1}"
+        raise SettingsError(f"{file}{said}") from error
     if document is None:
         return {}, {}
     if not isinstance(document, dict) or not isinstance(node, yaml.MappingNode):
@@ -158,12 +161,6 @@ def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
     lines: Lines = {}
     _mark(file, node, (), lines)
     return document, lines
-
-
-def _begun(error: yaml.YAMLError) -> str:
-    """Where what does not end began: a quote is noticed at the file's end."""
-    mark, context = getattr(error, "context_mark", None), getattr(error, "context", None)
-    return f", {context} that begins in line {mark.line + 1}" if mark and context else ""
 
 
 def _mark(file: str, node: yaml.Node, above: tuple[str, ...], lines: Lines) -> None:

@@ -63,6 +63,7 @@ def _key_alone(flat: Flat) -> bool:
 _SETS = ("eval_prompt_data", "eval_config")
 _PROMPTS = ("prompt_data", "data_source_path")
 _ASK = ", unless rows or your code ask for that grader"
+_BESIDE = "with --custom-generate-function-path, unless your function uses its tools"
 _CONSTANT = "with --lr-decay-style constant"
 _THEIRS = "with engines that are up already"
 _MINE = "with --backend local, whose engine is in its process"
@@ -72,12 +73,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "env_key", lambda flat: isinstance(flat["env"], dict), "without several environments, --env NAME=PATH for each"
     ),
-    Effect(
-        "env",
-        _is("custom_generate_function_path", None),
-        "with --custom-generate-function-path, unless your function uses its tools",
-        False,
-    ),
+    Effect("env", _is("custom_generate_function_path", None), _BESIDE, False),
     Effect("group_rm", _any("custom_rm_path"), "without --custom-rm-path"),
     Effect("rm_url rm_timeout rm_concurrency", _graded_by("remote_rm"), f"without --rm-type remote_rm{_ASK}", False),
     Effect("judge_*", _graded_by("llm_judge"), f"without --rm-type llm_judge{_ASK}", False),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import AgentRLError, PluginError
-from agentrl.plugins import load_object, named
+from agentrl.plugins import defined_at, load_object
 from agentrl.rollout.failures import describe
 from agentrl.sample import Sample
 
@@ -45,7 +45,8 @@ def load_filter(path: str) -> GroupFilter:
 
 def named_filter(group_filter: GroupFilter) -> str:
     """The filter and its place, for messages."""
-    return f"the group filter {named(group_filter)} (--dynamic-sampling-filter-path)"
+    name = getattr(group_filter, "__name__", type(group_filter).__name__)
+    return f"the group filter {name} ({defined_at(group_filter)})"
 
 
 def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]) -> FilterOutput:
@@ -57,12 +58,11 @@ def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]
     except AgentRLError:
         raise
     except Exception as raised:
-        raise PluginError(describe("--dynamic-sampling-filter-path: the group filter", raised)) from raised
+        raise PluginError(describe(named_filter(group_filter), raised)) from raised
     if isinstance(verdict, bool):
         return FilterOutput(verdict, None if verdict else "filtered")
     keep = getattr(verdict, "keep", None)
     if not isinstance(keep, bool):
-        raise PluginError(
-            f"{named_filter(group_filter)} must return a bool or an object with a bool `keep`, got {verdict!r:.80}"
-        )
+        what = named_filter(group_filter)
+        raise PluginError(f"{what} must return a bool or an object with a bool `keep`, got {verdict!r:.80}")
     return FilterOutput(keep, getattr(verdict, "reason", None) or (None if keep else "filtered"))

@@ -182,11 +182,6 @@ class RewardFunction:
         return cls(function, name, samples_only, group or samples_only)
 
     @property
-    def named(self) -> str:
-        """The setting that names it, and where it is defined."""
-        return f"{self.name} ({defined_at(self.function)})"
-
-    @property
     def plain(self) -> bool:
         """Whether it is no coroutine function and runs in a thread."""
         return not inspect.iscoroutinefunction(self.function)
@@ -216,6 +211,11 @@ class RewardFunction:
             for at, sample in enumerate(samples):
                 group.start_soon(one, at, sample)
         return rewards
+
+
+def whose(function: GenerateFunction | RewardFunction | None) -> str:
+    """The setting that names a function, and where it is defined."""
+    return f"{function.name} ({defined_at(function.function)})" if function else ""
 
 
 async def _invoke(call: partial[Any]) -> Any:

@@ -18,7 +18,6 @@ from agentrl.engine.hold import Hold
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, GraderFailure, Place, TrajectoryTimeout, ungrouped
 from agentrl.groups import Group
-from agentrl.plugins import defined_at
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import Generator, RolloutContext
@@ -121,12 +120,6 @@ class _Play:
     def _settings(self) -> RolloutSettings:
         return self.player.context.settings
 
-    @property
-    def _giver(self) -> str:
-        """Who gives rewards before the grader does; an environment's are looked at where they are given."""
-        generate = self.player.generate
-        return "" if generate is None else f"{generate.name} ({defined_at(generate.function)})"
-
     async def _trajectory(self, sample: Sample) -> list[Sample]:
         """One trajectory with retries; its failure is settled by the policy."""
         fresh = sample
@@ -190,7 +183,7 @@ class _Play:
             recorder.fill(generated)
             generated = settle(generated, sample, generate.name)
         if not grader.by_group:
-            await grader.grade(generated, self._giver)
+            await grader.grade(generated, generate)
             self.stats.graded += 1
         return generated
 
@@ -238,7 +231,7 @@ class _Play:
 
     async def _grade_group(self, samples: Group) -> Group:
         try:
-            grading, place = self.player.grader.grade(samples, self._giver), Place(samples[0].group_index)
+            grading, place = self.player.grader.grade(samples, self.player.generate), Place(samples[0].group_index)
             await guarded(grading, what="grading", timeout=math.inf, failure=GraderFailure, place=place)
         except Failure as failure:
             self.stats.count(failure)

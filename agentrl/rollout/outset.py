@@ -14,11 +14,7 @@ from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.stats import RolloutStats
 
 FIRST_GROUPS = 8
-_REWARD, _PROMPT, _OTHER = (
-    "no trajectory of the first {} groups could be graded",
-    "no prompt of the first {} groups fits",
-    "",
-)
+_REWARD, _PROMPT = "no trajectory of the first {} groups could be graded", "no prompt of the first {} groups fits"
 
 
 class Outset:
@@ -26,7 +22,7 @@ class Outset:
 
     def __init__(self) -> None:
         self._places = FIRST_GROUPS
-        self._ended: list[str] = []
+        self._ended: list[str] = []  # the causes, in order
         self._last = ""
 
     @contextmanager
@@ -68,7 +64,7 @@ class Outset:
 
 
 def _cause(stats: RolloutStats) -> str:
-    """Why the group has no graded trajectory."""
-    if not stats.graded and any(name.startswith("grader/") for name in stats.failures):
-        return _REWARD
-    return _PROMPT if not stats.graded and set(stats.failures) == {"overflow/prompt_too_long"} else _OTHER
+    """Why the group has no graded trajectory; "" if it has one, or for another reason."""
+    if any(name.startswith("grader/") for name in stats.failures):
+        return "" if stats.graded else _REWARD
+    return _PROMPT if set(stats.failures) == {"overflow/prompt_too_long"} and not stats.graded else ""

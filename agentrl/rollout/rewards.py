@@ -16,7 +16,7 @@ import anyio
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import GraderRunner, batched_async_rm
 from agentrl.rollout.failures import guarded
-from agentrl.rollout.functions import RewardFunction
+from agentrl.rollout.functions import GenerateFunction, RewardFunction, whose
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.sample import Sample
 
@@ -51,11 +51,11 @@ class Grader:
         """The group must be complete before it can be graded."""
         return self.function is not None and self.function.group
 
-    async def grade(self, samples: Sequence[Sample], giver: str = "") -> None:
+    async def grade(self, samples: Sequence[Sample], giver: GenerateFunction | None = None) -> None:
         """Set the reward of every sample that lacks one, and check all of them.
 
         Args:
-            giver: whose code gave rewards to some of them before, for the message.
+            giver: may have given rewards itself.
 
         Raises:
             GraderFailure: the function raised, timed out, or returned something that is not a finite number.
@@ -65,9 +65,9 @@ class Grader:
             rewards = await (self._built_in(pending) if self.function is None else self._own(self.function, pending))
             for sample, reward in zip(pending, rewards, strict=True):
                 sample.reward = reward
-                check_reward(sample, "" if self.function is None else self.function.named)
+                check_reward(sample, whose(self.function))
         for sample in samples:
-            check_reward(sample, giver)
+            check_reward(sample, whose(giver))
 
     async def _own(self, function: RewardFunction, samples: Sequence[Sample]) -> list[Any]:
         # Hundreds of plain functions at once would share the processor and all miss their deadlines.
@@ -99,11 +99,8 @@ async def reward_by_row(args: Any, sample: Sample) -> Any:
 def check_reward(sample: Sample, giver: str) -> None:
     """A reward is a finite number, or a dict whose numbers are finite; what is none is taken away.
 
-    Args:
-        giver: whose code gave it, and where that is; "" where nobody knows.
-
     Raises:
-        GraderFailure: names the value and the sample.
+        GraderFailure: names the giver, where it is known, the value and the sample.
     """
     values = sample.reward.values() if isinstance(sample.reward, dict) else [sample.reward]
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]

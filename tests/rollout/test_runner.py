@@ -114,7 +114,7 @@ async def test_a_filter_that_keeps_nothing_is_named_with_the_rewards_that_it_saw
     loop, _ = build(chat, [f"x{END}"], group_filter=keep, reward=reward)
     with pytest.raises(AgentRLError) as caught:
         await loop.run(0)
-    named = rf"filtered \(50\); the group filter keep at {__file__}:\d+ \(--dynamic-sampling-filter-path\)"
+    named = rf"filtered \(50\); the group filter keep \({__file__}:\d+\)"
     assert re.search(rf"{named} was asked about 10\d trajectories, whose rewards were {saw}$", str(caught.value))
 
 
@@ -214,7 +214,7 @@ async def test_a_runner_that_is_closed_while_another_task_fills_a_batch_leases_n
 async def test_a_filter_that_raises_leaves_no_group_leased(chat: Chat) -> None:
     store = Store()
     loop, _ = build(chat, [f"hello{END}"], store=store, group_filter=lambda args, samples: samples[9])
-    with pytest.raises(PluginError, match="the group filter raised IndexError"):
+    with pytest.raises(PluginError, match="the group filter <lambda> .* raised IndexError"):
         await loop.run(0)
     assert set(store.fate.values()) == {"released"}
 

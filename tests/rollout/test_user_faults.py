@@ -154,7 +154,7 @@ async def test_a_reward_function_that_fails_now_and_then_drops_the_group(chat: C
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda samples: samples[9], r"the group filter raised IndexError: .* at .*test_user_faults.py:\d+"),
+        (lambda samples: samples[9], r"the group filter choose .* raised IndexError: .* at .*test_user_faults.py:\d+"),
         (lambda samples: "yes", "must return a bool or an object with a bool `keep`, got 'yes'"),
     ],
 )
