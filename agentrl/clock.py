@@ -35,6 +35,21 @@ BEAT = 0.1
 _LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 _log = logging.getLogger(__name__)
 
+Tell = Callable[[float, str, str], None]
+"""Told, in a thread, for how many seconds the event loop has stood still, in whose code, and at which line."""
+
+
+def library(file: str) -> bool:
+    """Whether a source file is Python's own or an installed package's."""
+    return file.startswith(_LIBRARIES)
+
+
+def _warn(seconds: float, who: str, where: str) -> None:
+    _log.warning(
+        f"the event loop has stood still for {seconds:.1f} s in {who}, at {where}; all other "
+        "trajectories wait: await what is slow, or run it in a thread (anyio.to_thread.run_sync)"
+    )
+
 
 class Deadline:
     """Cuts off the code inside after `seconds` of its own time, and says afterwards whether it was `overdue`.
@@ -169,19 +184,19 @@ class Watchdog:
         calls: what each task runs, innermost.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, tell: Tell = _warn) -> None:
         self.stalls: Counter[str] = Counter()
         self.heard = time.monotonic()
-        self._patience, self._lost = patience, 0.0
+        self._patience, self._tell, self._lost = patience, tell, 0.0
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self.calls: dict[asyncio.Task[Any] | None, Deadline | None] = {}
         self._ended = threading.Event()
 
     @classmethod
     @contextmanager
-    def watching(cls, patience: float) -> Iterator[Watchdog]:
+    def watching(cls, patience: float, tell: Tell = _warn) -> Iterator[Watchdog]:
         """Watch the running event loop; a warning names the code for which it stands still that many seconds."""
-        watchdog = cls(patience)
+        watchdog = cls(patience, tell)
         token = _WATCHDOG.set(watchdog)
         threading.Thread(target=watchdog._watch, name="agentrl-watchdog", daemon=True).start()
         try:
@@ -231,17 +246,14 @@ class Watchdog:
                 call.blocks(now - since, where)
             if now - began >= warn:
                 who = f"{what} ({call.place})" if call and call.place else what
-                _log.warning(
-                    f"the event loop has stood still for {now - began:.1f} s in {who}, at {where}; all other "
-                    "trajectories wait: await what is slow, or run it in a thread (anyio.to_thread.run_sync)"
-                )
+                self._tell(now - began, who, where)
                 warn *= 2
             since = now
 
     def _look(self) -> tuple[Deadline | None, str]:
         """Whose code the loop is running, and its innermost line that is not a library's."""
         frame = innermost = sys._current_frames()[self._thread]
-        while frame.f_back and frame.f_code.co_filename.startswith(_LIBRARIES):
+        while frame.f_back and library(frame.f_code.co_filename):
             frame = frame.f_back
         if not frame.f_back:
             frame = innermost

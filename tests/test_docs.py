@@ -140,7 +140,7 @@ def check_command(name: str, args: list[str]) -> None:
         return  # a flag did all there was to do
     if "sglang" in context.meta:
         values, origins = collect(context.params, context.meta["sglang"])
-        settings = RunSettings.from_parts(values, origins, config=context.params["config"])
+        settings = RunSettings.from_parts(values, origins, config=context.params.get("config"))
         purpose = name if name in ("rollout", "eval") else "train"
         assert "..." in args or refused(settings.flat(), settings.given(), purpose) == []
 

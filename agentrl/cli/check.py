@@ -1,49 +1,64 @@
 """`agentrl check`."""
 
-import contextlib
-import json
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import anyio
 import click
 
 from agentrl.cli.main import debug_option
+from agentrl.cli.settings_command import PlayedCommand
+from agentrl.config.flags import options
 from agentrl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from agentrl.envs import Environment
-    from agentrl.tools import Tool
+    from agentrl.chat import Chat
+    from agentrl.config import RunSettings
 
 
-@click.command("check", context_settings={"max_content_width": 100})
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.command(
+    "check",
+    cls=PlayedCommand,
+    params=[
+        click.Argument(["targets"], nargs=-1, metavar="[TARGET...]"),
+        click.Option(["--config"], metavar="FILE", help="The run's YAML or TOML file of settings; flags win over it."),
+        click.Option(["--seconds"], type=click.FloatRange(1), default=6.0, help="To spend on episodes. [default: 6]"),
+        click.Option(["--schemas"], is_flag=True, help="Print the schemas of the tools."),
+        *options(),
+    ],
+    context_settings={"max_content_width": 100},
+)
 @debug_option
-def command(targets: tuple[str, ...]) -> None:
-    """Look at environments and model folders before a run uses them.
+def command(targets: tuple[str, ...], config: str | None, seconds: float, schemas: bool, **params: Any) -> int:
+    """Play episodes before a run does, without a model: a script writes the turns.
 
-    A TARGET is an environment (pkg.mod:Name or path/file.py:Name): its tools and their schemas are shown. Or it is a
-    Hugging Face folder: what its chat template does to a conversation is probed and shown.
+    A TARGET is an environment (pkg.mod:Name or path/file.py:Name, the same as --env), or a model folder: its chat
+    template is looked at, and episodes are played with it; without one, with a small template of agentrl's own. The
+    agent loop, the parser, the tools and the graders are the run's.
     """
+    from agentrl.cli.settings_command import given_settings
+
+    found: dict[str, list[str]] = {"folder": [], "env": []}
     for target in targets:
-        if Path(target).expanduser().is_dir():
-            check_model(target)
-        elif ":" in target or target.endswith(".py"):
-            check_env(target)
-        else:
+        kind = "folder" if Path(target).expanduser().is_dir() else "env"
+        if kind == "env" and ":" not in target and not target.endswith(".py"):
             raise SettingsError(f"{target}: neither a folder nor an environment; expected DIR or pkg.mod:Name")
+        found[kind].append(target)
+    folders, envs = found["folder"], list[str | None](found["env"])
+    more: dict[str, Any] = {"hf_checkpoint": folders[0]} if folders else {}
+    settings = given_settings(params, config, **more)
+    codes = [check_model(folder) for folder in folders]
+    if not envs and not settings.rollout.env and settings.rollout.custom_generate_function_path is None:
+        if not folders:
+            raise SettingsError("nothing to check: name an environment, a model folder, or --config FILE")
+        return max(codes)
+    for env in envs or [None]:
+        codes.append(check_env(settings if env is None else settings.replace(env=env), seconds, schemas))
+    return max(codes)
 
 
-async def _tools_of(env: "type[Environment]") -> "list[Tool]":
-    """The environment's tools, those of its tool sources included, which are opened for this."""
-    async with contextlib.AsyncExitStack() as stack:
-        for source in env.tool_sources():
-            stack.push_async_callback(source.close)
-            await source.open()
-        return env.declared_tools()
-
-
-def check_model(folder: str) -> None:
+def check_model(folder: str) -> int:
     """Print what the folder's chat template does.
 
     Raises:
@@ -52,26 +67,60 @@ def check_model(folder: str) -> None:
     if not any((Path(folder).expanduser() / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json")):
         raise SettingsError(f"{folder}: no tokenizer.json in it; expected a Hugging Face model folder")
     from agentrl.chat import Chat
+    from agentrl.chat.written import unread_call
 
     chat = Chat.load(folder)
     click.secho(f"{folder}: {chat.vocab_size} tokens", bold=True)
     click.echo(str(chat.report))
+    unread = unread_call(chat)
+    reads = f"{chat.turn_parser.family.name}" + ("" if unread is None else f" does not read: {unread.strip()!r:.120}")
+    click.echo(f"{'tool-call parser':20} {reads}")
+    return 0
 
 
-def check_env(path: str) -> None:
-    """Print what an environment offers: turns, tools, and which methods are its own."""
-    from agentrl.envs import Environment, load_environment
+def check_env(settings: "RunSettings", seconds: float, schemas: bool) -> int:
+    """Play and print; 1 if there is a problem."""
+    import anyio
 
-    env = load_environment(path, what="check")
-    click.secho(f"{path}: class {env.__name__}", bold=True)
-    click.echo(f"  max_turns: {env.max_turns}")
-    click.echo(f"  when_interrupted: {env.when_interrupted}")
-    for method in ("setup", "reset", "step", "reward", "close"):
-        own = getattr(env, method) is not getattr(Environment, method)
-        if method == "setup":
-            own = "setup" in {name for cls in env.__mro__[:-1] if cls is not Environment for name in vars(cls)}
-        click.echo(f"  {method}: {'its own' if own else 'the default'}")
-    tools = anyio.run(_tools_of, env)
-    click.echo(f"  tools: {', '.join(tool.name for tool in tools) or 'none'}")
-    for tool in tools:
-        click.echo(json.dumps(tool.schema, indent=2, ensure_ascii=False))
+    from agentrl.check.play import Played, play
+    from agentrl.check.report import show, show_end
+    from agentrl.run.preflight import Plugins
+
+    Plugins.load(settings)  # imported here, not in the event loop: Ctrl-C ends it at once
+    played = Played()
+
+    def leave(code: int) -> None:
+        """End the process although something of the user's goes on in it."""
+        sys.stdout.flush()
+        os._exit(code)
+
+    def stuck() -> None:
+        show_end(played)
+        leave(1)
+
+    anyio.run(
+        play, settings, _chat(settings), seconds, played, stuck, lambda stage, episode: show(stage, episode, schemas)
+    )
+    show_end(played)
+    if any(episode.lost for episode in played.episodes):
+        leave(1)
+    return int(bool(played.problems))
+
+
+def _chat(settings: "RunSettings") -> "Chat":
+    if settings.train.hf_checkpoint is not None:
+        from agentrl.run.preflight import has_tokenizer, load_chat
+
+        has_tokenizer("--hf-checkpoint", Path(settings.train.hf_checkpoint))
+        return load_chat(settings)
+    from agentrl.chat import Chat
+    from agentrl.tiny.tokenizer import DEFAULT_CORPUS, train_tokenizer
+
+    rollout = settings.rollout
+    return Chat(
+        train_tokenizer(DEFAULT_CORPUS, 512),
+        chat_template=rollout.chat_template_path,
+        tool_call_parser=rollout.tool_call_parser,
+        reasoning_parser=rollout.reasoning_parser,
+        history_policy=rollout.history_policy,
+    )

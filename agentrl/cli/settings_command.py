@@ -17,7 +17,6 @@ from agentrl.config.settings import Purpose, RunSettings
 from agentrl.config.unused import named
 from agentrl.errors import AgentRLError
 
-_OWN = ("--config", "--dry-run", "--dry-run-all", "--debug", "--help", "--help-all", "--compare")
 _SGLANG = "sglang"
 
 
@@ -25,7 +24,8 @@ class SettingsCommand(click.Command):
     """A command whose flags are the settings of all rooms."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        plain, ctx.meta[_SGLANG] = rewrite(args, extra=_OWN)
+        own = [name for option in self.params if option.name not in all_fields() for name in option.opts]
+        plain, ctx.meta[_SGLANG] = rewrite(args, extra=[*own, "--help"])
         return super().parse_args(ctx, plain)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -49,6 +49,28 @@ class SettingsCommand(click.Command):
                 names = "  ".join(_names(field) for field in group)
                 for line in textwrap.wrap(names, width, break_on_hyphens=False, break_long_words=False):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class PlayedCommand(SettingsCommand):
+    """A command with options of its own that takes a run's settings too."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Its own options, and the settings that it is mostly given."""
+        _own_section(self, ctx, formatter)
+        with formatter.section("Settings of the run"):
+            formatter.write_dl([_row(all_fields()[name]) for name in ESSENTIAL[self.name or ""]])
+        formatter.write_paragraph()
+        formatter.write_text(
+            "Any other setting of a run is understood too; `agentrl rollout --help-all` explains them."
+        )
+
+
+def given_settings(
+    params: Mapping[str, Any], config: str | None, presets: Mapping[str, Any] = MappingProxyType({}), **more: Any
+) -> RunSettings:
+    """The settings in a command's parameters, over a file's, over `presets`; `more` are flat names that win."""
+    values, origins = collect(params, click.get_current_context().meta[_SGLANG])
+    return RunSettings.from_parts({**values, **more}, origins, config=config, presets=presets)
 
 
 def settings_command(

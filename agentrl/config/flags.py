@@ -44,6 +44,8 @@ ESSENTIAL: Mapping[str, tuple[str, ...]] = {
         *("num_rollout", "rollout_batch_size", "n_samples_per_prompt", "rollout_max_response_len"),
         *("rollout_temperature", "save_debug_rollout_data", "output_dir"),
     ),
+    "check": (*_PLAYED[:2], "prompt_data", "input_key", *_GRADED, "tool_call_parser", "chat_template_path"),
+    "replay": ("env", "rm_type", "custom_rm_path", "reward_key"),
     "eval": (
         *(*_PLAYED, "eval_prompt_data", *_GRADED),
         *("n_samples_per_eval_prompt", "eval_max_response_len", "eval_temperature", "output_dir"),

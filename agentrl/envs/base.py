@@ -156,7 +156,7 @@ class Environment:
             unsettled = sample.status is not Status.TRUNCATED or type(self).step is Environment.step
             if unsettled and not steps:
                 raise SettingsError(
-                    f"nothing gave the trajectory a reward: no step of {(name := type(self).__name__)} returned "
+                    f"nothing gave the trajectory a reward: {(name := type(self).__name__)}.step never returned "
                     f"Step(reward=...) (0.0 where it earned nothing), {name} has no reward method of its own, and no "
                     "grader is set with --rm-type or --custom-rm-path"
                 )

@@ -175,7 +175,8 @@ class LiveEnvironment:
             )
         if not isinstance(step, Step):
             raise EnvFailure(
-                f"{self._name}.step must return a Step, got {step!r:.200}; to go on as by default: return await super().step(turn)",
+                f"{self._name}.step must return a Step, got {type(step).__name__} {step!r:.200}; to go on as by default: "
+                "return await super().step(turn)",
                 kind="env_bad_result",
             )
         self._check_messages("step", step.messages)

@@ -128,7 +128,7 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
     """The files that must be there, and whole; the built-in engine reads `.bin` files as well, the trainer does not."""
     assert settings.train.hf_checkpoint is not None
     folder = Path(settings.train.hf_checkpoint)
-    _has_tokenizer("--hf-checkpoint", folder)
+    has_tokenizer("--hf-checkpoint", folder)
     read_config(folder)
     if purpose == "train" or any(folder.glob("*.safetensors*")):
         check_weights(folder)
@@ -157,7 +157,7 @@ def resumed(settings: RunSettings) -> Found | None:
     return found
 
 
-def _has_tokenizer(flag: str, folder: Path) -> None:
+def has_tokenizer(flag: str, folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         there = (
             "it has config.json: download the tokenizer too"
@@ -237,7 +237,7 @@ def _training_rows(settings: RunSettings, plugins: Plugins) -> FirstRows:
         return rows
     if problem := rows.look(first):  # the only row that is looked at where the check is a lazy one
         raise DataError(f"--prompt-data {settings.data.prompt_data}: its first row: {problem}")
-    _someone_grades(settings, rows)
+    someone_grades(settings, rows)
     return rows
 
 
@@ -245,7 +245,7 @@ def _eval_rows(held_out: EvalSet) -> FirstRows:
     """Check a set and what plays it."""
     rows = FirstRows(Plugins.load(held_out.settings))
     held_out.data.check(rows.look)
-    _someone_grades(held_out.settings, rows)
+    someone_grades(held_out.settings, rows)
     if chosen := held_out.metadata.get("env"):
         rows.rows[chosen] = held_out.data[0]
     return rows
@@ -312,13 +312,13 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
     if settings.algorithm.needs_teacher and (folder := settings.train.opd_teacher_load):
         from transformers import AutoTokenizer
 
-        _has_tokenizer("--opd-teacher-load", Path(folder))
+        has_tokenizer("--opd-teacher-load", Path(folder))
         text = probe_text(chat.tokenizer)
         ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
         same_vocabulary(chat.tokenizer, text, ids, f"--opd-teacher-load {folder}")
 
 
-def _someone_grades(settings: RunSettings, first: FirstRows) -> None:
+def someone_grades(settings: RunSettings, first: FirstRows) -> None:
     """Refuse a run in which no trajectory can get a reward. What user code may still decide is left to it."""
     rm_type, plugins = settings.rollout.rm_type, first.plugins
     if rm_type is not None:

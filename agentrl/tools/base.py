@@ -69,6 +69,7 @@ class Tool:
         on_failure: "observe" shows the model that the tool raised, hung or returned nonsense; "fail" raises a
             `ToolFailure` instead, and the run's failure policy decides. The model's own mistakes, and a `ToolError`
             that the tool raises to answer them, are always shown.
+        stray: what the docstring describes as arguments, and is no parameter.
     """
 
     def __init__(
@@ -113,6 +114,8 @@ class Tool:
         self._limiter = anyio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
         self._function = function
         self._arguments = arguments or read_arguments(function, self.name, argument_descriptions)
+        known = {*self._arguments.schema.get("properties", ()), *self._arguments.injected}
+        self.stray = [] if arguments else [described for described in argument_descriptions if described not in known]
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
         )

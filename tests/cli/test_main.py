@@ -124,7 +124,7 @@ def test_version() -> None:
         (("init", "m", "--layers", "0"), ["--layers"]),
         (("init", "m", "--heads", "3"), ["heads=3", "multiple"]),
         (("init", "file.txt/m"), ["file.txt/m cannot be made: Not a directory"]),
-        (("check",), ["TARGET"]),
+        (("check",), ["nothing to check: name an environment"]),
         (("check", "adding.py"), ["no such file", "adding.py"]),
         (("check", "syntax.py:Env"), ["syntax.py failed to import: SyntaxError", "line 1"]),
         (("check", "function.py:Env"), ["Env is a function, expected a subclass of agentrl.Environment"]),
@@ -269,7 +269,7 @@ class Adding(Environment):
     max_turns = 3
 
     async def reward(self, sample):
-        return 1.0
+        return float("42" in sample.response)
 '''
 
 
@@ -277,11 +277,9 @@ def test_check_shows_an_environment(tmp_path: Path) -> None:
     (tmp_path / "adding.py").write_text(ENV)
     done = agentrl("check", "adding.py:Adding", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "max_turns: 3" in done.stdout
-    assert "when_interrupted: keep" in done.stdout
-    assert "reward: its own" in done.stdout
-    assert "step: the default" in done.stdout
-    assert '"Add two numbers.' in done.stdout
+    assert "max_turns 3; when_interrupted keep; tools: add" in done.stdout
+    assert "methods of its own: reward" in done.stdout
+    assert '"Add two numbers.' in done.stdout, "the prompt shows the schema"
 
 
 def test_check_of_a_file_alone_names_the_environments_in_it(tmp_path: Path) -> None:

@@ -214,8 +214,8 @@ async def test_of_a_dict_they_count_in_the_entry_that_trains(
 
 
 async def test_a_trajectory_that_nothing_gave_a_reward() -> None:
-    with pytest.raises(SettingsError, match=r"no step of Paid returned Step\(reward=.*Paid has no reward.*--rm-type"):
+    with pytest.raises(SettingsError, match=r"Paid.step never returned Step\(reward=.*Paid has no reward.*--rm-type"):
         await Paid().reward(finished(step_rewards=[None, None]))
     assert await Paid().reward(finished(Status.TRUNCATED, step_rewards=[None])) == 0.0
-    with pytest.raises(SettingsError, match="no step of Environment"):
+    with pytest.raises(SettingsError, match="Environment.step never returned"):
         await Environment().reward(finished(Status.TRUNCATED))

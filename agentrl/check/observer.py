@@ -1,0 +1,108 @@
+"""Watches the methods of an environment while it is played: what each of them does besides its work."""
+
+import asyncio
+import functools
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+from agentrl.buffer.codec import encode_group
+from agentrl.chat import normalise_messages
+from agentrl.check.findings import Finding
+from agentrl.data.prompts import ROLES
+from agentrl.envs import Environment, Step, Turn
+from agentrl.errors import SampleError, TemplateError
+from agentrl.sample import Sample
+
+METHODS = ("reset", "step", "reward", "close")
+
+
+class Observer:
+    """What was seen; `alone` says that one episode is played at a time, so that what changes is its own doing."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.alone = True
+
+    @contextmanager
+    def watching(self, kind: type[Environment]) -> Iterator[None]:
+        """Watch `kind` itself and no subclass of it: code that names the class must see what it always sees."""
+        own = [name for name in METHODS if getattr(kind, name) is not getattr(Environment, name)]
+        before = {name: vars(kind).get(name) for name in own}
+        for name in own:
+            setattr(kind, name, self._around(getattr(kind, name), f"{kind.__name__}.{name}"))
+        try:
+            yield
+        finally:
+            for name, function in before.items():
+                if function is None:
+                    delattr(kind, name)
+                else:
+                    setattr(kind, name, function)
+
+    def _around(self, method: Callable[..., Awaitable[Any]], where: str) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(method)
+        async def watched(env: Environment, *given: Any) -> Any:
+            sample = next(
+                (g.sample if isinstance(g, Turn) else g for g in given if isinstance(g, Turn | Sample)), Sample()
+            )
+            world, had, prompt = _world(), _had(sample), (sample.prompt, deepcopy(sample.prompt))
+            task = asyncio.current_task()
+            cancels = task.cancelling() if task else 0
+            answer = await method(env, *given)
+            said = [*_had_changed(had, _had(sample)), *_shown(answer, where)]
+            if task and task.cancelling() > cancels:
+                said.append(
+                    "goes on when its trajectory is cancelled: let CancelledError through (`except Exception` does)"
+                )
+            if sample.prompt is prompt[0] and prompt[0] != prompt[1]:
+                said.append(
+                    "changes the list that is the sample's prompt, for every later use of the row: make a new list"
+                )
+            if self.alone and (changed := sorted(dict(world ^ _world()))):
+                said.append(f"changes {' and '.join(changed)}, which all trajectories of the process share")
+            self.findings += [Finding(f"{where} {what}") for what in said]
+            return answer
+
+        return watched
+
+
+def _world() -> set[tuple[str, str]]:
+    return {("the working directory", os.path.realpath(".")), *((f"${k}", v) for k, v in os.environ.items())}
+
+
+def _had(sample: Sample) -> tuple[Any, str]:
+    """What only the rollout may change, and why no ledger could keep the sample."""
+    try:
+        encode_group([sample])
+        unkept = ""
+    except SampleError as error:
+        unkept = str(error).partition(": ")[2]
+    return (list(sample.tokens), list(sample.loss_mask or ()), sample.response_length), unkept
+
+
+def _had_changed(before: tuple[Any, str], now: tuple[Any, str]) -> Iterator[str]:
+    if before[0] != now[0]:
+        yield "changes tokens, loss mask or length of the sample: these are the rollout's, and are trained on"
+    if now[1] and not before[1]:
+        yield f"leaves something in the sample that no ledger can keep: {now[1]}"
+
+
+def _shown(answer: Any, where: str) -> Iterator[str]:
+    """What is wrong with the messages that `reset` or `step` gives."""
+    messages = answer.messages if isinstance(answer, Step) else answer if where.endswith(".reset") else None
+    if not isinstance(messages, list | tuple) or not all(isinstance(message, dict) for message in messages):
+        return  # the agent loop refuses it
+    try:
+        roles = [message["role"] for message in normalise_messages(messages)]
+    except TemplateError as error:
+        yield f"gives messages that cannot be shown: {error}"
+        return
+    if strange := [role for role in roles if role not in ROLES]:
+        yield f"gives a message of the role {strange[0]!r}: expected one of {', '.join(ROLES)}"
+    if isinstance(answer, Step) and "assistant" in roles:
+        yield "gives a message of the assistant, which the model would read as a turn of its own: use another role"
+    elif not isinstance(answer, Step) and roles and roles[-1] == "assistant":
+        yield "ends with a message of the assistant, so that the model would answer itself: end with a user's message"

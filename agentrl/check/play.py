@@ -1,0 +1,225 @@
+"""Plays every script alone, again, side by side and cancelled, and proves from it what a run relies on.
+
+What is not tried, for lack of time or because the plain episodes fail already, is named.
+"""
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agentrl.chat import Chat
+from agentrl.check.findings import Finding, summed
+from agentrl.check.observer import Observer
+from agentrl.check.policy import Scripted
+from agentrl.check.proofs import Prover
+from agentrl.check.script import ANSWERS, WRONG, Script, scripts
+from agentrl.check.stage import Episode, Stage, users_code, users_line
+from agentrl.clock import Tell, Watchdog
+from agentrl.config import RunSettings
+from agentrl.envs import Environment
+from agentrl.errors import Failure
+
+STALL = 0.3
+"""Seconds for which user code may block the event loop."""
+
+
+@dataclass(slots=True)
+class Played:
+    """What was played and found."""
+
+    found: list[Finding] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
+    untried: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[Finding]:
+        """What makes the check fail, each once."""
+        return [found for found, _ in summed(self.found) if not found.note]
+
+    @property
+    def shown(self) -> Episode | None:
+        """The episode to show to people: with a tool call where there is one."""
+        whole = [episode for episode in self.episodes if episode.samples]
+        return max(whole, key=lambda e: (e.name.startswith("calls "), e.name in ANSWERS), default=None)
+
+
+async def play(
+    settings: RunSettings,
+    chat: Chat,
+    seconds: float,
+    played: Played,
+    stuck: Callable[[], None],
+    show: Callable[[Stage, Episode | None], None],
+) -> None:
+    """Play everything and note it in `played`.
+
+    Args:
+        seconds: to spend on episodes; between two turns an environment may take a third of it.
+        stuck: called in a thread if the user's code stops the event loop for as long.
+        show: called for each environment, with the episode to show, while it is still set up.
+    """
+    try:
+        async with Stage.opened(settings, chat, seconds / 3) as stages:
+            for stage in stages:
+                here = Played(played.found)
+                if stage.ungraded:
+                    played.found.append(Finding(stage.ungraded, note=stage.made_up))
+                await _Director(stage, seconds / len(stages), here).play(stuck)
+                show(stage, here.shown)
+                played.episodes += here.episodes
+                played.untried += here.untried
+    except Failure as error:
+        played.found.append(Finding(str(error)))
+
+
+class _Director:
+    def __init__(self, stage: Stage, seconds: float, played: Played) -> None:
+        self.stage, self.played, self._until = stage, played, time.monotonic() + seconds
+        plugins, rm_type, kind = stage.plugins, stage.settings.rollout.rm_type, stage.kind
+        own = kind is not None and kind.reward is not Environment.reward
+        grades = f"{stage.user}.reward" if own else f"--rm-type {rm_type}" if rm_type else f"{stage.user}.step"
+        grades = plugins.reward.name if plugins.reward else grades
+        self._prover = Prover(stage.chat, stage.user, kind is not None, grades, stage.patience)
+        self._scripts = [scripts(stage.chat, sample.label, stage.tools) for sample in stage.rows]
+        self._blocked: dict[str, list[float]] = {}
+        self._observer = Observer()
+
+    async def play(self, stuck: Callable[[], None]) -> None:
+        kind: type[Environment] = self.stage.kind or type("Nobody", (Environment,), {})
+        with Watchdog.watching(STALL, self._stalled(stuck)), self._observer.watching(kind):
+            alone = await self._alone()
+            self._find(*self._prover.of_tools(kind.declared_tools()), *self._prover.of_calls(alone))
+            self._find(*self._observer.findings, *self._blocks())
+            if not self.stage.ungraded:
+                self._find(*self._prover.of_rewards(alone))
+            await self._more(alone)
+        self._find(*self._observer.findings, *self._blocks())
+
+    def _find(self, *found: Finding) -> None:
+        self.played.found += found
+
+    def _stalled(self, stuck: Callable[[], None]) -> Tell:
+        def tell(seconds: float, who: str, where: str) -> None:
+            if users_code(where):
+                self._blocked.setdefault(f"{who.partition(' (')[0]} ({where})", []).append(seconds)
+                if seconds > self.stage.patience:
+                    self._find(*self._blocks())
+                    stuck()
+
+        return tell
+
+    def _blocks(self) -> Iterator[Finding]:
+        """Who has blocked the event loop; briefly and once it may be a busy machine."""
+        for where, times in self._blocked.items():
+            if len(times) > 1 or max(times) > 2 * STALL:
+                what = f"{where} blocks the event loop, and with it all other trajectories: await what is slow, or run it in a thread"
+                yield Finding(f"{what} (anyio.to_thread.run_sync)", f"for {max(times):.1f} s")
+
+    async def _play(self, script: Script, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
+        episode = await self.stage.play(script.name, Scripted(self.stage.chat, script), row, size, cancelled)
+        self.played.episodes.append(episode)
+        self._find(*self._prover.of_episode(episode))
+        return episode
+
+    async def _alone(self) -> list[Episode]:
+        """Every script on the first row, the first ones on the others, one episode at a time."""
+        episodes: list[Episode] = []
+        left, close = _Left(), self._prover.where("close")
+        rest = [
+            (row, script)
+            for row, own in enumerate(self._scripts)
+            if row
+            for script in own
+            if script.name in (WRONG, *ANSWERS)
+        ]
+        todo = [*((0, script) for script in self._scripts[0]), *rest]
+        for number, (row, script) in enumerate(todo):
+            stopped = any(e.stuck or e.lost for e in episodes) or any(self._blocks())
+            if time.monotonic() > self._until or stopped:
+                self.played.untried += [", ".join(dict.fromkeys(script.name for _, script in todo[number:]))]
+                break
+            episodes.append(await self._play(script, row))
+            self._find(*left.running(close))
+        self._find(*left.growth(len(episodes), close))
+        return episodes
+
+    async def _more(self, alone: Sequence[Episode]) -> None:
+        """What can be tried when the plain episodes are sound."""
+        first = self._scripts[0]
+        calling = next((script for script in first if script.name.startswith("calls ")), first[0])
+
+        async def again() -> None:
+            for episode, script in zip(alone, first, strict=False):
+                pair = self._prover.of_pair(episode, await self._play(script), "alone")
+                self._find(*pair)
+
+        async def together() -> None:
+            self._observer.alone = False
+            episodes = await asyncio.gather(*map(self._play, first))
+            for one, two in zip(alone, episodes, strict=False):
+                self._find(*self._prover.of_pair(one, two, "beside others"))
+
+        async def group() -> None:
+            self._find(*self._prover.of_group(await self._play(first[0], size=2)))
+
+        async def cancelled(waits: int) -> None:
+            script = replace(calling, name="is cancelled", waits=waits)
+            await self._play(script, cancelled="waiting" if waits else "answered")
+
+        async def held() -> None:
+            if self.stage.kind is not None and self.stage.kind.when_interrupted != "keep":
+                await self._play(replace(calling, name="is held", holds=len(calling.turns)))
+
+        tries = {
+            "the same once more": again,
+            "cancelled in the environment": lambda: cancelled(0),
+            "cancelled while the model writes": lambda: cancelled(len(calling.turns)),
+            "two samples of a group": group,
+            "side by side": together,
+            "held between two rollouts": held,
+        }
+        for name, attempt in tries.items():
+            if self.played.problems or time.monotonic() > self._until:
+                self.played.untried.append(name)
+            else:
+                await attempt()
+
+
+class _Left:
+    """What episodes leave behind: tasks of the event loop, threads, open files, processes."""
+
+    def __init__(self) -> None:
+        self._tasks, self._first = asyncio.all_tasks(), dict[str, int]()
+
+    def running(self, close: str) -> Iterator[Finding]:
+        """Tasks that the last episode has left."""
+        self._first = self._first or _counts()
+        new = asyncio.all_tasks() - self._tasks
+        self._tasks |= new
+        for line in filter(None, map(users_line, new)):
+            yield Finding(f"{close} leaves a task running, at {line}: cancel and await it there")
+
+    def growth(self, episodes: int, close: str) -> Iterator[Finding]:
+        """What there is more of with every episode but the first."""
+        gc.collect()
+        for name, count in _counts().items():
+            more = count - self._first.get(name, count)
+            if episodes > 3 and more >= episodes - 1:
+                yield Finding(
+                    f"{close} leaves {name} behind, with every episode: close there what `reset` or `step` opens"
+                )
+
+
+def _counts() -> dict[str, int]:
+    ours = ("agentrl", "AnyIO", "asyncio", "ThreadPool")
+    children = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
+    return {
+        "open files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
+        "threads": sum(not thread.name.startswith(ours) for thread in threading.enumerate()),
+        "processes": sum(map(len, children)),
+    }

@@ -1,0 +1,120 @@
+"""Stored trajectories once more, under a changed grader or environment.
+
+1. The model's turns are the stored ids; the environment, its tools and the grader are today's, behind the real agent loop.
+2. Where the environment now says something else than it did, the trajectory has parted: what the model wrote after it,
+   it wrote to something else.
+3. Nothing is written to the store.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+import anyio
+
+from agentrl.chat import Chat
+from agentrl.check.policy import Recorded
+from agentrl.check.proofs import common
+from agentrl.check.stage import Stage
+from agentrl.config import RunSettings
+from agentrl.errors import AgentRLError, SettingsError
+from agentrl.groups import Group
+from agentrl.rollout.stats import RolloutStats, trajectories
+from agentrl.sample import RECORDED, Origin, Sample, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """One trajectory, then and now.
+
+    Attributes:
+        stored: its samples as they were stored, siblings of a split included.
+        reward: what it has now; None if it failed.
+        parted: where the environment said something else, in words; "" if nowhere.
+        failure: what went wrong now; "" if nothing.
+    """
+
+    stored: Group
+    reward: float | None
+    parted: str
+    failure: str
+
+
+async def replayed(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> AsyncIterator[Again]:
+    """Play and grade all of them again, group by group.
+
+    Args:
+        key: which entry of a dict reward counts.
+
+    Raises:
+        AgentRLError: the environment cannot be set up, or nobody grades.
+    """
+    async with Stage.opened(settings, chat, 0.0, groups[0][:1]) as stages:
+        if stages[0].ungraded:
+            raise SettingsError(stages[0].ungraded)
+        for group in groups:
+            for again in await _group(stages[0], group, key):
+                yield again
+
+
+async def _group(stage: Stage, group: Group, key: str | None) -> list[Again]:
+    paths = trajectories(group)
+    fresh = [_fresh(path[0], at) for at, path in enumerate(paths)]
+    told = {
+        sample.index or 0: (_turns(path), _ended(stage.chat, path[-1]))
+        for sample, path in zip(fresh, paths, strict=True)
+    }
+    policy = Recorded(stage.chat, told)
+    try:
+        now = trajectories(await stage.player(policy).group(fresh, evaluation=False, stats=RolloutStats()))
+    except AgentRLError as error:
+        return [Again(path, None, "", str(error)) for path in paths]
+    found = []
+    for path, again in zip(paths, now, strict=True):
+        failure = again[-1].metadata.get("failure", {}).get("message", "")
+        reward = None if failure else again[-1].get_reward_value(key)
+        found.append(Again(path, reward, _parted(stage.chat, path[-1], again[-1]), failure))
+    return found
+
+
+def _fresh(stored: Sample, at: int) -> Sample:
+    metadata = {name: value for name, value in stored.metadata.items() if name not in RECORDED}
+    index = at if stored.index is None else stored.index
+    prompt, group = deepcopy(stored.prompt), stored.group_index
+    return Sample(group_index=group, index=index, prompt=prompt, label=stored.label, metadata=deepcopy(metadata))
+
+
+def _ended(chat: Chat, stored: Sample) -> bool:
+    """Whether the model's last turn came to its end."""
+    wrote = [segment for segment in stored.segments if segment.origin is Origin.MODEL]
+    last = stored.tokens[stored.prompt_length + wrote[-1].end - 1] if wrote else None
+    return stored.status is Status.COMPLETED or last in chat.stop_ids
+
+
+def _turns(path: Group) -> list[list[int]]:
+    """The ids of each of the model's turns; a turn that a weight update interrupted is in several segments."""
+    turns: dict[int, list[int]] = {}
+    for sample in path:
+        for segment in sample.segments:
+            if segment.origin is Origin.MODEL:
+                start = sample.prompt_length
+                turns.setdefault(segment.turn, []).extend(sample.tokens[start + segment.start : start + segment.end])
+    return [turns[number] for number in sorted(turns)]
+
+
+def _parted(chat: Chat, then: Sample, now: Sample) -> str:
+    """The first token in which the two differ, that the environment or the template gave."""
+    at = common(then.tokens, now.tokens)
+    if at == len(then.tokens) == len(now.tokens):
+        return ""
+    texts = [chat.decode(sample.tokens[at : at + 12]) for sample in (then, now)]
+    return f"from token {at} on, then {texts[0]!r}, now {texts[1]!r}"
+
+
+def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[Again]:
+    """`replayed` as a list; runs an event loop."""
+
+    async def all_of_them() -> list[Again]:
+        return [again async for again in replayed(settings, chat, groups, key)]
+
+    return anyio.run(all_of_them)

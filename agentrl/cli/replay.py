@@ -1,0 +1,115 @@
+"""`agentrl replay`."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agentrl.cli.main import debug_option
+from agentrl.cli.settings_command import PlayedCommand, given_settings
+from agentrl.config.flags import options
+from agentrl.errors import SettingsError
+from agentrl.runfolder import SETTINGS
+
+if TYPE_CHECKING:
+    from agentrl.check.replay import Again
+    from agentrl.config import RunSettings
+    from agentrl.groups import Group
+
+_SHOWN = 10
+_KEPT = ("rollout", "data", "rm_hub")
+
+
+@click.command(
+    "replay",
+    cls=PlayedCommand,
+    params=[
+        click.Argument(["folder"], type=click.Path(exists=True, file_okay=False)),
+        click.Option(
+            ["--kind"], type=click.Choice(["train", "eval", "rollout"]), help="Only what was played for this."
+        ),
+        click.Option(["--limit"], type=click.IntRange(1), default=1000, help="Newest trajectories. [default: 1000]"),
+        *options(),
+    ],
+    context_settings={"max_content_width": 100},
+)
+@debug_option
+def command(folder: str, kind: str | None, limit: int, **params: Any) -> int:
+    """Score the trajectories of a run again, with a changed grader or environment, and compare.
+
+    FOLDER is a run's. Its settings are taken, and flags change them: --rm-type or --custom-rm-path for another grader;
+    an environment is played again as its code is now, with what the model wrote then. Nothing in FOLDER is changed.
+    """
+    settings = given_settings(params, None, presets=stored_settings(Path(folder)))
+    groups = stored_groups(Path(folder), kind, limit)
+    from agentrl.check.replay import replay
+    from agentrl.run.preflight import load_chat
+
+    if settings.train.hf_checkpoint is None:
+        raise SettingsError("--hf-checkpoint is missing: the trajectories are read with their model's tokenizer")
+    show(replay(settings, load_chat(settings), groups, settings.rollout.reward_key), settings)
+    return 0
+
+
+def stored_settings(folder: Path) -> dict[str, Any]:
+    """What a run's settings say about playing and grading, where it is not the default.
+
+    Raises:
+        SettingsError: the folder has no settings of a run.
+    """
+    from agentrl.config import RunSettings
+
+    try:
+        sections: dict[str, dict[str, Any]] = json.loads((folder / SETTINGS).read_text())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{folder}: no {SETTINGS} of a run in it: {error}") from error
+    plain = RunSettings.from_flat({}).shown()
+    own = {n: v for s in _KEPT for n, v in sections.get(s, {}).items() if n in plain[s] and v != plain[s][n]}
+    return own | {"hf_checkpoint": sections.get("train", {}).get("hf_checkpoint")}
+
+
+def stored_groups(folder: Path, kind: str | None, limit: int) -> "list[Group]":
+    """The newest groups of all stores of a run, with `limit` trajectories together, or one group more.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    from agentrl.buffer.reader import Filter, StoreReader, find_stores
+
+    groups: list[Group] = []
+    for file in find_stores(folder).values():
+        with StoreReader(file) as reader:
+            rows = reader.query(Filter(equal={"kind": kind} if kind else {}), order="-id", limit=limit)
+            groups += [reader.group(key) for key in dict.fromkeys(row.key for row in rows)]
+    if not groups:
+        wanted = f" of kind {kind}" if kind else ""
+        raise SettingsError(f"{folder}: no trajectories{wanted} are stored in it; a run keeps --keep-trajectories")
+    return groups
+
+
+def show(found: "Sequence[Again]", settings: "RunSettings") -> None:
+    """Print what became of the rewards."""
+    key = settings.rollout.reward_key
+    pairs = [(again, _reward(again, key), again.reward) for again in found]
+    both = [(then, now) for _, then, now in pairs if then is not None and now is not None]
+    counts = Counter("same" if then == now else "higher" if now > then else "lower" for then, now in both)
+    mean = [sum(side) / len(both) for side in zip(*both, strict=True)] if both else [0.0, 0.0]
+    click.secho(f"{len(found)} trajectories: mean reward {mean[0]:.4g}, now {mean[1]:.4g}", bold=True)
+    failed, parted = sum(bool(again.failure) for again in found), sum(bool(again.parted) for again in found)
+    click.echo(f"  {counts['same']} the same, {counts['higher']} higher, {counts['lower']} lower, {failed} failed now")
+    click.echo(f"  {parted} went another way: the environment, a tool or the template now says something else")
+    for again, then, now in sorted(pairs, key=lambda pair: -abs((pair[1] or 0) - (pair[2] or 0)))[:_SHOWN]:
+        if then != now or again.parted:
+            sample = again.stored[0]
+            what = again.failure or again.parted
+            click.echo(
+                f"  group {sample.group_index} sample {sample.index}: {then} -> {now}{what and f'; {what:.300}'}"
+            )
+
+
+def _reward(again: "Again", key: str | None) -> float | None:
+    sample = again.stored[-1]
+    return None if sample.reward is None or "failure" in sample.metadata else sample.get_reward_value(key)

@@ -1,0 +1,77 @@
+"""Stored trajectories once more: the same under the same code, and otherwise under another."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.buffer.store import TrajectoryStore
+from agentrl.chat import Chat
+from agentrl.cli.main import run
+from agentrl.config import RunSettings
+from agentrl.runfolder import TRAJECTORIES
+from tests.check.test_play import checked
+from tests.support.tiny_models import make_tokenizer
+
+CHANGED = """
+from tests.check.plays import Sound
+from agentrl import tool
+
+
+class Sound(Sound):
+    @tool
+    async def look(self, where: str, far: bool = False) -> str:
+        \"\"\"Look.\"\"\"
+        return "nothing"
+
+
+def graded(args, sample):
+    return 0.5
+"""
+
+
+@pytest.fixture(scope="module")
+async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder with the episodes that a check plays in store."""
+    folder = tmp_path_factory.mktemp("run")
+    make_tokenizer().save_pretrained(folder / "model")
+    played = await checked("tests.check.plays:Sound", Chat(make_tokenizer()), seconds=60.0)
+    groups = [e.samples for e in played.episodes[:8] if e.samples]
+    with TrajectoryStore(folder / TRAJECTORIES, 1000) as store:
+        store.add("train", "", 0, groups)
+    settings = RunSettings.from_flat({"env": "tests.check.plays:Sound", "hf_checkpoint": str(folder / "model")})
+    (folder / "settings.json").write_text(json.dumps(settings.shown()))
+    (folder / "changed.py").write_text(CHANGED)
+    return folder
+
+
+def replayed(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    assert run(["replay", str(folder), *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_same_code_gives_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = replayed(folder, capsys)
+    assert "8 trajectories: mean reward" in said
+    assert "8 the same, 0 higher, 0 lower, 0 failed now" in said
+    assert "0 went another way" in said
+
+
+def test_another_grader_scores_what_was_played(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = replayed(folder, capsys, "--custom-rm-path", f"{folder}/changed.py:graded")
+    assert ", now 0.5" in said
+    assert "0 the same" in said
+    assert "0 went another way" in said
+
+
+def test_another_environment_says_from_where_it_is_another(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = replayed(folder, capsys, "--env", f"{folder}/changed.py:Sound")
+    assert "8 went another way" in said, "the prompt shows another schema"
+    assert "from token" in said
+
+
+def test_what_cannot_be_replayed_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["replay", str(tmp_path)]) == 2
+    assert "no settings.json of a run in it" in capsys.readouterr().err
+    assert run(["replay", str(folder), "--kind", "eval"]) == 2
+    assert "no trajectories of kind eval" in capsys.readouterr().err
