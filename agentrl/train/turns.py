@@ -5,6 +5,7 @@ Turns count through a trajectory from 1, also where it was split into several sa
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 
@@ -91,9 +92,20 @@ def states_of(
     return np.concatenate(out)
 
 
+_READ = ("weight", "turn_weights")
+"""What is read of `train_metadata`; the rest of it is the user's own."""
+
+
 def weighed(sample: Sample) -> bool:
-    """Whether the user weighs the sample or its turns."""
-    return not {"weight", "turn_weights"}.isdisjoint(sample.train_metadata or ())
+    """Whether the user weighs the sample or its turns.
+
+    Raises:
+        SampleError: a name that nobody reads is so near to one of them that it must be meant.
+    """
+    for name in set(sample.train_metadata or ()) - set(_READ):
+        if close := difflib.get_close_matches(str(name), _READ, n=1, cutoff=0.85):
+            raise SampleError(f"sample index={sample.index}: train_metadata: {name!r} is not read; write {close[0]!r}")
+    return not set(_READ).isdisjoint(sample.train_metadata or ())
 
 
 def weights_of(sample: Sample) -> list[float]:

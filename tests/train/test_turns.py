@@ -169,6 +169,7 @@ def test_weights_multiply_and_zero_masks() -> None:
         ({"weight": True}, "weight must be finite"),
         ({"turn_weights": [1.0]}, r"turn_weights must have one number for each of 3 turns, got \[1.0\]"),
         ({"turn_weights": None}, "turn_weights must have one number for each of 3 turns, got None"),
+        ({"turn_weight": [1, 1, 1]}, "'turn_weight' is not read; write 'turn_weights'"),
         ({"turn_weights": [1, -0.5, 1]}, "turn_weights must be finite and not negative, got -0.5"),
     ],
 )
