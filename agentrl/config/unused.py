@@ -90,9 +90,15 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("eval_* n_samples_per_eval_prompt", _any(*_SETS), "without --eval-prompt-data NAME PATH to evaluate on"),
     Effect("rollout_shuffle num_epoch prompt_data_check", _any(*_PROMPTS), "without --prompt-data"),
     Effect(
-        "input_key label_key metadata_key tool_key apply_chat_template prompt_data_limit",
+        "input_key label_key metadata_key tool_key prompt_data_limit",
         _any(*_PROMPTS, *_SETS),
         "without --prompt-data or --eval-prompt-data",
+        False,
+    ),
+    Effect(
+        "apply_chat_template",
+        _any("custom_generate_function_path", "data_source_path", "sft_turns"),
+        "where an environment plays: it shows a text as the user's message anyway",
         False,
     ),
     Effect(
@@ -116,6 +122,7 @@ EFFECTS: tuple[Effect, ...] = (
         "without --lr-warmup-iters or --lr-warmup-fraction",
     ),
     Effect("lr_wsd_*", _is("lr_decay_style", "WSD"), "without --lr-decay-style WSD"),
+    Effect("seed", _any(), "on the trainer, which draws no random numbers, unless your code does", False),
     Effect("micro_batch_size", _is("use_dynamic_batch_size", False), "with --use-dynamic-batch-size"),
     Effect("rollout_external_engine_addrs", _is("engine", "external"), "with an --engine that is not external"),
     Effect("sglang_options", _key_alone, "without --engine sglang"),

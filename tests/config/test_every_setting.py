@@ -1,0 +1,40 @@
+"""Every setting is toggled somewhere; those that need no run are toggled here."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.fields import all_fields
+from agentrl.config.unused import named
+from agentrl.errors import SettingsError
+from tests.config.toggles import BASE, ELSEWHERE, RUNS, SAID, UNSHOWN
+from tests.support.produced import settings_of
+from tests.support.toggled import flag
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_each_setting_is_toggled_in_one_way() -> None:
+    ways = [name for toggles in RUNS.values() for name in toggles] + [*SAID, *ELSEWHERE, *UNSHOWN]
+    assert sorted(ways) == sorted(all_fields())
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_setting_without_effect_is_spoken_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "prompts.jsonl").touch()
+    value, part = SAID[name]
+    try:
+        settings = settings_of(BASE, flag(name, value))
+        said = "\n".join(named(settings.flat(), settings.given(), "train"))
+        settings.check_complete("train")
+    except SettingsError as error:
+        said = str(error)
+    assert part in said
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_another_test_shows_is_there(name: str) -> None:
+    file, word = ELSEWHERE[name]
+    assert word in (TESTS / file).read_text(encoding="utf-8")
