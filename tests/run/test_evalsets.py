@@ -150,6 +150,7 @@ SETS: Mapping[str, Mapping[str, Any]] = {
     "env": {"env": "sized.py:Sized"},
     "args": {"env": "sized.py:Sized", "env_args": {"size": 5}, "n_samples_per_eval_prompt": 4},
     "named": {"env": "big"},
+    "worded": {"apply_chat_template_kwargs": {"enable_thinking": False}},
     "generated": {"custom_generate_function_path": "sized.py:generate", "custom_rm_path": "sized.py:reward"},
     "graded": {"custom_generate_function_path": "sized.py:generate", "rm_type": "random"},
 }
@@ -164,9 +165,13 @@ async def test_each_set_is_played_by_its_own_settings(kit: RunKit) -> None:
     with open_folder(s) as folder:
         async with Generation.open(s, folder, ["http://a"], Engines({"a": 2048})) as generation:
             found = await generation.evaluate(0)
+            players = {held_out.name: player for held_out, player in generation._sets}
+            assert {player.limit for player in players.values()} == {generation.player.limit}
+            other = [n for n, p in players.items() if p.context.chat is not generation.player.context.chat]
+    assert other == ["worded"]
     rewards = {name: found[f"eval/{name}/reward"] for name in SETS}
     assert 0 <= rewards.pop("graded") <= 1
-    assert rewards == {"plain": 1, "env": 1, "args": 5, "named": 3, "generated": 10}
+    assert rewards == {"plain": 1, "worded": 1, "env": 1, "args": 5, "named": 3, "generated": 10}
     assert found["eval/args/samples"] == 4
     assert found["eval/plain/env/small/reward"] == 1
 
