@@ -132,7 +132,7 @@ class StoreReader:
         counts: dict[str, int] = {}
         query = f"SELECT {_known(column)}, count(*) FROM trajectories GROUP BY 1 ORDER BY 2 DESC"
         for value, count in self._all(query):
-            for one in value.split("\n")[1:-1] if column == "tools" else [value]:
+            for one in str(value).split("\n")[1:-1] if column == "tools" else [value]:
                 counts[one] = counts.get(one, 0) + count
         return counts
 
@@ -194,17 +194,10 @@ class StoreReader:
         query = "SELECT details.data FROM details JOIN groups USING (step) WHERE key=? AND kind='train'"
         if not (found := self._all(query, (key,))):
             return []
-        plain = zlib.decompress(found[0][0])
-        (size,) = struct.unpack_from("<I", plain)
-        header = orjson.loads(plain[4 : 4 + size])
-        planes = np.frombuffer(plain, np.uint8, offset=4 + size).reshape(len(header["names"]), 2, -1)
-        arrays = np.ascontiguousarray(planes.transpose(0, 2, 1)).view("<f2")[..., 0]
-        details, at = [], 0
-        for owner, length in header["samples"]:
-            if owner == key:
-                details.append(dict(zip(header["names"], arrays[:, at : at + length], strict=True)))
-            at += length
-        return details
+        try:
+            return _details(found[0][0], key)
+        except (zlib.error, struct.error, LookupError, TypeError, ValueError) as error:
+            raise DataError(f"{self.path}: what the trainer said of group {key} is damaged: {error}") from error
 
     def _all(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
@@ -220,7 +213,22 @@ def _known(column: str) -> str:
     return column
 
 
+def _details(data: bytes, key: int) -> list[Details]:
+    """The part of a step's details that is about one group."""
+    plain = zlib.decompress(data)
+    (size,) = struct.unpack_from("<I", plain)
+    header = orjson.loads(plain[4 : 4 + size])
+    planes = np.frombuffer(plain, np.uint8, offset=4 + size).reshape(len(header["names"]), 2, -1)
+    arrays = np.ascontiguousarray(planes.transpose(0, 2, 1)).view("<f2")[..., 0]
+    details, at = [], 0
+    for owner, length in header["samples"]:
+        if owner == key:
+            details.append(dict(zip(header["names"], arrays[:, at : at + length], strict=True)))
+        at += length
+    return details
+
+
 def _row(values: Sequence[Any]) -> Row:
     named = dict(zip(COLUMNS, values, strict=True))
-    named["tools"] = tuple(named["tools"].split("\n")[1:-1])
+    named["tools"] = tuple(str(named["tools"]).split("\n")[1:-1])
     return Row(**named)

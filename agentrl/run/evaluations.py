@@ -13,7 +13,8 @@ from agentrl.config import RunSettings
 from agentrl.config.fields import all_fields
 from agentrl.errors import SettingsError
 from agentrl.observability.metrics import read_metrics
-from agentrl.runfolder import EVALUATIONS, SETTINGS
+from agentrl.run.resuming import changed
+from agentrl.runfolder import BELOW, EVALUATIONS, SETTINGS
 
 _ROOMS = ("rollout", "data", "rm_hub")
 _ONLY_HOW = [
@@ -75,30 +76,19 @@ def evaluations_in(folder: Path) -> int:
     return max((row["step"] + 1 for row in read_metrics(file)), default=0) if file.is_file() else 0
 
 
-def refuse_others(settings: RunSettings, folder: Path) -> None:
+def refuse_others(settings: RunSettings) -> None:
     """Refuse to go on with a folder of rollouts under settings that play or grade in another way.
 
     Raises:
         SettingsError: names what differs, and what to do.
     """
-    try:
-        before = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if (others := next(folder.glob("*.jsonl"), None)) is not None:
-            raise SettingsError(
-                f"{others} is there, and {SETTINGS} of the run that wrote it is not; choose another --output-dir"
-            ) from None
-        return
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{folder / SETTINGS}: cannot be read: {error}; choose another --output-dir") from error
-    old, new = deciding(before, evaluation=False), deciding(settings.shown(), evaluation=False)
-    changed = [
-        f"--{name.replace('_', '-')} {old[name]} -> {new[name]}"
-        for name in new
-        if old.get(name, new[name]) != new[name]
-    ]
-    if changed:
+    folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
+    if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
         raise SettingsError(
-            f"{folder} holds rollouts of other settings: {', '.join(changed)}; "
-            "choose another --output-dir, or go on there with the settings that it has"
+            f"{others} is there, and {SETTINGS} of the run that wrote it is not; choose another --output-dir"
+        )
+    if differ := changed(settings, "rollout", deciding(settings.shown(), evaluation=False)):
+        raise SettingsError(
+            f"--output-dir {settings.observability.output_dir}: its rollouts were made with other settings: "
+            f"{', '.join(differ)}; choose another --output-dir, or go on there with the settings that it has"
         )

@@ -47,7 +47,7 @@ def rollout(settings: RunSettings) -> int:
     settings = whole_epochs(settings.check_complete("rollout"))
     preflight(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
-    refuse_others(settings, folder)
+    refuse_others(settings)
     done = last_checkpoint(folder / LEDGER)
     return anyio.run(_rollout, settings, done, backend_options={"use_uvloop": True})
 

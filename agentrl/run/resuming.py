@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -10,7 +11,7 @@ from agentrl.config import RunSettings
 from agentrl.config.dry_run import render
 from agentrl.data.source import RolloutDataSource
 from agentrl.errors import SettingsError
-from agentrl.runfolder import LEDGER, SETTINGS
+from agentrl.runfolder import BELOW, LEDGER, SETTINGS
 
 _MAY_DIFFER = frozenset(
     {"num_rollout", "output_dir", "load", "progress", "device", "train_threads", "embedded_threads"}
@@ -18,10 +19,16 @@ _MAY_DIFFER = frozenset(
 """Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""
 
 
-def changed(settings: RunSettings) -> list[str]:
-    """`--lr 1e-06 -> 0.001` for each setting that the run in this folder had otherwise; none if there is no run."""
+def changed(settings: RunSettings, command: str = "train", only: Collection[str] | None = None) -> list[str]:
+    """`--lr 1e-06 -> 0.001` for each setting that the run in this folder had otherwise; none if there is no run.
+
+    Args:
+        command: whose folder, a key of `BELOW`.
+        only: the settings to look at; by default all.
+    """
     try:
-        before = json.loads((Path(settings.observability.output_dir).expanduser() / SETTINGS).read_text())
+        folder = Path(settings.observability.output_dir).expanduser() / BELOW[command]
+        before = json.loads((folder / SETTINGS).read_text())
     except (OSError, ValueError):
         return []
     now, given = json.loads(json.dumps(settings.shown())), settings.given()
@@ -29,7 +36,7 @@ def changed(settings: RunSettings) -> list[str]:
     return [
         f"--{name.replace('_', '-')} {render(old)} -> {render(new)}{'' if name in given else ' (not given)'}"
         for name, old, new in pairs
-        if old != new and name not in _MAY_DIFFER
+        if old != new and name not in _MAY_DIFFER and (only is None or name in only)
     ]
 
 

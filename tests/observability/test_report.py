@@ -144,11 +144,11 @@ def test_ones_own_are_shown_the_best_the_worst_and_what_failed(run: Path) -> Non
 
 def test_long_parts_are_cut_and_say_so(run: Path) -> None:
     long = sample(0, 1.0)
-    long.append_model([2] * 5000, [-0.1] * 5000, turn=3)
+    long.append_model([2] * 4999 + [4], [-0.1] * 5000, turn=3)
     with stored(run) as store:
         store.add("rollout", "", 0, [[long]])
     text = write_report(run, token_texts=texts).read_text()
-    assert "3500 tokens are left out here" in text
+    assert text.index("3500 tokens are left out here") < text.rindex(">result<"), "the middle is left out, not the end"
     assert text.count("data-note") < 1600
 
 

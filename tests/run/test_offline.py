@@ -68,13 +68,15 @@ def test_each_evaluation_is_kept_with_its_figures(kit: RunKit) -> None:
 
 
 def test_dumps_of_an_unknown_run_are_not_written_over(tmp_path: Path) -> None:
-    refuse_others(RunSettings.from_flat({}), tmp_path / "none")
-    refuse_others(RunSettings.from_flat({}), tmp_path)
-    (tmp_path / "0.jsonl").touch()
+    settings = RunSettings.from_flat({"output_dir": str(tmp_path)})
+    refuse_others(settings)
+    (tmp_path / "rollouts").mkdir()
+    refuse_others(settings)
+    (tmp_path / "rollouts" / "0.jsonl").touch()
     with pytest.raises(
         SettingsError, match=r"0\.jsonl is there, and settings\.json .* is not; choose another --output-dir"
     ):
-        refuse_others(RunSettings.from_flat({}), tmp_path)
+        refuse_others(settings)
 
 
 def test_how_fast_one_plays_does_not_decide_what_is_played() -> None:
