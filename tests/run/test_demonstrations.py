@@ -1,6 +1,10 @@
 """`agentrl sft`: what it learns from is what the mask says, its loss is the plain one, and it resumes like any run."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from agentrl.chat.demonstration import to_sample
 from agentrl.cli.main import run
 from agentrl.observability.metrics import read_metrics
 from tests.support.audit import audit_ledger
+from tests.support.checkout import import_path
 from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(300)
@@ -135,8 +140,6 @@ LAST = {"role": "user", "content": "Thanks."}
 def test_bad_conversations_are_named(
     change: dict[str, Any], said: str, here: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import re
-
     write([chat_row(0), chat_row(0) | change, *(chat_row(2) for _ in range(3))])
     assert sft(model) == 2
     assert re.search(said, " ".join(capsys.readouterr().err.split())), said
@@ -157,3 +160,18 @@ def test_what_contradicts_learning_from_conversations_is_refused(
 ) -> None:
     assert sft(model, *flags) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_two_processes_on_ray_learn_what_one_does(here: Path, model: Path) -> None:
+    def losses(name: str, *flags: str) -> list[float]:
+        given = f"sft --hf-checkpoint {model} --prompt-data chats.jsonl --rollout-batch-size 4 --lr 1e-3 --output-dir {name}"
+        command = [sys.executable, "-m", "agentrl", *given.split(), *flags]
+        environment = {**os.environ, "PYTHONPATH": import_path()}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [row["train/loss"] for row in read_metrics(here / name / "metrics.jsonl")]
+
+    assert losses("two", "--actor-num-gpus-per-node", "2") == pytest.approx(
+        losses("one", "--backend", "local"), rel=1e-4
+    )
