@@ -77,7 +77,7 @@ _README = """# MODULE
     agentrl check MODULE.py:CLASS            # is the environment well-formed? what will the model see?
     pytest                                   # your own tests
     agentrl train --config run.yaml
-    agentrl report runs/first                # curves and trajectories, in one page
+    agentrl view runs/first                  # curves and every trajectory, token by token, in the browser
 """
 _TOWNS = (
     "Oslo 709 thousand, Paris 2.1 million, Rome 2.8 million, Berlin 3.7 million, London 8.9 million, Lisbon 548 thousand, "
