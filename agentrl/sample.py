@@ -39,7 +39,8 @@ Message = dict[str, Any]
 """One chat message: `role`, `content`, and where they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`."""
 
 RECORDED = frozenset(
-    {"attempt", "close_failure", "counters", "failure", "grade", "messages", "rewards", "step_credit", "step_rewards"}
+    {"attempt", "close_failure", "counters", "failure", "generate_seconds", "grade", "messages", "rewards"}
+    | {"step_credit", "step_rewards", "step_seconds"}
 )
 """Keys of `Sample.metadata` that the rollout and the graders write; a data row's own metadata has none of them."""
 

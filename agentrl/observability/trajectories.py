@@ -53,6 +53,8 @@ class Part:
     folded: bool = False
     reward: float | None = None
     """The environment's reward for this step."""
+    seconds: float | None = None
+    """What the model, or the environment, took for it."""
 
     @property
     def preview(self) -> str:
@@ -155,7 +157,8 @@ def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[Part]:
 
 def _response_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int) -> Iterator[Part]:
     """One part for what the model wrote in a turn, with the tokens that close it, one for what it was shown then."""
-    rewards = sample.metadata.get("step_rewards") or ()
+    names = ("step_rewards", "generate_seconds", "step_seconds")
+    rewards, generating, stepping = (dict(enumerate(sample.metadata.get(name) or (), 1)) for name in names)
     written = [m for m in _messages(sample) if m.get("role") == "assistant"][-turns:]
     cuts: list[tuple[str, int, int]] = []
     for span in spans:
@@ -167,12 +170,11 @@ def _response_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Seg
     for (kind, turn, start), end in zip(cuts, ends, strict=True):
         held = tuple(tokens[start:end])
         if kind == "env":
-            yield Part(kind, turn, "shown to the model", held, folded=len(held) >= LONG)
+            yield Part(kind, turn, "shown to the model", held, folded=len(held) >= LONG, seconds=stepping.get(turn))
         else:
             calls = _calls(written[turn - 1]) if 0 < turn <= len(written) == turns else []
             title = f"turn {turn}" + (f" · calls {', '.join(calls)}" if calls else "")
-            reward = rewards[turn - 1] if 0 < turn <= len(rewards) else None
-            yield Part(kind, turn, title, held, reward=reward)
+            yield Part(kind, turn, title, held, reward=rewards.get(turn), seconds=generating.get(turn))
 
 
 def _messages(sample: Sample) -> list[Mapping[str, Any]]:

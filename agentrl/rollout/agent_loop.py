@@ -52,14 +52,15 @@ class _Trajectory:
         talk = await self._begin(sample)
         limit = self.context.settings.max_turns or (await self.live.ready(sample)).max_turns
         for index in range(1, limit + 1):
-            turn = sample_turn(self.context, talk, self.params, sample.session_id)
+            turn, started = sample_turn(self.context, talk, self.params, sample.session_id), time.monotonic()
             generation, parsed = await self.live.generating(turn)
-            _note_reward(talk.sample, index, None)
+            _note(talk.sample, "generate_seconds", index, round(time.monotonic() - started, 4))
+            _note(talk.sample, "step_rewards", index, None)
             if generation.finish_reason.type == "length":
                 talk.sample.status = Status.TRUNCATED
                 break
             step = await self._step(_turn(index, generation, parsed, talk.sample))
-            _note_reward(talk.sample, index, step.reward)
+            _note(talk.sample, "step_rewards", index, step.reward)
             if step.done or index == limit:
                 talk.remember(step.messages)
                 talk.sample.status = Status.COMPLETED if step.done else Status.TRUNCATED
@@ -90,7 +91,9 @@ class _Trajectory:
         try:
             step = await self.live.step(turn)
         finally:  # a step that hangs or fails takes its time too
-            turn.sample.non_generation_time += time.monotonic() - started
+            taken = time.monotonic() - started
+            turn.sample.non_generation_time += taken
+            _note(turn.sample, "step_seconds", turn.index, round(taken, 4))
         count(turn.sample, step.info)
         return step
 
@@ -164,8 +167,8 @@ def count(sample: Sample, info: Mapping[str, object]) -> None:
             counters[name] = counters.get(name, 0) + value
 
 
-def _note_reward(sample: Sample, turn: int, reward: float | None) -> None:
-    """Keep one entry a turn of the trajectory so far, those of earlier siblings included; None for steps without."""
-    rewards = sample.metadata.setdefault("step_rewards", [])
-    rewards.extend([None] * (turn - len(rewards)))
-    rewards[turn - 1] = reward
+def _note(sample: Sample, name: str, turn: int, value: float | None) -> None:
+    """Keep one entry a turn of the trajectory so far, those of earlier siblings included; None for turns without."""
+    values = sample.metadata.setdefault(name, [])
+    values.extend([None] * (turn - len(values)))
+    values[turn - 1] = value

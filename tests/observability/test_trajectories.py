@@ -26,6 +26,8 @@ def two_turns(shown: int = 1) -> Sample:
     call = {"type": "function", "function": {"name": "look_up", "arguments": "{}"}}
     sample.metadata = {
         "step_rewards": [0.5, None],
+        "generate_seconds": [1.5, 0.25],
+        "step_seconds": [0.125],
         "messages": [
             *sample.prompt,
             {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -47,6 +49,7 @@ def test_parts_are_the_turns_and_joined_the_tokens() -> None:
         ("model", 2, "turn 2", 1),
     ]
     assert [p.reward for p in shown.parts] == [None, None, 0.5, None, None]
+    assert [p.seconds for p in shown.parts] == [None, None, 1.5, 0.125, 0.25]
     assert "".join(t.text.replace("↵", "") for t in shown.tokens) == "".join(texts(sample.tokens))
 
 

@@ -194,6 +194,8 @@ async def test_a_step_that_hangs_takes_its_time_too(chat: Chat) -> None:
     with pytest.raises(EnvFailure, match="took longer"):
         await run_environment(context, sample, context.params())
     assert sample.non_generation_time >= 0.2
+    assert sample.metadata["step_seconds"][0] >= 0.2
+    assert 0 <= sample.metadata["generate_seconds"][0] < 0.2
 
 
 async def test_a_failing_tool_can_be_caught_by_its_type(chat: Chat) -> None:

@@ -52,6 +52,8 @@ def trajectory(group: int, index: int, *, version: int = 0, right: bool = True, 
     call = {"type": "function", "function": {"name": "multiply", "arguments": "{}"}}
     sample.metadata = {
         "step_rewards": [0.5, None],
+        "generate_seconds": [1.5, 0.25],
+        "step_seconds": [0.125, 0.0],
         "messages": [
             *sample.prompt,
             {"role": "assistant", "content": "", "tool_calls": [call]},
