@@ -15,6 +15,8 @@ from tests.support.viewed import write_run
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+_PATIENCE = 30_000
+"""Milliseconds that a busy machine may take."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -42,8 +44,9 @@ def address(runs: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def chromium() -> "Iterator[Browser]":
     """The distribution's browser."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=_PATIENCE)
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         pytest.fail(f"none of {', '.join(_NAMES)} is on PATH; install one: apt install chromium")
@@ -62,7 +65,7 @@ def page(chromium: "Browser", address: str) -> "Iterator[Page]":
     local = (address, "data:", "blob:")
     context.on("request", lambda request: None if request.url.startswith(local) else wrong.append(request.url))
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(_PATIENCE)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     yield page
