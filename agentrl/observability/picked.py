@@ -11,7 +11,7 @@ from agentrl.observability.trajectories import Token as Piece
 from agentrl.observability.trajectories import TokenTexts, Trained, Trajectory, describe_sample
 from agentrl.sample import Sample
 
-_WHAT = {"train": "training, rollout {}", "rollout": "`agentrl rollout`, rollout {}", "eval": "evaluation {} of {}"}
+_WHAT = {"train": "training, rollout {}", "rollout": "agentrl rollout, rollout {}", "eval": "evaluation {} of {}"}
 _LONGEST = 1500
 """Tokens of a part from which on its middle is left out: the page is one file that is sent."""
 

@@ -104,14 +104,15 @@ def write_report(
     """
     run = Path(run)
     evaluations = _evaluations_in(run)
-    rows = _rows(run) or [_as_metrics(row) for row in evaluations]
+    home = _home(run)
+    rows = list(read_metrics(home / FILE_NAME)) if (home / FILE_NAME).is_file() else list(map(_as_metrics, evaluations))
     series = collect_series(rows)
     if not series:
         raise DataError(
             f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step, or its folder "
             "rollouts or evaluation"
         )
-    settings = _settings(run)
+    settings = _settings(home)
     if before is None or after is None:
         before, after = first_and_last(run)
     texts = token_texts or tokenizer_texts(_model_folders(run, settings)) or id_texts
@@ -124,7 +125,7 @@ def write_report(
     page = _template().render(
         title=title or f"Run {run.resolve().name}",
         headlines=headlines(series),
-        facts=_facts(rows, series, settings, _began(run)),
+        facts=_facts(rows, series, settings, _began(home)),
         charts=[layout(name, members) for name, members in groups],
         more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
         pairs=pairs,
@@ -147,8 +148,8 @@ def headlines(series: Mapping[str, Series]) -> list[Headline]:
         for data, one in members
         if len(one.finite) > 1
     ]
-    if not found and "rollout/reward" in series:
-        one = series["rollout/reward"]
+    one = series.get("rollout/reward")
+    if not found and one is not None and len(one.finite) > 1:
         found.append(Headline("training reward", number(one.first), number(one.last)))
     return found
 
@@ -213,10 +214,10 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def _rows(run: Path) -> list[dict[str, Any]]:
-    """The metrics of the run, or of `agentrl rollout` below it."""
-    files = [run / below / FILE_NAME for below in BELOW.values()]
-    return next((list(read_metrics(file)) for file in files if file.is_file()), [])
+def _home(run: Path) -> Path:
+    """Where metrics and settings are: the run's folder, or that of a command below it."""
+    folders = [run / below for below in BELOW.values()]
+    return next((folder for name in (FILE_NAME, SETTINGS) for folder in folders if (folder / name).is_file()), run)
 
 
 def _evaluations_in(run: Path) -> list[dict[str, Any]]:

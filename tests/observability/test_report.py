@@ -166,7 +166,7 @@ def test_the_folders_below_a_run_have_reports_too(tmp_path: Path) -> None:
     (evaluation / EVALUATIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     above, below, figures = (write_report(f, token_texts=texts).read_text() for f in (tmp_path, rollouts, evaluation))
     for text in (above, below):
-        assert "`agentrl rollout`, rollout 1" in text
+        assert "agentrl rollout, rollout 1" in text
     for text in (above, figures):
         assert "Trajectories of evaluation 1 of dev" in text
         assert "<td>model</td><td>1</td>" in text
@@ -207,6 +207,7 @@ def test_headlines_are_first_and_last_of_the_evaluation() -> None:
     assert [(h.label, h.before, h.after) for h in found] == [("dev: mean reward", "0.25", "0.5")]
     only = headlines(collect_series([{"step": 0, "rollout/reward": 0.1}, {"step": 1, "rollout/reward": 0.9}]))
     assert [(h.before, h.after) for h in only] == [("0.1", "0.9")]
+    assert headlines(collect_series([{"step": 0, "rollout/reward": 0.1}])) == [], "nothing before it"
 
 
 def test_a_value_that_is_not_finite_is_a_gap() -> None:
