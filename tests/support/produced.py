@@ -61,7 +61,10 @@ def _left() -> Iterator[tuple[str, Any]]:
             groups = [reader.group(key) for key in {row.key for row in reader.query()}]
         yield (
             "trajectories",
-            sorted(str([(s.index, s.tokens, s.reward, s.loss_mask, s.rollout_log_probs) for s in g]) for g in groups),
+            sorted(
+                str([(s.index, s.tokens, s.response, s.reward, s.loss_mask, s.rollout_log_probs) for s in g])
+                for g in groups
+            ),
         )
     for file in run.rglob("ledger.sqlite"):
         with contextlib.closing(sqlite3.connect(file)) as db:
