@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_VARYING = re.compile(r": .*(?= at \S+:\d+)")
-"""The words of an exception, which differ from episode to episode."""
+_VARYING = re.compile(r": .*(?= at \S+:\d+)|(?<=index=)\d+|, got .*")
+"""What differs from episode to episode: the words of an exception, the sample's number, a value."""
 
 
 @dataclass(frozen=True, slots=True)

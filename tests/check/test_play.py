@@ -66,6 +66,19 @@ async def test_what_is_sound_has_no_problem_and_all_of_it_is_tried() -> None:
     assert plays.Sound.reset.__qualname__ == "Sound.reset", "the class is as it was"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "grader"),
+    [
+        ("agentrl.demo.task:CalculatorEnv", None),
+        ("examples.retool.env:RetoolEnv", "gsm8k"),
+        ("examples.search_r1.env:SearchR1Env", "search_r1"),
+    ],
+)
+async def test_the_demo_and_the_examples_have_no_problem(env: str, grader: str | None) -> None:
+    assert (await checked(env, rm_type=grader)).problems == []
+
+
 async def test_generate_functions_are_played_and_their_tokens_compared(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from agentrl.rollout.helpers import generate_single\n"
