@@ -72,5 +72,5 @@ def test_a_new_project_earns_rewards_with_a_skilled_model(tmp_path: Path, monkey
     rows = list(read_metrics(Path("runs/first/metrics.jsonl")))
     used = [row["rollout/used_tool"] for row in rows if "rollout/used_tool" in row]
     rewards = [row["rollout/reward"] for row in rows if "rollout/reward" in row]
-    assert used[0] > 0.5
-    assert rewards[-1] > rewards[0] > 0.1
+    assert used[0] > 0.4
+    assert sum(rewards[-3:]) > sum(rewards[:3]) > 0.3
