@@ -27,7 +27,7 @@ TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type"
 ROWS: list[dict[str, Any]] = [
     {"input": "question", "label": "4", "metadata": {"k": 1}, "tools": [TOOL]},
     {"input": CHAT, "label": 4.5, "metadata": '{"k": [1, 2]}', "tools": None},
-    {"input": [*CHAT, CALL], "label": ["a", "b"], "metadata": {}, "tools": "[]"},
+    {"input": [*CHAT, CALL, {"role": "tool", "content": "3"}], "label": ["a", "b"], "metadata": {}, "tools": "[]"},
 ]
 WORDS = (
     *(text.encode("utf-8", "replace") for text in ODD_TEXTS),
