@@ -20,7 +20,7 @@ import anyio
 from agentrl.envs import Entry, Environment, Step, Turn
 from agentrl.errors import AgentRLError, EnvFailure, ungrouped
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.failures import describe, guarded
+from agentrl.rollout.failures import bad_result, describe, guarded
 from agentrl.sample import Message, Sample
 
 T = TypeVar("T")
@@ -174,42 +174,33 @@ class LiveEnvironment:
                 kind="env_changed_sample",
             )
         if not isinstance(step, Step):
-            raise EnvFailure(
+            raise bad_result(
                 f"{self._name}.step must return a Step, got {type(step).__name__} {step!r:.200}; to go on as by default: "
-                "return await super().step(turn)",
-                kind="env_bad_result",
+                "return await super().step(turn)"
             )
         self._check_messages("step", step.messages)
         if not isinstance(step.info, Mapping):
-            raise EnvFailure(
-                f"{self._name}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}",
-                kind="env_bad_result",
-            )
+            raise bad_result(f"{self._name}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}")
         if step.reward is not None:
             self._check_reward(step.reward)
         if not step.done and not step.messages:
-            raise EnvFailure(
+            raise bad_result(
                 f"{self._name}.step returned no messages and done=False: the model would be asked again with "
-                "nothing new to answer; return messages or done=True",
-                kind="env_bad_result",
+                "nothing new to answer; return messages or done=True"
             )
         return step
 
     def _check_reward(self, reward: object) -> None:
         if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-            raise EnvFailure(
-                f"{self._name}.step: Step.reward must be a finite number or None, got {reward!r:.200}",
-                kind="env_bad_result",
-            )
+            raise bad_result(f"{self._name}.step: Step.reward must be a finite number or None, got {reward!r:.200}")
 
     def _check_messages(self, method: str, messages: object) -> None:
         if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
             own = "; to keep the prompt as it is: return await super().reset(sample)"
             hint = own if messages is None and method == "reset" else ""
-            raise EnvFailure(
+            raise bad_result(
                 f"{self._name}.{method} must return a list of messages ({{'role': ..., 'content': ...}}), "
-                f"got {messages!r:.200}{hint}",
-                kind="env_bad_result",
+                f"got {messages!r:.200}{hint}"
             )
 
     async def _guarded(self, method: str, call: Awaitable[T]) -> T:

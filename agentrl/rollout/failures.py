@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agentrl.clock import Deadline
-from agentrl.errors import AgentRLError, Failure, Place, SampleError, first_error
+from agentrl.errors import AgentRLError, EnvFailure, Failure, Place, SampleError, first_error
 from agentrl.plugins import raised_at
 from agentrl.sample import Sample, Status
 
@@ -74,6 +74,11 @@ async def guarded(
 def describe(what: str, error: BaseException) -> str:
     """`what` raised `error`, with the line of the user's code that it came out of."""
     return f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
+
+
+def bad_result(message: str) -> EnvFailure:
+    """User code returned what it must not."""
+    return EnvFailure(message, kind="env_bad_result")
 
 
 def mark_failed(sample: Sample, failure: Failure) -> Sample:

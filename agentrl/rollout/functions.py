@@ -19,8 +19,9 @@ from typing import Any
 import anyio
 
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
+from agentrl.errors import AgentRLError, PluginError, SampleError
 from agentrl.plugins import defined_at, load_object
+from agentrl.rollout.failures import bad_result
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread
 
@@ -84,12 +85,11 @@ class GenerateFunction:
         if isinstance(result, Sample):
             result = [result]
         if not isinstance(result, (list, tuple)):
-            raise EnvFailure(f"{self.name} must return a list of samples, got {_kind(result)}", kind="env_bad_result")
+            raise bad_result(f"{self.name} must return a list of samples, got {_kind(result)}")
         if len(result) != len(samples):
-            raise EnvFailure(
+            raise bad_result(
                 f"{self.name} returned {len(result)} items for a group of {len(samples)} samples; return one item a "
-                "sample (an item may itself be a list of samples)",
-                kind="env_bad_result",
+                "sample (an item may itself be a list of samples)"
             )
         return self._distinct([self._members(item) for item in result])
 
@@ -97,19 +97,15 @@ class GenerateFunction:
         """Refuse one sample object in two places: it would be trained twice, and its group would be one opinion."""
         members = [id(member) for item in generated for member in item]
         if len(set(members)) < len(members):
-            raise EnvFailure(
-                f"{self.name} returned the same Sample object more than once; return one of its own for each trajectory",
-                kind="env_bad_result",
+            raise bad_result(
+                f"{self.name} returned the same Sample object more than once; return one of its own for each trajectory"
             )
         return generated
 
     def _members(self, item: Any) -> list[Sample]:
         members = [item] if isinstance(item, Sample) else item
         if not isinstance(members, (list, tuple)) or not members or not all(isinstance(m, Sample) for m in members):
-            raise EnvFailure(
-                f"{self.name} must return a Sample or a non-empty list of them, got {_kind(item)}",
-                kind="env_bad_result",
-            )
+            raise bad_result(f"{self.name} must return a Sample or a non-empty list of them, got {_kind(item)}")
         return list(members)
 
 
@@ -129,10 +125,9 @@ def settle(generated: list[Sample], origin: Sample, name: str) -> list[Sample]:
         if member.index is None:
             member.index = origin.index
         if not member.tokens:
-            raise EnvFailure(
+            raise bad_result(
                 f"{name} returned a sample without tokens; set tokens, response_length and loss_mask, or generate with "
-                "agentrl.rollout.helpers so that they are recorded for you",
-                kind="env_bad_result",
+                "agentrl.rollout.helpers so that they are recorded for you"
             )
         if member.loss_mask is None:
             member.loss_mask = [1] * member.response_length
@@ -141,7 +136,7 @@ def settle(generated: list[Sample], origin: Sample, name: str) -> list[Sample]:
         try:
             member.validate()
         except SampleError as error:
-            raise EnvFailure(f"{name} returned a misaligned sample: {error}", kind="env_bad_result") from error
+            raise bad_result(f"{name} returned a misaligned sample: {error}") from error
     return generated
 
 

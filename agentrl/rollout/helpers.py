@@ -92,14 +92,11 @@ class Recorder:
 
     def _show(self, talk: Conversation, new: list[Message]) -> None:
         if not new:
-            raise EnvFailure(
-                "generate_single was called twice with nothing new in the conversation", kind="env_bad_call"
-            )
+            raise _bad_call("generate_single was called twice with nothing new in the conversation")
         shown = talk.show(new)
         if shown is Shown.SPLIT:
-            raise EnvFailure(
-                "generate_single keeps one sample a conversation and cannot split it; use --history-policy keep",
-                kind="env_bad_call",
+            raise _bad_call(
+                "generate_single keeps one sample a conversation and cannot split it; use --history-policy keep"
             )
         if shown is Shown.FULL:
             raise ContextOverflow(f"the conversation has {talk.length} tokens, {talk.context_length} fit")
@@ -118,10 +115,9 @@ class Recorder:
         if not mine:
             return False
         if len(mine) > 1 and mine[0].owner is not sample:
-            raise EnvFailure(
+            raise _bad_call(
                 f"{len(mine)} recorded conversations could be sample {sample.index}'s; call build_loss_mask(sample) "
-                "before the next sample's first turn, or generate on the list that is sample.prompt",
-                kind="env_bad_call",
+                "before the next sample's first turn, or generate on the list that is sample.prompt"
             )
         record = mine[0]
         record.owner = sample
@@ -151,11 +147,14 @@ def _only(records: list[_Record]) -> _Record:
         return last
     if all(record.sample.tokens == first.sample.tokens for record in records):
         return first
-    raise EnvFailure(
+    raise _bad_call(
         f"{len(records)} conversations have the same messages and other tokens; pass the list that each began with, "
-        "with what is new appended to it",
-        kind="env_bad_call",
+        "with what is new appended to it"
     )
+
+
+def _bad_call(message: str) -> EnvFailure:
+    return EnvFailure(message, kind="env_bad_call")
 
 
 def _copy(record: _Record, target: Sample) -> None:
@@ -248,5 +247,5 @@ def build_loss_mask(sample: Sample) -> list[int]:
         EnvFailure: nothing was generated for it.
     """
     if not _recorder().claim(sample) or sample.loss_mask is None:
-        raise EnvFailure("build_loss_mask: nothing was generated with generate_single yet", kind="env_bad_call")
+        raise _bad_call("build_loss_mask: nothing was generated with generate_single yet")
     return list(sample.loss_mask)
