@@ -54,13 +54,7 @@ class Policy(Generator):
         raise NotImplementedError
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        rid: str | None = None,
-        session_id: str | None = None,
-        deadline: float | None = None,
+        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
     ) -> Generation:
         exchanges = self.asked.setdefault(session_id or "", [])
         self.since = time.monotonic()

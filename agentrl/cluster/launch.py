@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl.config import RunSettings
-    from agentrl.run.parts import Announcer, Found, Parts
+    from agentrl.run.parts import Found, Parts, Progress
     from agentrl.runfolder import RunFolder
 
 
@@ -24,7 +24,7 @@ def train(settings: "RunSettings") -> int:
 
 
 def _start(
-    settings: "RunSettings", folder: "RunFolder", resume: "Found | None", progress: "Announcer"
+    settings: "RunSettings", folder: "RunFolder", resume: "Found | None", progress: "Progress"
 ) -> "AbstractAsyncContextManager[Parts]":
     # Both are slow to import, and what the driver looks at first needs neither.
     if settings.cluster.backend == "local":

@@ -21,7 +21,7 @@ from agentrl.cluster.waiting import values
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError, ungrouped
 from agentrl.run.demonstrations import without_engines
-from agentrl.run.parts import Announcer, Found, Parts, Start, Weights, counted, within
+from agentrl.run.parts import Found, Parts, Progress, Start, Weights, counted, within
 from agentrl.run.training import Learners, RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights
 from agentrl.runfolder import RunFolder
@@ -31,7 +31,7 @@ _STOP_TIMEOUT = 15.0
 
 @contextlib.asynccontextmanager
 async def start(
-    settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Announcer
+    settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
 ) -> AsyncIterator[Parts]:
     """Start everything; stop everything at the end, whatever ends it.
 
@@ -57,7 +57,7 @@ class _Starting:
     """What is needed while the parts come up."""
 
     def __init__(
-        self, settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Announcer, engines: int
+        self, settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress, engines: int
     ) -> None:
         self.settings, self.folder, self.resume, self.progress, self.engines = (
             settings,

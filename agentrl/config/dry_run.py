@@ -35,7 +35,6 @@ class EnginePlace:
 
     index: int
     devices: tuple[int, ...]
-    shares_with_trainer: bool = False
     address: str | None = None
 
 
@@ -77,7 +76,7 @@ def _engines(settings: RunSettings) -> Iterator[EnginePlace]:
         return
     each = cluster.rollout_num_gpus_per_engine
     for index in range(cluster.num_engines):
-        yield EnginePlace(index, tuple(range(index * each, (index + 1) * each)), shares_with_trainer=cluster.colocate)
+        yield EnginePlace(index, tuple(range(index * each, (index + 1) * each)))
 
 
 def show(
@@ -183,8 +182,7 @@ def _engine_line(settings: RunSettings, engine: EnginePlace) -> str:
     if engine.address is not None:
         return f"engine {engine.index}: already running at {shown(engine.address)}"
     devices = ", ".join(map(str, engine.devices))
-    pool = "the trainer's devices" if engine.shares_with_trainer else "engine devices"
-    return f"engine {engine.index}: {settings.engine.engine}, on {pool} {devices}"
+    return f"engine {engine.index}: {settings.engine.engine}, on engine devices {devices}"
 
 
 def render(value: Any) -> str:

@@ -39,13 +39,7 @@ class Generator(Protocol):
         """Go on generating."""
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        rid: str | None = None,
-        session_id: str | None = None,
-        deadline: float | None = None,
+        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
     ) -> Generation:
         """Sample a continuation of `input_ids`."""
 

@@ -257,15 +257,9 @@ class _Counted(Generator):
         await self._engines.release()
 
     async def generate(
-        self,
-        input_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        rid: str | None = None,
-        session_id: str | None = None,
-        deadline: float | None = None,
+        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
     ) -> Generation:
-        answer = await self._engines.generate(input_ids, params, rid=rid, session_id=session_id, deadline=deadline)
+        answer = await self._engines.generate(input_ids, params, session_id=session_id)
         self.tokens += len(answer.ids)
         self._total.generated += len(answer.ids)
         return answer

@@ -22,10 +22,9 @@ from agentrl.groups import Group
 from agentrl.run.conversations import demonstrated, longest
 from agentrl.run.parts import Batch, Rollouts
 from agentrl.run.preflight import load_chat
-from agentrl.run.rollouts import DumpedRollouts
+from agentrl.run.rollouts import DumpedRollouts, make_batch
 from agentrl.runfolder import RunFolder
 from agentrl.sample import Sample
-from agentrl.train.batch import TrainBatch
 
 _TOO_LONG = "too_long"
 
@@ -74,8 +73,7 @@ class Demonstrations(Rollouts):
             "data/trained_tokens": float(sum(sample.trained_tokens for sample in samples)),
             f"dropped/{_TOO_LONG}": float(too_long),
         }
-        ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
-        return Batch(TrainBatch.from_samples(groups, supervised=True), ids, metrics)
+        return make_batch(self._settings, groups, metrics, step)
 
     def _completed(self, group: Group) -> bool:
         """Turn a leased row into a sample that trains; False if it is too long.

@@ -8,12 +8,12 @@ from pathlib import Path
 from agentrl.config import RunSettings
 from agentrl.engine.launcher import launch, launch_blocking
 from agentrl.engine.process import EngineProcess
-from agentrl.run.parts import Announcer, counted
+from agentrl.run.parts import Progress, counted
 from agentrl.runfolder import RunFolder
 
 
 @asynccontextmanager
-async def launched(settings: RunSettings, folder: RunFolder, progress: Announcer) -> AsyncIterator[list[str]]:
+async def launched(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
     """Addresses of engines that were started here, or were there before; they are stopped at the end."""
     began, external = time.monotonic(), settings.engine.engine == "external"
     what = counted(settings.cluster.num_engines, "engine")

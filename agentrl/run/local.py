@@ -25,7 +25,7 @@ from agentrl.engine.local import in_process
 from agentrl.engine.transport import Transport
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.engines import launched, model_of
-from agentrl.run.parts import Announcer, Batch, Found, Parts, Start, Trainer, within
+from agentrl.run.parts import Batch, Found, Parts, Progress, Start, Trainer, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.run.weights import DiskWeights
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def start(
-    settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Announcer
+    settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
 ) -> AsyncIterator[Parts]:
     """Start everything; stop everything at the end."""
     step = None if resume is None else resume.step
@@ -60,7 +60,7 @@ _checked: Start = start
 
 @asynccontextmanager
 async def _engines(
-    settings: RunSettings, folder: RunFolder, progress: Announcer
+    settings: RunSettings, folder: RunFolder, progress: Progress
 ) -> AsyncIterator[tuple[list[str], Transport | None]]:
     """The engines' addresses, and how to reach them where that is not over HTTP."""
     if settings.engine.engine != "embedded":
@@ -83,7 +83,7 @@ class LocalTrainer(Trainer):
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: RunSettings, resume: Found | None, progress: Announcer
+        cls, settings: RunSettings, resume: Found | None, progress: Progress
     ) -> "AsyncIterator[LocalTrainer]":
         """Build the model, load the checkpoint, and close at the end, after the call that is under way."""
         began = time.monotonic()

@@ -22,13 +22,13 @@ from agentrl.runfolder import RunFolder
 from agentrl.train.checkpoints import Found
 
 __all__ = [
-    "Announcer",
     "Batch",
     "BroadcastUpdate",
     "DiskUpdate",
     "Found",
     "PartLost",
     "Parts",
+    "Progress",
     "Rollouts",
     "Start",
     "TensorSpec",
@@ -144,22 +144,7 @@ class Parts:
     weights: Weights | None
 
 
-class Announcer(Protocol):
-    """Told what is being started; `agentrl.observability.progress.Progress` is one."""
-
-    def phase(self, text: str) -> None:
-        """What is being done now."""
-
-    def begin(self, text: str) -> None:
-        """A phase before the first step."""
-
-    def ready(self, text: str, since: float) -> None:
-        """Something that was begun at `since` (of `time.monotonic`) is there."""
-
-
-_announcer: type[Announcer] = Progress
-
-Start = Callable[[RunSettings, RunFolder, Found | None, Announcer], AbstractAsyncContextManager[Parts]]
+Start = Callable[[RunSettings, RunFolder, Found | None, Progress], AbstractAsyncContextManager[Parts]]
 """Starts every part, going on from a checkpoint if one is found, and stops every one at the end, whatever ends it."""
 
 
