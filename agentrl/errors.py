@@ -147,13 +147,17 @@ class Blame(StrEnum):
 
 
 class Failure(AgentRLError):
-    """One trajectory's failure: `blame` says whose fault, `kind` is a short stable slug for metrics."""
+    """One trajectory's failure: `blame` says whose fault, `kind` is a short stable slug for metrics.
+
+    A class may have a `usual_kind`; without one it is the blame's name.
+    """
 
     blame: Blame = Blame.ENV
+    usual_kind: str = ""
 
     def __init__(self, message: str, *, kind: str | None = None) -> None:
         super().__init__(message)
-        self.kind = kind or self.blame.value
+        self.kind = kind or self.usual_kind or self.blame.value
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild_failure, (type(self), str(self), self.kind))

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -55,17 +55,11 @@ class CodeGrader(Service):
 
     def __init__(self, settings: RmHubSettings) -> None:
         self._settings = settings
-
-    async def __aenter__(self) -> Self:
-        seconds, width = self._settings.code_timeout, self._settings.code_concurrency
+        seconds, width = settings.code_timeout, settings.code_concurrency
         self._places = anyio.CapacityLimiter(width)
         limits = SandboxLimits(wall_seconds=seconds, cpu_seconds=seconds, output_bytes=_OUTPUT_BYTES)
         self._sandbox = Sandbox(limits=limits, preload=_PRELOAD, max_concurrency=2 * width)
-        await self._sandbox.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._sandbox.__aexit__(None, None, None)
+        super().__init__(self._sandbox)
 
     async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
         """Test the answer's program.

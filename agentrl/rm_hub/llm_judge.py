@@ -15,13 +15,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade, Service
 from agentrl.rm_hub.judging.cache import JudgeCache
-from agentrl.rm_hub.judging.verdict import JudgeVerdict, parse_verdict
+from agentrl.rm_hub.judging.verdict import parse_verdict
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -104,9 +105,9 @@ class LLMJudge(Service):
             verdict = await self._verdict(messages, response)
             if self._cache is not None:
                 await self._cache.put(key, verdict)
-        return Grade(verdict.score, verdict.correct, None, verdict.reason or "the judge gave no reason")
+        return verdict if verdict.reason else replace(verdict, reason="the judge gave no reason")
 
-    async def _verdict(self, messages: list[dict[str, str]], response: str) -> JudgeVerdict:
+    async def _verdict(self, messages: list[dict[str, str]], response: str) -> Grade:
         for _ in range(2):
             text = await self._complete(messages)
             if (verdict := parse_verdict(text, response)) is not None:

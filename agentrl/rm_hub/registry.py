@@ -166,10 +166,13 @@ def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) 
     except RecursionError as error:
         return exhausted(spec, _failure("grader_crashed", rm_type, f" raised RecursionError: {error!s:.500}"))
     except Exception as error:
-        raise _failure(
-            "grader_raised", rm_type, f" raised {type(error).__name__}: {error!s:.500}{raised_at(error)}"
-        ) from error
+        raise raised(rm_type, error) from error
     return checked(rm_type, grade)
+
+
+def raised(rm_type: str, error: Exception) -> GraderFailure:
+    """The failure of a grader that raised something of its own: what, and where in its code."""
+    return _failure("grader_raised", rm_type, f" raised {type(error).__name__}: {error!s:.500}{raised_at(error)}")
 
 
 def exhausted(spec: GraderSpec, failure: GraderFailure) -> Grade:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.boxed import last_box
-from agentrl.rm_hub.reading.common import answer_blocks, bad_metadata, clip, flag, golds, number
+from agentrl.rm_hub.reading.common import answer_blocks, clip, flag, golds, mappings, number
 from agentrl.rm_hub.text import contains, exact, normalise
 
 _RETRIEVED = re.compile(r"<(?:information|tool_response)>(.*?)(</(?:information|tool_response)>|\Z)", re.DOTALL)
@@ -74,10 +74,7 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
 
 
 def _read(response: str, metadata: Mapping[str, Any]) -> SearchAnswer:
-    messages = metadata.get("messages", ())
-    listed = isinstance(messages, Sequence) and not isinstance(messages, str)
-    if not listed or not all(isinstance(message, Mapping) for message in messages):
-        raise bad_metadata("search_r1", "messages", "a list of messages", messages)
+    messages = mappings(metadata.get("messages", ()), "messages", "a list of messages", "search_r1")
     native = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
     return _from_messages(messages) if native else _from_text(response)
 

@@ -12,7 +12,7 @@
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from agentrl.chat.parsers.base import json_or_text
 from agentrl.rm_hub.calls.forms import Broken, Call, calls_of, read_calls
 from agentrl.rm_hub.calls.notations import in_one_notation
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.common import after_reasoning, bad_label, bad_metadata, clip, flag
+from agentrl.rm_hub.reading.common import after_reasoning, bad_label, clip, flag, mappings
 
 _RESULT = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)
 _LOOSE = str.maketrans("", "", " ,./-_*^")
@@ -89,7 +89,7 @@ def _label_calls(value: Any, label: Any, rules: Rules) -> list[Call]:
 
 def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:
     """The calls that the model made; `Broken` if it said nothing at all."""
-    messages = _mappings("messages", metadata.get("messages", ()), "a list of messages")
+    messages = mappings(metadata.get("messages", ()), "messages", "a list of messages", "tool_call")
     calls: list[Call] = []
     for message in messages:
         if message.get("role") == "user":
@@ -101,17 +101,11 @@ def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:
             calls.extend(some)
     if calls:
         return calls
-    tools = _mappings("tools", metadata.get("tools") or (), "a list of tool schemas")
+    tools = mappings(metadata.get("tools") or (), "tools", "a list of tool schemas", "tool_call")
     text = after_reasoning(in_one_notation(_RESULT.sub("", response)))
     if not text:
         raise Broken("the answer is empty")
     return read_calls(text, tools)
-
-
-def _mappings(field: str, value: Any, expected: str) -> Sequence[Mapping[str, Any]]:
-    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, Mapping) for one in value):
-        return value
-    raise bad_metadata("tool_call", field, expected, value)
 
 
 def _grade(right: bool, shown: str | None, reason: str, name: float = 0.0, arguments: float = 0.0) -> Grade:

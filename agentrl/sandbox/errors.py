@@ -10,15 +10,13 @@ class SandboxUnavailable(AgentRLError):
 class SandboxBusy(ToolFailure):
     """A run waited longer than `queue_seconds` for its turn and was not started."""
 
-    def __init__(self, message: str, *, kind: str | None = None) -> None:
-        super().__init__(message, kind=kind or "sandbox_busy")
+    usual_kind = "sandbox_busy"
 
 
 class SandboxFailure(ToolFailure):
     """The sandbox itself broke during a run: its process ended or answered nonsense. The run may be tried again."""
 
-    def __init__(self, message: str, *, kind: str | None = None) -> None:
-        super().__init__(message, kind=kind or "sandbox_failure")
+    usual_kind = "sandbox_failure"
 
 
 class SandboxInput(AgentRLError, ValueError):

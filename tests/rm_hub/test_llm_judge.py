@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from agentrl.errors import Blame, GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.judging.cache import JudgeCache
-from agentrl.rm_hub.judging.verdict import JudgeVerdict, parse_verdict
+from agentrl.rm_hub.judging.verdict import parse_verdict
 from agentrl.rm_hub.llm_judge import DEFAULT_RUBRIC, LLMJudge, ask, read_rubric
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.settings import RmHubSettings
@@ -275,7 +275,7 @@ def _fill(path: str, start: int) -> None:
     async def fill() -> None:
         async with JudgeCache(path) as cache:
             for number in range(start, start + 40):
-                await cache.put(str(number), JudgeVerdict(True, 1.0, "r"))
+                await cache.put(str(number), Grade(1.0, True, reason="r"))
 
     anyio.run(fill)
 
@@ -290,14 +290,14 @@ async def test_processes_share_the_cache(tmp_path: Path) -> None:
         worker.join(60)
         assert worker.exitcode == 0
     async with JudgeCache(path) as cache:
-        assert [await cache.get(str(number)) for number in range(60)] == [JudgeVerdict(True, 1.0, "r")] * 60
+        assert [await cache.get(str(number)) for number in range(60)] == [Grade(1.0, True, reason="r")] * 60
         assert await cache.get("60") is None
 
 
 async def test_hostile_reasons_are_kept(tmp_path: Path) -> None:
     async with JudgeCache(str(tmp_path / "cache.db")) as cache:
-        await cache.put("k", JudgeVerdict(False, 0.0, "a\ud800b\x00"))
-        assert (await cache.get("k")) == JudgeVerdict(False, 0.0, "a?b\x00")
+        await cache.put("k", Grade(0.0, False, reason="a\ud800b\x00"))
+        assert (await cache.get("k")) == Grade(0.0, False, reason="a?b\x00")
 
 
 async def test_a_cache_that_is_something_else(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.judging.verdict import JudgeVerdict
+from agentrl.rm_hub.grade import Grade
 from agentrl.tools.threads import run_in_daemon_thread
 
 _WAIT = 30.0
@@ -48,13 +48,13 @@ class JudgeCache:
         with anyio.CancelScope(shield=True), anyio.move_on_after(_WAIT):
             await self._run(self._db.close)
 
-    async def get(self, key: str) -> JudgeVerdict | None:
+    async def get(self, key: str) -> Grade | None:
         """The verdict kept under `key`, or None."""
         found = "SELECT correct, score, reason FROM verdicts WHERE key=?"
         row = await self._run(lambda: self._db.execute(found, (key,)).fetchone())
-        return None if row is None else JudgeVerdict(bool(row[0]), float(row[1]), str(row[2]))
+        return None if row is None else Grade(float(row[1]), bool(row[0]), reason=str(row[2]))
 
-    async def put(self, key: str, verdict: JudgeVerdict) -> None:
+    async def put(self, key: str, verdict: Grade) -> None:
         """Keep a verdict; an older one under the same key stays."""
         reason = verdict.reason.encode(errors="replace").decode()  # SQLite takes no lone surrogates
         row = (key, verdict.correct, verdict.score, reason)

@@ -12,9 +12,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.common import after_reasoning
 
 _MOST = 20_000
@@ -55,16 +55,7 @@ _NUMBER = r"(\d{0,9}\.?\d{1,9})\s?(?:(%)|(?:/|out of)\s?(\d{1,9}))?"
 _SCORED = re.compile(rf"\bscore\b[\s*_`\"':=]{{0,12}}{_NUMBER}", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeVerdict:
-    """What a judge decided: right or not, a score in [0, 1], and its reason."""
-
-    correct: bool
-    score: float
-    reason: str = ""
-
-
-def parse_verdict(text: str, response: str = "") -> JudgeVerdict | None:
+def parse_verdict(text: str, response: str = "") -> Grade | None:
     """The verdict in `text`, what a judge wrote about `response`; None if there is none or it is ambiguous."""
     text = after_reasoning(text)[-_MOST:]
     if not text:
@@ -111,7 +102,7 @@ def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield at, value
 
 
-def _from_value(value: Any) -> JudgeVerdict | None:
+def _from_value(value: Any) -> Grade | None:
     if isinstance(value, (bool, str)):
         return _settle([_word(value)], [], "")
     fields = _lower(value)
@@ -124,13 +115,13 @@ def _from_value(value: Any) -> JudgeVerdict | None:
     return _settle(words, scores, reason)
 
 
-def _settle(words: Sequence[float | None], scores: Sequence[float | None], reason: str) -> JudgeVerdict | None:
+def _settle(words: Sequence[float | None], scores: Sequence[float | None], reason: str) -> Grade | None:
     """One verdict from all that was said, by words and by scores, if it holds together; None among it is unreadable."""
     match [*{*words}], [*{*scores}]:
         case [float(word)], [float(score)] if abs(word - score) <= 0.5:
-            return JudgeVerdict(word > 0.5, score, reason)
+            return Grade(score, word > 0.5, reason=reason)
         case ([float(score)], []) | ([], [float(score)]):
-            return JudgeVerdict(score > 0.5, score, reason)
+            return Grade(score, score > 0.5, reason=reason)
     return None
 
 
@@ -155,7 +146,7 @@ def _score(value: Any) -> float | None:
     return float(value) if 0 <= value <= 1 else None
 
 
-def _from_text(text: str, response: str) -> JudgeVerdict | None:
+def _from_text(text: str, response: str) -> Grade | None:
     """A verdict that is no JSON: labelled (in an object with other quotes or no end, too), tagged, or the bare word."""
     if (bare := _word(text)) is not None:
         return _settle([bare], [], "")

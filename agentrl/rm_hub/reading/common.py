@@ -9,7 +9,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import GraderFailure
@@ -28,19 +28,7 @@ _LABEL_FIELDS = ("target", "ground_truth", "golden_answers", "answers", "answer"
 _MAX_NFKC = 10_000
 """Composing characters can take quadratic time on runs of combining marks; a short answer is never this long."""
 _MAX_EXTRACTED = 500
-
-
-class _Digits(dict[int, int]):
-    """Translates every decimal digit of Unicode to its ASCII digit."""
-
-    def __missing__(self, code: int) -> int:
-        character = chr(code)
-        value = unicodedata.decimal(character, None) if code > 127 else None
-        self[code] = code if value is None else ord("0") + int(value)
-        return self[code]
-
-
-_DIGITS = _Digits()
+_FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
 def after_reasoning(response: str) -> str:
@@ -75,7 +63,8 @@ def answer_blocks(text: str) -> list[tuple[int, str]]:
 
 def compose(text: str) -> str:
     """Compatibility forms as plain ones (full-width letters, ligatures, no-break spaces), all digits as ASCII."""
-    return (unicodedata.normalize("NFKC", text) if len(text) <= _MAX_NFKC else text).translate(_DIGITS)
+    plain = unicodedata.normalize("NFKC", text) if len(text) <= _MAX_NFKC else text
+    return _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), plain)
 
 
 def clip(text: str) -> str:
@@ -131,6 +120,13 @@ def number(metadata: Mapping[str, Any], field: str, default: float, grader: str)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
         raise bad_metadata(grader, field, "a finite number", value)
     return float(value)
+
+
+def mappings(value: Any, field: str, expected: str, grader: str) -> Sequence[Mapping[str, Any]]:
+    """The value of a field of the metadata that must be a list of mappings."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, Mapping) for one in value):
+        return value
+    raise bad_metadata(grader, field, expected, value)
 
 
 def _texts(part: Any, label: Any, grader: str, depth: int) -> Iterable[str]:

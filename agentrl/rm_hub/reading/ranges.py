@@ -6,18 +6,10 @@ from agentrl.rm_hub.reading.shapes import is_symbol
 
 _CHAIN = re.compile(r"(\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>)")
 _GROWING, _FALLING = {"<", r"\le"}, {">", r"\ge"}
-_SPELLED = "{}{},{}{}"
-_Bounds = tuple[str, str, str, str]
 
 
 def interval(text: str) -> str | None:
-    r"""The interval that inequalities about one variable describe: 1 < x \le 2, x > 3."""
-    found = _bounds(text)
-    return None if found is None else _SPELLED.format(*found)
-
-
-def _bounds(text: str) -> _Bounds | None:
-    """(opening bracket, low end, high end, closing bracket) of one inequality or chain about one variable."""
+    r"""The interval that one inequality or chain about one variable describes: 1 < x \le 2, x > 3; None for other texts."""
     parts = [part.strip() for part in _CHAIN.split(text)]
     if len(parts) == 3:
         # x < 3 is a chain from minus infinity, 3 < x one to infinity.
@@ -33,4 +25,4 @@ def _bounds(text: str) -> _Bounds | None:
         low, first, second, high = high, second, first, low
     elif not {first, second} <= _GROWING:
         return None
-    return "(" if first in "<>" else "[", low, high, ")" if second in "<>" else "]"
+    return f"{'(' if first in '<>' else '['}{low},{high}{')' if second in '<>' else ']'}"

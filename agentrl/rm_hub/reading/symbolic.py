@@ -108,21 +108,14 @@ def equal(label: str, answer: str) -> tuple[bool, str]:
 
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
     """Whether an exact expression without variables, rounded to `decimals` places, is `value`."""
-    number = magnitude(answer)
-    if number is None or abs(number.imag) >= 1e-12:
-        return False
-    return bool(abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9)
-
-
-def magnitude(text: str) -> complex | None:
-    """A float for an expression without variables; None for others."""
-    trees = parse(text)
+    trees = parse(answer)
     if not trees or getattr(trees[0], "free_symbols", True):
-        return None
+        return False
     try:
-        return complex(trees[0].evalf(30))
+        number = complex(trees[0].evalf(30))
     except _NOT_A_NUMBER:
-        return None
+        return False
+    return bool(abs(number.imag) < 1e-12 and abs(number.real - float(value)) * 10**decimals <= 0.5 + 1e-9)
 
 
 @lru_cache(maxsize=256)

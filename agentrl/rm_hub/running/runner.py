@@ -17,9 +17,8 @@ from anyio.lowlevel import RunVar
 from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
-from agentrl.plugins import raised_at
 from agentrl.rm_hub.grade import Grade, Service
-from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, service
+from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, raised, service
 from agentrl.rm_hub.running.pool import GraderPool
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -77,19 +76,14 @@ class GraderRunner:
                 return checked(rm_type, await function(response, label, metadata))
         except TimeoutError as error:
             if not scope.cancelled_caught:
-                raise GraderFailure(
-                    f"--rm-type {rm_type} raised TimeoutError: {error}", kind="grader_raised"
-                ) from error
+                raise raised(rm_type, error) from error
             raise GraderFailure(
                 f"--rm-type {rm_type}: no grade within {timeout:g} s (--grader-total-timeout)", kind="grader_timeout"
             ) from error
         except AgentRLError:
             raise
         except Exception as error:
-            raise GraderFailure(
-                f"--rm-type {rm_type} raised {type(error).__name__}: {error!s:.500}{raised_at(error)}",
-                kind="grader_raised",
-            ) from error
+            raise raised(rm_type, error) from error
 
     async def _function(self, rm_type: str, spec: GraderSpec) -> Callable[..., Awaitable[Grade]]:
         """What grades: a service, opened by the first that asks, or a function that keeps nothing open."""

@@ -30,8 +30,7 @@ class RetrievalError(ToolFailure):
     trajectory starts again).
     """
 
-    def __init__(self, message: str, *, kind: str = "tool_retrieval") -> None:
-        super().__init__(message, kind=kind)
+    usual_kind = "tool_retrieval"
 
 
 @dataclass(eq=False)
