@@ -14,8 +14,9 @@ from pathlib import Path
 
 from agentrl.chat import Chat
 from agentrl.check.findings import Finding, summed
+from agentrl.check.live import Live
 from agentrl.check.observer import Observer
-from agentrl.check.policy import Scripted
+from agentrl.check.policy import Policy, Scripted
 from agentrl.check.proofs import Prover
 from agentrl.check.script import ANSWERS, WRONG, Script, scripts
 from agentrl.check.stage import Episode, Stage, users_code, users_line
@@ -55,6 +56,7 @@ async def play(
     played: Played,
     stuck: Callable[[], None],
     show: Callable[[Stage, Episode | None], None],
+    live: Live | None = None,
 ) -> None:
     """Play everything and note it in `played`.
 
@@ -62,6 +64,7 @@ async def play(
         seconds: to spend on episodes; between two turns an environment may take a third of it.
         stuck: called in a thread if the user's code stops the event loop for as long.
         show: called for each environment, with the episode to show, while it is still set up.
+        live: plays one episode of each row, in the scripts' stead.
     """
     try:
         async with Stage.opened(settings, chat, seconds / 3) as stages:
@@ -69,8 +72,10 @@ async def play(
                 here = Played(played.found)
                 if stage.ungraded:
                     played.found.append(Finding(stage.ungraded, note=stage.made_up))
-                await _Director(stage, seconds / len(stages), here).play(stuck)
-                show(stage, here.shown)
+                director = _Director(stage, seconds / len(stages), here)
+                await (director.play(stuck) if live is None else director.live(live))
+                for episode in here.episodes if live else [here.shown]:
+                    show(stage, episode)
                 played.episodes += here.episodes
                 played.untried += here.untried
     except Failure as error:
@@ -100,6 +105,11 @@ class _Director:
             await self._more(alone)
         self._find(*self._observer.findings, *self._blocks())
 
+    async def live(self, make: Live) -> None:
+        """One episode of each row."""
+        for row in range(len(self.stage.rows)):
+            await self._play(make(self.stage.chat, self.stage.tools), f"plays prompt {row + 1}", row)
+
     def _find(self, *found: Finding) -> None:
         self.played.found += found
 
@@ -120,8 +130,11 @@ class _Director:
                 what = f"{where} blocks the event loop, and with it all other trajectories: await what is slow, or run it in a thread"
                 yield Finding(f"{what} (anyio.to_thread.run_sync)", f"for {max(times):.1f} s")
 
-    async def _play(self, script: Script, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
-        episode = await self.stage.play(script.name, Scripted(self.stage.chat, script), row, size, cancelled)
+    async def _script(self, script: Script, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
+        return await self._play(Scripted(self.stage.chat, script), script.name, row, size, cancelled)
+
+    async def _play(self, policy: Policy, name: str, row: int, size: int = 1, cancelled: str = "") -> Episode:
+        episode = await self.stage.play(name, policy, row, size, cancelled)
         self.played.episodes.append(episode)
         self._find(*self._prover.of_episode(episode))
         return episode
@@ -143,7 +156,7 @@ class _Director:
             if time.monotonic() > self._until or stopped:
                 self.played.untried += [", ".join(dict.fromkeys(script.name for _, script in todo[number:]))]
                 break
-            episodes.append(await self._play(script, row))
+            episodes.append(await self._script(script, row))
             self._find(*left.running(close))
         self._find(*left.growth(len(episodes), close))
         return episodes
@@ -155,25 +168,25 @@ class _Director:
 
         async def again() -> None:
             for episode, script in zip(alone, first, strict=False):
-                pair = self._prover.of_pair(episode, await self._play(script), "alone")
+                pair = self._prover.of_pair(episode, await self._script(script), "alone")
                 self._find(*pair)
 
         async def together() -> None:
             self._observer.alone = False
-            episodes = await asyncio.gather(*map(self._play, first))
+            episodes = await asyncio.gather(*map(self._script, first))
             for one, two in zip(alone, episodes, strict=False):
                 self._find(*self._prover.of_pair(one, two, "beside others"))
 
         async def group() -> None:
-            self._find(*self._prover.of_group(await self._play(first[0], size=2)))
+            self._find(*self._prover.of_group(await self._script(first[0], size=2)))
 
         async def cancelled(waits: int) -> None:
             script = replace(calling, name="is cancelled", waits=waits)
-            await self._play(script, cancelled="waiting" if waits else "answered")
+            await self._script(script, cancelled="waiting" if waits else "answered")
 
         async def held() -> None:
             if self.stage.kind is not None and self.stage.kind.when_interrupted != "keep":
-                await self._play(replace(calling, name="is held", holds=len(calling.turns)))
+                await self._script(replace(calling, name="is held", holds=len(calling.turns)))
 
         tries = {
             "the same once more": again,

@@ -1,5 +1,6 @@
 """Policies that stand where an engine does."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,22 @@ class Exchange:
     wrote: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a policy is asked: the ids of `turn` (from 1) behind the prompt `given`, at most `most` of them."""
+
+    session: str
+    turn: int
+    given: Sequence[int]
+    most: int | None
+
+
 class Policy(Generator):
     """Answers turn by turn with text, as token ids with log-probs.
 
     Attributes:
         asked: the turns so far, by session.
-        since: when it was last asked or answered (`time.monotonic`).
+        since: when it last answered (`time.monotonic`); later than anything while it writes.
         waiting: set when it was asked for the turn that it never answers.
     """
 
@@ -49,16 +60,21 @@ class Policy(Generator):
     async def release(self) -> None:
         self._held.open()
 
-    async def write(self, session: str, turn: int) -> tuple[list[int], bool]:
-        """The ids of `turn` (from 1), and whether it ended by itself."""
+    async def write(self, asked: Asked) -> tuple[list[int], bool]:
+        """The ids of a turn, and whether it ended by itself."""
         raise NotImplementedError
+
+    def ids(self, text: str, *, ended: bool) -> tuple[list[int], bool]:
+        """A text as an answer of `write`; with an end token if it ended by itself."""
+        return [*self.chat.encode(text), *(self.chat.stop_token_ids[:1] if ended else ())], ended
 
     async def generate(
         self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
     ) -> Generation:
         exchanges = self.asked.setdefault(session_id or "", [])
-        self.since = time.monotonic()
-        ids, ended = await self.write(session_id or "", len(exchanges) + 1)
+        self.since = math.inf
+        asked = Asked(session_id or "", len(exchanges) + 1, input_ids, params.max_new_tokens)
+        ids, ended = await self.write(asked)
         if not ids or len(ids) > (params.max_new_tokens or len(ids)):
             ids, ended = ids[: params.max_new_tokens] or [0], False
         exchanges.append(Exchange(list(input_ids), ids))
@@ -84,8 +100,8 @@ class Scripted(Policy):
         super().__init__(chat)
         self.script = script
 
-    async def write(self, session: str, turn: int) -> tuple[list[int], bool]:
-        script = self.script
+    async def write(self, asked: Asked) -> tuple[list[int], bool]:
+        script, turn = self.script, asked.turn
         if turn == script.waits:
             self.waiting.set()
             await anyio.sleep_forever()
@@ -93,8 +109,7 @@ class Scripted(Policy):
             await self.hold()
             await anyio.sleep(0.01)
             await self.release()
-        ids = self.chat.encode(script.turns[min(turn, len(script.turns)) - 1])
-        return (ids, False) if script.cut else ([*ids, *self.chat.stop_token_ids[:1]], True)
+        return self.ids(script.turns[min(turn, len(script.turns)) - 1], ended=not script.cut)
 
 
 class Recorded(Policy):
@@ -108,11 +123,11 @@ class Recorded(Policy):
         super().__init__(chat)
         self._turns = {str(index): told for index, told in turns.items()}
 
-    async def write(self, session: str, turn: int) -> tuple[list[int], bool]:
-        turns, ended = self._turns[session.split("-")[1]]
-        if turn > len(turns):
+    async def write(self, asked: Asked) -> tuple[list[int], bool]:
+        turns, ended = self._turns[asked.session.split("-")[1]]
+        if asked.turn > len(turns):
             raise ModelFailure(f"it ended with turn {len(turns)} then, and would go on now", kind="no_turn")
-        return turns[turn - 1], ended or turn < len(turns)
+        return turns[asked.turn - 1], ended or asked.turn < len(turns)
 
 
 _generator: type[Generator] = Policy

@@ -14,6 +14,7 @@ from agentrl.errors import SettingsError
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
+    from agentrl.check.live import Live
     from agentrl.config import RunSettings
 
 
@@ -24,14 +25,24 @@ if TYPE_CHECKING:
         click.Argument(["targets"], nargs=-1, metavar="[TARGET...]"),
         click.Option(["--config"], metavar="FILE", help="The run's YAML or TOML file of settings; flags win over it."),
         click.Option(["--seconds"], type=click.FloatRange(1), default=6.0, help="To spend on episodes. [default: 6]"),
+        click.Option(["--play"], is_flag=True, help="Be the model: what you type is its turn."),
+        click.Option(["--model"], metavar="URL", help="Have a model play: an OpenAI-compatible server's address."),
         click.Option(["--schemas"], is_flag=True, help="Print the schemas of the tools."),
         *options(),
     ],
     context_settings={"max_content_width": 100},
 )
 @debug_option
-def command(targets: tuple[str, ...], config: str | None, seconds: float, schemas: bool, **params: Any) -> int:
-    """Play episodes before a run does, without a model: a script writes the turns.
+def command(
+    targets: tuple[str, ...],
+    config: str | None,
+    seconds: float,
+    play: bool,
+    model: str | None,
+    schemas: bool,
+    **params: Any,
+) -> int:
+    """Play episodes before a run does, without a model: a script writes the turns (or you do, or a served model).
 
     A TARGET is an environment (pkg.mod:Name or path/file.py:Name, the same as --env), or a model folder: its chat
     template is looked at, and episodes are played with it; without one, with a small template of agentrl's own. The
@@ -53,8 +64,9 @@ def command(targets: tuple[str, ...], config: str | None, seconds: float, schema
         if not folders:
             raise SettingsError("nothing to check: name an environment, a model folder, or --config FILE")
         return max(codes)
+    live = _live(play, model)
     for env in envs or [None]:
-        codes.append(check_env(settings if env is None else settings.replace(env=env), seconds, schemas))
+        codes.append(check_env(settings if env is None else settings.replace(env=env), seconds, schemas, live))
     return max(codes)
 
 
@@ -78,7 +90,16 @@ def check_model(folder: str) -> int:
     return 0
 
 
-def check_env(settings: "RunSettings", seconds: float, schemas: bool) -> int:
+def _live(play: bool, model: str | None) -> "Live | None":
+    """Who plays instead of the scripts."""
+    if play and model:
+        raise SettingsError("--play and --model: one of them can be the model; leave one out")
+    from agentrl.check.live import Endpoint, Person
+
+    return Person if play else (lambda chat, tools: Endpoint(chat, model)) if model else None
+
+
+def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Live | None" = None) -> int:
     """Play and print; 1 if there is a problem."""
     import anyio
 
@@ -99,7 +120,14 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool) -> int:
         leave(1)
 
     anyio.run(
-        play, settings, _chat(settings), seconds, played, stuck, lambda stage, episode: show(stage, episode, schemas)
+        play,
+        settings,
+        _chat(settings),
+        seconds,
+        played,
+        stuck,
+        lambda stage, episode: show(stage, episode, schemas),
+        live,
     )
     show_end(played)
     if any(episode.lost for episode in played.episodes):
