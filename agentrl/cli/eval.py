@@ -20,11 +20,15 @@ def command(settings: RunSettings) -> int:
 
     Every evaluation is kept in OUTPUT_DIR/evaluation: the figures in evaluations.jsonl, the trajectories to `agentrl view`.
     """
+    from pathlib import Path
+
+    from agentrl.run.evaluations import evaluations_in
     from agentrl.run.offline import evaluate
 
     for name, value in evaluate(settings).items():
         click.echo(f"{name:40s} {value:.4f}")
-    click.echo(f"trajectories: {settings.observability.output_dir}/evaluation")
+    folder = Path(settings.observability.output_dir).expanduser() / "evaluation"
+    click.echo(f"kept as {folder}@{evaluations_in(folder) - 1}, for --compare; its trajectories: agentrl view {folder}")
     return 0
 
 

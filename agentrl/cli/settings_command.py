@@ -23,6 +23,8 @@ _SGLANG = "sglang"
 class SettingsCommand(click.Command):
     """A command whose flags are the settings of all rooms."""
 
+    presets: Mapping[str, Any] = MappingProxyType({})
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = [name for option in self.params if option.name not in all_fields() for name in option.opts]
         plain, ctx.meta[_SGLANG] = rewrite(args, extra=[*own, "--help"])
@@ -33,7 +35,7 @@ class SettingsCommand(click.Command):
         _own_section(self, ctx, formatter)
         essential = ESSENTIAL[self.name or "train"]
         with formatter.section("Essentials"):
-            formatter.write_dl([_row(all_fields()[name]) for name in essential])
+            formatter.write_dl([_row(all_fields()[name], self.presets) for name in essential])
         formatter.write_paragraph()
         shared = (
             ""
@@ -95,7 +97,7 @@ def settings_command(
                 return _dry_run(settings, purpose, everything=dry_run_all)
             return function(settings.check_complete(purpose))
 
-        return SettingsCommand(
+        made = SettingsCommand(
             name or purpose,
             params=[*_own_options(), *options()],
             callback=callback,
@@ -103,6 +105,8 @@ def settings_command(
             epilog="\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  "),
             context_settings={"max_content_width": 100},
         )
+        made.presets = presets
+        return made
 
     return make
 
@@ -154,7 +158,7 @@ def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     _own_section(ctx.command, ctx, formatter)
     for title, group in _groups():
         with formatter.section(title):
-            formatter.write_dl([_row(field) for field in group])
+            formatter.write_dl([_row(field, getattr(ctx.command, "presets", {})) for field in group])
     with formatter.section("Other spellings"):
         formatter.write_dl([(flag, _alias_text(alias.field, alias.value)) for flag, alias in aliases().items()])
     click.echo(formatter.getvalue().rstrip("\n"))
@@ -179,10 +183,10 @@ def _names(field: FieldRef) -> str:
     return f"--no-{field.flag[2:]}" if field.is_bool and field.default is True else field.flag
 
 
-def _row(field: FieldRef) -> tuple[str, str]:
+def _row(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, str]:
     if field.is_bool:
-        return f"{field.flag} / --no-{field.flag[2:]}", help_text(field)
-    return f"{field.flag} {field.metavar}", help_text(field)
+        return f"{field.flag} / --no-{field.flag[2:]}", help_text(field, presets)
+    return f"{field.flag} {field.metavar}", help_text(field, presets)
 
 
 def _alias_text(field: str, value: int | bool | None) -> str:

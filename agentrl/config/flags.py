@@ -9,6 +9,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -107,14 +108,13 @@ def _option(field: FieldRef) -> click.Option:
     return click.Option([field.flag, field.name], type=str, multiple=True, metavar=field.metavar, help=help_text(field))
 
 
-def help_text(field: FieldRef) -> str:
-    """The field's description with its choices and default."""
+def help_text(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The field's description with its choices and default, which `presets` may give way to a command's own."""
     text = field.info.description or ""
     notes = []
     if field.info.is_required():
         notes.append("required")
-    elif field.default not in (None, "", (), [], {}) and not field.is_mapping:
-        default = field.default
+    elif (default := presets.get(field.name, field.default)) not in (None, "", (), [], {}) and not field.is_mapping:
         if field.is_bool:
             notes.append("default: on" if default else "default: off")
         else:

@@ -44,7 +44,7 @@ def train(settings: RunSettings, start: Start) -> int:
             if differs:
                 progress.note(f"the run in {folder.path} goes on with changed settings: {', '.join(differs)}")
             _train(settings, folder, progress, start)
-            progress.note(f"the model is in {folder.model}")
+            progress.note(f"the model is in {folder.model}; curves and trajectories: agentrl view {folder.path}")
     return 0
 
 

@@ -67,7 +67,10 @@ async def _engines(
         async with launched(settings, folder, progress) as urls:
             yield urls, None
         return
+    from transformers.utils import logging
+
     began = time.monotonic()
+    logging.disable_progress_bar()
     progress.begin("loading the model into an engine in this process")
     async with in_process(settings.engine, model_of(settings)) as (transport, url):
         progress.ready("engine ready", began)
@@ -90,6 +93,8 @@ class LocalTrainer(Trainer):
         progress.begin("starting the trainer in this process")
         # Megatron says at import what it does without; nobody who trains on a CPU can do anything about it.
         warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
+        # Nor about what its checkpoints and torch's say of each other.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"megatron\.|torch\.distributed\.checkpoint\.")
         with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
             where = RankInfo(master_port=free_port())
             with within(settings.cluster.start_timeout, "starting the trainer"):

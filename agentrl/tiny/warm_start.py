@@ -118,6 +118,7 @@ def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: 
     from agentrl.tiny.create import create
 
     started = time.monotonic()
+    say(f"warm start: teaching a tiny model, {settings.skill_steps} steps or more; it is kept in {cache}")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".work-") as folder:
         work = Path(folder)

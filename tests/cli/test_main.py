@@ -92,6 +92,13 @@ def test_essentials_are_the_commands_own(command: str, its_own: list[str], of_tr
     assert flags.isdisjoint(of_training)
 
 
+@pytest.mark.parametrize("flag", ["--help", "--help-all"])
+def test_help_tells_a_commands_own_defaults(flag: str) -> None:
+    text = " ".join(agentrl("sft", flag).stdout.split())
+    assert "Peak learning rate. [default: 1e-05]" in text
+    assert "holds the prompt. [default: messages]" in text
+
+
 def test_help_all_explains_every_setting() -> None:
     from agentrl.config.fields import all_fields
 

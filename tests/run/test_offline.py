@@ -60,6 +60,7 @@ def test_each_evaluation_is_kept_with_its_figures(kit: RunKit) -> None:
     for tokens in (8, 12):
         run = ran(kit, "eval", **chosen, eval_max_response_len=tokens, n_samples_per_prompt=None)
         assert run.process.returncode == 0, run.output
+    assert "/evaluation@1, for --compare" in run.output
     rows = list(read_metrics(run.folder / "evaluation" / "evaluations.jsonl"))
     assert [(row["step"], row["settings"]["eval_max_response_len"]) for row in rows] == [(0, 8), (1, 12)]
     compared = CliRunner().invoke(command, ["--compare", f"{run.folder}@0", f"{run.folder}@1"])
