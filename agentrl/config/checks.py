@@ -116,18 +116,13 @@ def critic(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 
 
 def _model_splits(model: ModelInfo, tensor: int, pipeline: int) -> Iterator[str]:
-    for count, what in ((model.heads, "attention heads"), (model.kv_heads, "key-value heads")):
-        if count and count % tensor:
+    heads = (model.heads, "attention heads") if (model.heads or 0) % tensor else (model.kv_heads, "key-value heads")
+    for part, size, count, what in (("tensor", tensor, *heads), ("pipeline", pipeline, model.layers, "layers")):
+        if count and count % size:
             yield (
-                f"--tensor-model-parallel-size {tensor} does not divide the model's {count} {what}; "
-                f"sizes that do: {_divisor_list(count)}"
+                f"--{part}-model-parallel-size {size} does not divide the model's {count} {what}; "
+                f"sizes that do: {', '.join(map(str, _divisors(count)))}"
             )
-            break
-    if model.layers and model.layers % pipeline:
-        yield (
-            f"--pipeline-model-parallel-size {pipeline} does not divide the model's {model.layers} layers; "
-            f"sizes that do: {_divisor_list(model.layers)}"
-        )
 
 
 def engines(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
@@ -388,10 +383,6 @@ def _divisors(number: int) -> list[int]:
     """All of them up to 10^10; of larger numbers those with a part of at most 10^5, which are found as fast."""
     small = [d for d in range(1, min(math.isqrt(max(number, 0)), 100_000) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
-
-
-def _divisor_list(number: int) -> str:
-    return ", ".join(map(str, _divisors(number)))
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -4,9 +4,8 @@ Trainer ranks are numbered in Megatron's order, tensor parallel fastest, then co
 `rank = tp + TP * (cp + CP * (dp + DP * pp))`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -16,8 +15,7 @@ from agentrl.config.settings import Purpose, RunSettings
 from agentrl.settings import Settings, shown
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerRank:
+class TrainerRank(NamedTuple):
     """One trainer process and its coordinates in the parallel layout."""
 
     rank: int
@@ -29,54 +27,20 @@ class TrainerRank:
     pp: int
 
 
-@dataclass(frozen=True, slots=True)
-class EnginePlace:
-    """One inference engine: the devices it takes, or the address where it already runs."""
-
-    index: int
-    devices: tuple[int, ...]
-    address: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Everything that a run starts."""
-
-    trainer: tuple[TrainerRank, ...]
-    engines: tuple[EnginePlace, ...]
-
-    @property
-    def data_parallel(self) -> int:
-        """Replicas of the model in the trainer."""
-        return max((r.dp for r in self.trainer), default=-1) + 1
-
-
-def place(settings: RunSettings, purpose: Purpose = "train") -> Placement:
-    """What a run with these settings starts, from arithmetic alone."""
-    cluster = settings.cluster
-    trainer = () if cluster.debug_rollout_only or purpose != "train" else tuple(_ranks(settings))
-    engines = tuple(_engines(settings)) if settings.generates else ()
-    return Placement(trainer, engines)
-
-
-def _ranks(settings: RunSettings) -> Iterator[TrainerRank]:
+def trainer_ranks(settings: RunSettings, purpose: Purpose = "train") -> list[TrainerRank]:
+    """The trainer's processes, from arithmetic alone; none where there is no trainer."""
     train, cluster = settings.train, settings.cluster
+    if cluster.debug_rollout_only or purpose != "train":
+        return []
     tp, cp = train.tensor_model_parallel_size, train.context_parallel_size
     dp = cluster.world_size // train.model_parallel_size
-    for rank in range(cluster.world_size):
-        node, local = divmod(rank, cluster.actor_num_gpus_per_node)
-        yield TrainerRank(rank, node, local, rank % tp, rank // tp % cp, rank // (tp * cp) % dp, rank // (tp * cp * dp))
-
-
-def _engines(settings: RunSettings) -> Iterator[EnginePlace]:
-    cluster = settings.cluster
-    if settings.engine.engine == "external":
-        for index, address in enumerate(settings.engine.rollout_external_engine_addrs):
-            yield EnginePlace(index, (), address=address)
-        return
-    each = cluster.rollout_num_gpus_per_engine
-    for index in range(cluster.num_engines):
-        yield EnginePlace(index, tuple(range(index * each, (index + 1) * each)))
+    return [
+        TrainerRank(
+            *(rank, *divmod(rank, cluster.actor_num_gpus_per_node)),
+            *(rank % tp, rank // tp % cp, rank // (tp * cp) % dp, rank // (tp * cp * dp)),
+        )
+        for rank in range(cluster.world_size)
+    ]
 
 
 def show(
@@ -90,7 +54,7 @@ def show(
     """
     console = console or Console(highlight=False)
     draw = _show_tables if console.is_terminal else _show_plain
-    draw(settings, place(settings, purpose), console, everything)
+    draw(settings, trainer_ranks(settings, purpose), console, everything)
     if not everything:
         _print(console, f"\nThe rest of the {len(all_fields())} settings is as by default; --dry-run-all prints it.")
 
@@ -100,7 +64,7 @@ def _rows(values: Settings, everything: bool) -> list[tuple[str, Any]]:
     return [(n, v) for n, v in values if everything or n in given or v != all_fields()[n].default]
 
 
-def _show_tables(settings: RunSettings, placement: Placement, console: Console, everything: bool) -> None:
+def _show_tables(settings: RunSettings, trainer: Sequence[TrainerRank], console: Console, everything: bool) -> None:
     for section, values in settings:
         if not (rows := _rows(values, everything)):
             continue
@@ -113,16 +77,16 @@ def _show_tables(settings: RunSettings, placement: Placement, console: Console, 
         console.print()
     console.print("Bold: given by you. Dim: what follows from the rest, and defaults.\n")
     console.print("What runs where", style="bold")
-    for line in describe(settings, placement):
+    for line in describe(settings, trainer):
         console.print(line, markup=False)
-    if len(placement.trainer) > 1:
+    if len(trainer) > 1:
         ranks = Table("rank", "node", "process", "TP", "CP", "DP", "PP", box=None, header_style="bold")
-        for r in placement.trainer:
-            ranks.add_row(*map(str, (r.rank, r.node, r.local, r.tp, r.cp, r.dp, r.pp)))
+        for r in trainer:
+            ranks.add_row(*map(str, r))
         console.print(ranks)
 
 
-def _show_plain(settings: RunSettings, placement: Placement, console: Console, everything: bool) -> None:
+def _show_plain(settings: RunSettings, trainer: Sequence[TrainerRank], console: Console, everything: bool) -> None:
     for section, values in settings:
         if not (rows := _rows(values, everything)):
             continue
@@ -133,10 +97,10 @@ def _show_plain(settings: RunSettings, placement: Placement, console: Console, e
             _print(console, f"{name} = {render(value)}{why}")
         _print(console, "")
     _print(console, "[placement]")
-    for line in describe(settings, placement):
+    for line in describe(settings, trainer):
         _print(console, line)
-    if len(placement.trainer) > 1:
-        for r in placement.trainer:
+    if len(trainer) > 1:
+        for r in trainer:
             where = f"node {r.node} process {r.local}"
             _print(console, f"trainer rank {r.rank}: {where}: tp {r.tp} cp {r.cp} dp {r.dp} pp {r.pp}")
 
@@ -145,15 +109,15 @@ def _print(console: Console, line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
 
 
-def describe(settings: RunSettings, placement: Placement) -> list[str]:
+def describe(settings: RunSettings, trainer: Sequence[TrainerRank]) -> list[str]:
     """The placement in sentences, one a kind of process."""
     train, cluster, rollout = settings.train, settings.cluster, settings.rollout
     lines = []
-    if placement.trainer:
+    if trainer:
         sizes = (train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size)
-        layout = "TP {} x PP {} x CP {} x DP {}".format(*sizes, placement.data_parallel)
+        layout = "TP {} x PP {} x CP {} x DP {}".format(*sizes, cluster.world_size // train.model_parallel_size)
         lines.append(
-            f"trainer: {train.train_backend}, {len(placement.trainer)} process(es) on {cluster.actor_num_nodes} node(s), "
+            f"trainer: {train.train_backend}, {len(trainer)} process(es) on {cluster.actor_num_nodes} node(s), "
             f"{layout}, device {cluster.device}"
         )
         if own := cluster.critic_world_size:
@@ -164,10 +128,7 @@ def describe(settings: RunSettings, placement: Placement) -> list[str]:
             lines.append("critic: in the trainer's processes")
     else:
         lines.append("trainer: none")
-    lines += [_engine_line(settings, e) for e in placement.engines]
-    if not placement.engines:
-        given = "rollouts come from a dump" if cluster.load_debug_rollout_data else "conversations are learned from"
-        lines.append("engines: none" if settings.generates else f"engines: none ({given})")
+    lines += list(_engine_lines(settings)) or ["engines: none"]
     lines.append(f"rollout worker: 1 process, up to {rollout.rollout_max_concurrency} trajectories at once")
     samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
     lines.append(
@@ -178,11 +139,18 @@ def describe(settings: RunSettings, placement: Placement) -> list[str]:
     return lines
 
 
-def _engine_line(settings: RunSettings, engine: EnginePlace) -> str:
-    if engine.address is not None:
-        return f"engine {engine.index}: already running at {shown(engine.address)}"
-    devices = ", ".join(map(str, engine.devices))
-    return f"engine {engine.index}: {settings.engine.engine}, on engine devices {devices}"
+def _engine_lines(settings: RunSettings) -> Iterator[str]:
+    engine, each = settings.engine, settings.cluster.rollout_num_gpus_per_engine
+    if not settings.generates:
+        dump = settings.cluster.load_debug_rollout_data
+        yield f"engines: none ({'rollouts come from a dump' if dump else 'conversations are learned from'})"
+    elif engine.engine == "external":
+        for index, address in enumerate(engine.rollout_external_engine_addrs):
+            yield f"engine {index}: already running at {shown(address)}"
+    else:
+        for index in range(settings.cluster.num_engines):
+            devices = ", ".join(map(str, range(index * each, (index + 1) * each)))
+            yield f"engine {index}: {engine.engine}, on engine devices {devices}"
 
 
 def render(value: Any) -> str:

@@ -180,9 +180,7 @@ def _origin(annotation: Any) -> Any:
 def _words(member: Any) -> str:
     if typing.get_origin(member) is Literal:
         return " or ".join(map(repr, typing.get_args(member)))
-    if isinstance(member, type) and issubclass(member, BaseModel):
-        return "a JSON object"
-    if _origin(member) in _MAPPINGS:
+    if _origin(member) in _MAPPINGS or (isinstance(member, type) and issubclass(member, BaseModel)):
         return "a JSON object"
     if _origin(member) in _SEQUENCES:
         return "a JSON list"

@@ -122,23 +122,24 @@ def help_text(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})
     return f"{text} [{'; '.join(notes)}]" if notes else text
 
 
-def read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read a command line that holds settings only.
+def read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], str | None]:
+    """Read a command line that holds settings only, and `--config FILE`.
 
     Returns:
         values: field name to plain value, only for flags that were given.
         origins: field name to the flag as written, for messages.
+        config: the file.
 
     Raises:
         SettingsError: an unknown flag, a missing or ill-formed value, or an argument that belongs to no flag.
     """
-    command = click.Command("settings", params=list(options()), add_help_option=False)
-    plain, sglang = rewrite(argv)
+    command = click.Command("settings", params=[click.Option(["--config"]), *options()], add_help_option=False)
+    plain, sglang = rewrite(argv, extra=["--config"])
     try:
         context = command.make_context("settings", plain)
     except click.UsageError as error:
         raise SettingsError(error.format_message()) from error
-    return collect(context.params, sglang)
+    return *collect(context.params, sglang), context.params["config"]
 
 
 def collect(params: Mapping[str, Any], sglang: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

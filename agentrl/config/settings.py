@@ -86,12 +86,12 @@ class RunSettings(Sections):
         for name, value in values.items():
             if name not in known:
                 problems.append(f"unknown setting {name}{did_you_mean(name, known)}")
-            elif isinstance(value, bool) and known[name].is_number:
+                continue
+            where = (origins or {}).get(name) or known[name].flag
+            if isinstance(value, bool) and known[name].is_number:
                 # Pydantic would take `lr: yes` for 1.
-                where = (origins or {}).get(name) or known[name].flag
                 problems.append(f"{where}: expected {known[name].expected()}; got {value!r}")
             elif SECRET in str(value):
-                where = (origins or {}).get(name) or known[name].flag
                 problems.append(f"{where}: the secret in it was not kept; give {known[name].flag} again")
         parts: dict[str, Settings] = {}
         for section, model in SECTIONS.items():
@@ -112,8 +112,8 @@ class RunSettings(Sections):
     @classmethod
     def from_cli(cls, argv: Sequence[str]) -> Self:
         """Build from command-line arguments, `--config FILE` among them."""
-        config, rest = _take_config(list(argv))
-        return cls.from_parts(*read_flags(rest), config=config)
+        values, origins, config = read_flags(argv)
+        return cls.from_parts(values, origins, config=config)
 
     @classmethod
     def from_parts(
@@ -192,16 +192,3 @@ def _merge(low: Part, high: Part) -> tuple[dict[str, Any], dict[str, str]]:
         values[SGLANG_FIELD] = {**below, **above}
     origins = {**low[1], **{name: high[1].get(name, "") for name in high[0]}}
     return values, origins
-
-
-def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
-    config, rest = None, []
-    while argv:
-        token = argv.pop(0)
-        if token == "--config" and argv:
-            config = argv.pop(0)
-        elif token.startswith("--config="):
-            config = token.partition("=")[2]
-        else:
-            rest.append(token)
-    return config, rest

@@ -6,7 +6,7 @@ from agentrl.config import RunSettings
 from agentrl.train.backends import backend_class
 from agentrl.train.contracts import Learners, RankInfo, TrainBackend
 
-__all__ = ["Learners", "RankInfo", "free_port", "start_backend", "total_steps"]
+__all__ = ["Learners", "RankInfo", "free_port", "start_backend"]
 
 
 def start_backend(settings: RunSettings, where: RankInfo, learners: Learners = "all") -> TrainBackend:
@@ -15,17 +15,12 @@ def start_backend(settings: RunSettings, where: RankInfo, learners: Learners = "
         settings.train,
         settings.algorithm,
         rollout_temperature=settings.rollout.rollout_temperature,
-        total_steps=total_steps(settings),
+        total_steps=settings.rollout.num_rollout * settings.train.num_steps_per_rollout,
         device=settings.cluster.device,
         learners=learners,
     )
     backend.init(where)
     return backend
-
-
-def total_steps(settings: RunSettings) -> int:
-    """Optimizer steps of the whole run."""
-    return settings.rollout.num_rollout * settings.train.num_steps_per_rollout
 
 
 def free_port() -> int:

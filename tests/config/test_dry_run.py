@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.config import RunSettings
-from agentrl.config.dry_run import describe, place, show
+from agentrl.config.dry_run import describe, show, trainer_ranks
 from agentrl.config.fields import all_fields
 
 
@@ -15,9 +15,10 @@ def build(line: str) -> RunSettings:
 
 
 def test_ranks_are_in_megatrons_order() -> None:
-    placement = place(build("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tp 2 --pp 2 --cp 2"))
-    assert placement.data_parallel == 2
-    at = {(r.tp, r.cp, r.dp, r.pp): r for r in placement.trainer}
+    settings = build("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tp 2 --pp 2 --cp 2")
+    ranks = trainer_ranks(settings)
+    assert "TP 2 x PP 2 x CP 2 x DP 2" in describe(settings, ranks)[0]
+    at = {(r.tp, r.cp, r.dp, r.pp): r for r in ranks}
     assert len(at) == 16, "every coordinate exactly once"
     assert at[1, 0, 0, 0].rank == 1
     assert at[0, 1, 0, 0].rank == 2
@@ -27,15 +28,15 @@ def test_ranks_are_in_megatrons_order() -> None:
 
 
 def test_engines() -> None:
-    placement = place(build("--engine sglang --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"))
-    assert [e.devices for e in placement.engines] == [(0, 1), (2, 3)]
-    external = place(build("--engine external --rollout-external-engine-addrs a:1 b:2"))
-    assert [e.address for e in external.engines] == ["a:1", "b:2"]
+    own = describe(build("--engine sglang --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"), [])
+    assert own[1:3] == [f"engine {n}: sglang, on engine devices {of}" for n, of in ((0, "0, 1"), (1, "2, 3"))]
+    external = describe(build("--engine external --rollout-external-engine-addrs a:1 b:2"), [])
+    assert external[1:3] == ["engine 0: already running at a:1", "engine 1: already running at b:2"]
 
 
 def test_debug_modes_leave_out_what_does_not_start() -> None:
-    assert place(build("--debug-rollout-only")).trainer == ()
-    assert place(build("--load-debug-rollout-data d")).engines == ()
+    assert trainer_ranks(build("--debug-rollout-only")) == []
+    assert "engines: none (rollouts come from a dump)" in describe(build("--load-debug-rollout-data d"), [])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_debug_modes_leave_out_what_does_not_start() -> None:
 )
 def test_where_a_critic_learns(line: str, said: str) -> None:
     settings = build(f"--actor-num-gpus-per-node 2 --tp 2 {line}")
-    assert said in describe(settings, place(settings))
+    assert said in describe(settings, trainer_ranks(settings))
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -78,4 +79,4 @@ def test_everything_is_printed_if_asked_for() -> None:
 
 
 def test_an_evaluation_starts_no_trainer() -> None:
-    assert describe(build(""), place(build(""), "eval"))[0] == "trainer: none"
+    assert describe(build(""), trainer_ranks(build(""), "eval"))[0] == "trainer: none"

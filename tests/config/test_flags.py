@@ -101,9 +101,9 @@ def test_own_flags_that_begin_with_sglang_stay_own() -> None:
 
 
 def test_json_object_for_a_mapping() -> None:
-    values, _ = read_flags(["--apply-chat-template-kwargs", '{"enable_thinking": false}'])
+    values, *_ = read_flags(["--apply-chat-template-kwargs", '{"enable_thinking": false}'])
     assert values["apply_chat_template_kwargs"] == {"enable_thinking": False}
-    values, _ = read_flags(["--apply-chat-template-kwargs", "enable_thinking=false"])
+    values, *_ = read_flags(["--apply-chat-template-kwargs", "enable_thinking=false"])
     assert values["apply_chat_template_kwargs"] == {"enable_thinking": False}
 
 
