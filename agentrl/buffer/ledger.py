@@ -19,9 +19,9 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import orjson
 
@@ -45,7 +45,7 @@ PlaceOf = Callable[[int], tuple[int, int | None] | None]
 """A new group's number -> epoch and prompt row (None: only its maker knows the prompt); None at the end of the data."""
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """The ledger of one run, open for writing. See the module for the contract.
 
     Methods may be called from any thread; each blocks for the time of one durable write (a few milliseconds).
@@ -72,9 +72,6 @@ class Ledger:
     def close(self) -> None:
         """Release the file and the writer's lock."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

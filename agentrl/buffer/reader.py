@@ -12,9 +12,10 @@ import struct
 import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -85,7 +86,7 @@ def find_stores(folder: Path) -> dict[str, Path]:
     return {below: file for below, file in files.items() if file.is_file()}
 
 
-class StoreReader:
+class StoreReader(AbstractContextManager["StoreReader"]):
     """One store, read only; a context manager. Methods may be called from any thread.
 
     Raises:
@@ -105,9 +106,6 @@ class StoreReader:
             layout_of(self._db, path)
         except sqlite3.Error as error:
             raise DataError(f"{path}: cannot be read as a trajectory store: {error}") from error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -19,10 +19,10 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -103,7 +103,7 @@ PRAGMA user_version={LAYOUT};
 _INSERT = f"INSERT INTO trajectories ({_STORED}) VALUES ({', '.join('?' * (len(COLUMNS) - 2))})"
 
 
-class TrajectoryStore:
+class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
     """The writer. Methods may be called from any thread; each blocks for the time of its write.
 
     Args:
@@ -117,9 +117,6 @@ class TrajectoryStore:
         self._db: sqlite3.Connection | None = None
         self._mutex = threading.Lock()
         self._dropped: list[_Played] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         if self._db is not None:

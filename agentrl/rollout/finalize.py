@@ -15,8 +15,7 @@ def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any) ->
     """
     if all(not sample.response_length or sample.remove_sample for sample in group):
         return "nothing_to_train"
-    verdict = judge(group_filter, args, group)
-    return None if verdict.keep else verdict.reason or "filtered"
+    return None if (verdict := judge(group_filter, args, group)).keep else verdict.reason
 
 
 def mask_older(sample: Sample, version: int) -> int:

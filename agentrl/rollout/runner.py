@@ -25,7 +25,6 @@ from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.filters import GroupFilter, named_filter
 from agentrl.rollout.finalize import mask_older, reason_to_drop
 from agentrl.rollout.group import GroupPlayer, group_id
-from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import Account, RolloutStats, Tokens
 from agentrl.rollout.teacher import teach
 
@@ -57,7 +56,17 @@ class RolloutRunner:
         self, player: GroupPlayer, store: GroupStore, group_filter: GroupFilter | None, tasks: TaskGroup
     ) -> None:
         self._settings = player.context.settings
-        self._admission = admission_of(self._settings)
+        s, target = self._settings, self._settings.rollout_batch_size
+        self._admission = Admission(
+            target,
+            max(target, s.over_sampling_batch_size or target) - target,
+            s.max_staleness,
+            places=s.rollout_max_concurrency,
+            size=s.n_samples_per_prompt,
+            steps=s.num_rollout,
+            between=s.max_staleness > 0 and not s.partial_rollout,
+            ageless=s.mask_offpolicy_in_partial_rollout,
+        )
         self._player, self._store, self._filter, self._tasks = player, store, group_filter, tasks
         self._playing: dict[int, _Playing] = {}
         self._thread, self._recording = anyio.CapacityLimiter(1), anyio.Lock()
@@ -271,21 +280,6 @@ class RolloutRunner:
         """Wake whoever waits for a change."""
         self._changed.set()
         self._changed = anyio.Event()
-
-
-def admission_of(settings: RolloutSettings) -> Admission:
-    """The admission that the settings ask for."""
-    s, target = settings, settings.rollout_batch_size
-    return Admission(
-        target,
-        max(target, s.over_sampling_batch_size or target) - target,
-        s.max_staleness,
-        places=s.rollout_max_concurrency,
-        size=s.n_samples_per_prompt,
-        steps=s.num_rollout,
-        between=s.max_staleness > 0 and not s.partial_rollout,
-        ageless=s.mask_offpolicy_in_partial_rollout,
-    )
 
 
 def _hopeless(stats: RolloutStats, dropped: int, group_filter: GroupFilter | None) -> str:

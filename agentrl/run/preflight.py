@@ -139,7 +139,6 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         _other_model("--ref-load", train.ref_load if needs.needs_reference else None)
         _other_model("--opd-teacher-load", train.opd_teacher_load if needs.needs_teacher else None)
         _other_model("--critic-load", train.critic_load if needs.needs_critic else None)
-    if purpose == "train":
         algorithm_of(settings.algorithm)
         resumed(settings)
 
