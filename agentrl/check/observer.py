@@ -16,7 +16,12 @@ from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import SampleError, TemplateError
 from agentrl.sample import Sample
 
-METHODS = ("reset", "step", "reward", "close")
+
+def own_methods(kind: type[Environment]) -> list[str]:
+    """The methods that a class has of its own."""
+    return [
+        name for name in ("reset", "step", "reward", "close") if getattr(kind, name) is not getattr(Environment, name)
+    ]
 
 
 class Observer:
@@ -29,9 +34,8 @@ class Observer:
     @contextmanager
     def watching(self, kind: type[Environment]) -> Iterator[None]:
         """Watch `kind` itself and no subclass of it: code that names the class must see what it always sees."""
-        own = [name for name in METHODS if getattr(kind, name) is not getattr(Environment, name)]
-        before = {name: vars(kind).get(name) for name in own}
-        for name in own:
+        before = {name: vars(kind).get(name) for name in own_methods(kind)}
+        for name in before:
             setattr(kind, name, self._around(getattr(kind, name), f"{kind.__name__}.{name}"))
         try:
             yield

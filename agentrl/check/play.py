@@ -143,14 +143,12 @@ class _Director:
         """Every script on the first row, the first ones on the others, one episode at a time."""
         episodes: list[Episode] = []
         left, close = _Left(), self._prover.where("close")
-        rest = [
+        todo = [
             (row, script)
             for row, own in enumerate(self._scripts)
-            if row
             for script in own
-            if script.name in (WRONG, *ANSWERS)
+            if row == 0 or script.name in (WRONG, *ANSWERS)
         ]
-        todo = [*((0, script) for script in self._scripts[0]), *rest]
         for number, (row, script) in enumerate(todo):
             stopped = any(e.stuck or e.lost for e in episodes) or any(self._blocks())
             if time.monotonic() > self._until or stopped:
@@ -168,8 +166,7 @@ class _Director:
 
         async def again() -> None:
             for episode, script in zip(alone, first, strict=False):
-                pair = self._prover.of_pair(episode, await self._script(script), "alone")
-                self._find(*pair)
+                self._find(*self._prover.of_pair(episode, await self._script(script), "alone"))
 
         async def together() -> None:
             self._observer.alone = False

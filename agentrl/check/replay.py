@@ -6,7 +6,7 @@
 3. Nothing is written to the store.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -40,8 +40,8 @@ class Again:
     failure: str
 
 
-async def replayed(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> AsyncIterator[Again]:
-    """Play and grade all of them again, group by group.
+def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[Again]:
+    """Play and grade all of them again, group by group; runs an event loop.
 
     Args:
         key: which entry of a dict reward counts.
@@ -49,12 +49,14 @@ async def replayed(settings: RunSettings, chat: Chat, groups: Sequence[Group], k
     Raises:
         AgentRLError: the environment cannot be set up, or nobody grades.
     """
-    async with Stage.opened(settings, chat, 0.0, groups[0][:1]) as stages:
-        if stages[0].ungraded:
-            raise SettingsError(stages[0].ungraded)
-        for group in groups:
-            for again in await _group(stages[0], group, key):
-                yield again
+
+    async def played() -> list[Again]:
+        async with Stage.opened(settings, chat, 0.0, groups[0][:1]) as stages:
+            if stages[0].ungraded:
+                raise SettingsError(stages[0].ungraded)
+            return [again for group in groups for again in await _group(stages[0], group, key)]
+
+    return anyio.run(played)
 
 
 async def _group(stage: Stage, group: Group, key: str | None) -> list[Again]:
@@ -109,12 +111,3 @@ def _parted(chat: Chat, then: Sample, now: Sample) -> str:
         return ""
     texts = [chat.decode(sample.tokens[at : at + 12]) for sample in (then, now)]
     return f"from token {at} on, then {texts[0]!r}, now {texts[1]!r}"
-
-
-def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[Again]:
-    """`replayed` as a list; runs an event loop."""
-
-    async def all_of_them() -> list[Again]:
-        return [again async for again in replayed(settings, chat, groups, key)]
-
-    return anyio.run(all_of_them)

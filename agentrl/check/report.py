@@ -2,15 +2,15 @@
 
 import json
 import textwrap
+from itertools import groupby
 
 import click
 
 from agentrl.check.findings import summed
-from agentrl.check.observer import METHODS
+from agentrl.check.observer import own_methods
 from agentrl.check.play import Played
 from agentrl.check.stage import Episode, Stage
-from agentrl.envs import Environment
-from agentrl.sample import Origin, Sample
+from agentrl.sample import Origin
 
 _MOST = 4000
 
@@ -18,11 +18,10 @@ _MOST = 4000
 def show(stage: Stage, episode: Episode | None, schemas: bool) -> None:
     """Print who plays, and what the model reads and writes in one episode."""
     if (kind := stage.kind) is not None:
-        own = [name for name in METHODS if getattr(kind, name) is not getattr(Environment, name)]
         tools = ", ".join(tool.name for tool in kind.declared_tools()) or "none"
         click.secho(f"\n{stage.path}: class {kind.__name__}", bold=True)
         click.echo(f"  max_turns {kind.max_turns}; when_interrupted {kind.when_interrupted}; tools: {tools}")
-        click.echo(f"  methods of its own: {', '.join(own) or 'none'}")
+        click.echo(f"  methods of its own: {', '.join(own_methods(kind)) or 'none'}")
     if schemas:
         click.echo(json.dumps(stage.tools, indent=2, ensure_ascii=False))
     if episode is not None:
@@ -36,22 +35,11 @@ def _show_episode(stage: Stage, episode: Episode) -> None:
     click.secho(f"\n{where}, as the model reads it: {len(prompt)} tokens", bold=True)
     _quote(stage.chat.decode(prompt))
     click.secho(f"\nan episode in which the policy {episode.name}", bold=True)
-    for start, end, model in _parts(sample):
-        _quote(stage.chat.decode(sample.tokens[start:end]), "green" if model else None)
+    for model, held in groupby(sample.segments, lambda segment: segment.origin is Origin.MODEL):
+        segments = list(held)
+        wrote = sample.tokens[len(prompt) + segments[0].start : len(prompt) + segments[-1].end]
+        _quote(stage.chat.decode(wrote), "green" if model else None)
     click.echo(f"  {sample.status.value}, reward {sample.reward}")
-
-
-def _parts(sample: Sample) -> list[tuple[int, int, bool]]:
-    """Where the response changes hands: start and end in the sample's tokens, and whether the model wrote it."""
-    parts: list[tuple[int, int, bool]] = []
-    for segment in sample.segments:
-        start, end = sample.prompt_length + segment.start, sample.prompt_length + segment.end
-        model = segment.origin is Origin.MODEL
-        if parts and parts[-1][2] is model:
-            parts[-1] = (parts[-1][0], end, model)
-        else:
-            parts.append((start, end, model))
-    return parts
 
 
 def _quote(text: str, colour: str | None = None) -> None:

@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
@@ -244,8 +245,5 @@ def _awaited(task: "asyncio.Task[Any]") -> list[tuple[str, int, str]]:
 
 
 def _called(frame: Any) -> list[tuple[str, int, str]]:
-    found = []
-    while frame is not None:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-        frame = frame.f_back
+    found = [(at.f_code.co_filename, line, at.f_code.co_qualname) for at, line in traceback.walk_stack(frame)]
     return found[::-1]

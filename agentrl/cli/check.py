@@ -56,21 +56,21 @@ def command(
         if kind == "env" and ":" not in target and not target.endswith(".py"):
             raise SettingsError(f"{target}: neither a folder nor an environment; expected DIR or pkg.mod:Name")
         found[kind].append(target)
-    folders, envs = found["folder"], list[str | None](found["env"])
+    folders, envs = found["folder"], found["env"]
     more: dict[str, Any] = {"hf_checkpoint": folders[0]} if folders else {}
     settings = given_settings(params, config, **more)
-    codes = [check_model(folder) for folder in folders]
+    for folder in folders:
+        check_model(folder)
     if not envs and not settings.rollout.env and settings.rollout.custom_generate_function_path is None:
         if not folders:
             raise SettingsError("nothing to check: name an environment, a model folder, or --config FILE")
-        return max(codes)
+        return 0
     live = _live(play, model)
-    for env in envs or [None]:
-        codes.append(check_env(settings if env is None else settings.replace(env=env), seconds, schemas, live))
-    return max(codes)
+    played = [settings.replace(env=env) for env in envs] or [settings]
+    return max([check_env(one, seconds, schemas, live) for one in played])
 
 
-def check_model(folder: str) -> int:
+def check_model(folder: str) -> None:
     """Print what the folder's chat template does.
 
     Raises:
@@ -87,7 +87,6 @@ def check_model(folder: str) -> int:
     unread = unread_call(chat)
     reads = f"{chat.turn_parser.family.name}" + ("" if unread is None else f" does not read: {unread.strip()!r:.120}")
     click.echo(f"{'tool-call parser':20} {reads}")
-    return 0
 
 
 def _live(play: bool, model: str | None) -> "Live | None":
@@ -110,14 +109,11 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
     Plugins.load(settings)  # imported here, not in the event loop: Ctrl-C ends it at once
     played = Played()
 
-    def leave(code: int) -> None:
+    def leave() -> None:
         """End the process although something of the user's goes on in it."""
-        sys.stdout.flush()
-        os._exit(code)
-
-    def stuck() -> None:
         show_end(played)
-        leave(1)
+        sys.stdout.flush()
+        os._exit(1)
 
     anyio.run(
         play,
@@ -125,13 +121,13 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
         _chat(settings),
         seconds,
         played,
-        stuck,
+        leave,
         lambda stage, episode: show(stage, episode, schemas),
         live,
     )
-    show_end(played)
     if any(episode.lost for episode in played.episodes):
-        leave(1)
+        leave()
+    show_end(played)
     return int(bool(played.problems))
 
 

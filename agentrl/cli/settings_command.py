@@ -89,8 +89,7 @@ def settings_command(
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
         def callback(config: str | None, dry_run: bool, dry_run_all: bool, **params: Any) -> int:
-            values, origins = collect(params, click.get_current_context().meta[_SGLANG])
-            settings = RunSettings.from_parts(values, origins, config=config, presets=presets)
+            settings = given_settings(params, config, presets)
             for line in named(settings.flat(), settings.given(), purpose):
                 click.echo(f"note: {line}", err=True)
             if dry_run or dry_run_all:
