@@ -148,7 +148,8 @@ def first_good(success: Sequence[float]) -> int | None:
 
 def run_apart(asked: dict[str, Any]) -> list[float]:
     """`run` in a process of its own; returns the success of every step."""
-    from agentrl.observability.metrics import FILE_NAME, read_metrics
+    from agentrl.observability.metrics import read_metrics
+    from agentrl.runfolder import METRICS
 
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.turn_credit", "--one", json.dumps({**asked, "folder": folder})]
@@ -157,7 +158,7 @@ def run_apart(asked: dict[str, Any]) -> list[float]:
             status = subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, cwd=ROOT, check=False).returncode
         if status:
             raise SystemExit(f"the run failed:\n{log.read_text()[-4000:]}")
-        return [float(row["rollout/reward"]) for row in read_metrics(Path(folder) / "run" / FILE_NAME)]
+        return [float(row["rollout/reward"]) for row in read_metrics(Path(folder) / "run" / METRICS)]
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -125,12 +125,13 @@ def held_out(folder: Path, name: str) -> list[float]:
     Raises:
         DataError: the run did not evaluate at least twice.
     """
-    from agentrl.observability.metrics import FILE_NAME, read_metrics
+    from agentrl.observability.metrics import read_metrics
+    from agentrl.runfolder import METRICS
 
     key = f"eval/{EVAL_SET}/{name}"
-    values = [float(row[key]) for row in read_metrics(folder / FILE_NAME) if key in row]
+    values = [float(row[key]) for row in read_metrics(folder / METRICS) if key in row]
     if len(values) < 2:
-        raise DataError(f"{folder / FILE_NAME}: expected {key} before and after training, found it {len(values)} times")
+        raise DataError(f"{folder / METRICS}: expected {key} before and after training, found it {len(values)} times")
     return values
 
 

@@ -75,13 +75,7 @@ class Line:
 
 
 def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
-    """Lay out labelled series on common axes.
-
-    Raises:
-        ValueError: no series.
-    """
-    if not series:
-        raise ValueError("a chart needs at least one series")
+    """Lay out labelled series, at least one, on common axes."""
     everything = [point for _, s in series for point in s.finite]
     lowest, highest = min(y for _, y in everything), max(y for _, y in everything)
     if 0 < lowest < highest / 2:

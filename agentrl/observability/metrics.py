@@ -19,8 +19,7 @@ import orjson
 from agentrl.errors import DataError, SettingsError
 from agentrl.files import replacing
 from agentrl.observability.settings import ObservabilitySettings
-
-FILE_NAME = "metrics.jsonl"
+from agentrl.runfolder import METRICS
 
 
 class Sink(Protocol):
@@ -53,7 +52,7 @@ class MetricsLogger:
         folder.mkdir(parents=True, exist_ok=True)
         self._sinks: list[Sink] = []
         with ExitStack() as opened:
-            self._sinks.append(opened.enter_context(closing(JsonlSink(folder / FILE_NAME, resume_step=resume_step))))
+            self._sinks.append(opened.enter_context(closing(JsonlSink(folder / METRICS, resume_step=resume_step))))
             if settings.use_tensorboard:
                 where = Path(settings.tensorboard_dir or folder / "tensorboard")
                 self._sinks.append(opened.enter_context(closing(TensorBoardSink(where, resume_step=resume_step))))

@@ -33,19 +33,20 @@ class Own:
     picked: tuple[Picked, ...]
 
 
-def first_and_last(run: Path) -> tuple[list[Sample], list[Sample]]:
-    """The first sample of each prompt in the first and in the last evaluation of the first set that has two."""
+def first_and_last(run: Path) -> list[tuple[Sample, Sample]]:
+    """The first samples of the same prompts in the first and in the last evaluation of the first set that has two."""
     for store in find_stores(run).values():
         with StoreReader(store) as reader:
             for part in reader.kinds():
                 if part.kind == "eval" and part.first < part.last:
-                    return _heads(reader, part, part.first), _heads(reader, part, part.last)
-    return [], []
+                    before, after = (_heads(reader, part, step) for step in (part.first, part.last))
+                    return [(head, after[group]) for group, head in before.items() if group in after]
+    return []
 
 
-def _heads(reader: StoreReader, part: Part, step: int, most: int = 200) -> list[Sample]:
+def _heads(reader: StoreReader, part: Part, step: int, most: int = 200) -> dict[int | None, Sample]:
     where = Filter(equal={"kind": "eval", "name": part.name, "step": step, "place": 0})
-    return [reader.group(row.key)[0] for row in reader.query(where, "group_index", most)]
+    return {row.group_index: reader.group(row.key)[0] for row in reader.query(where, "group_index", most)}
 
 
 def own_trajectories(run: Path, texts: TokenTexts, each: int = 2) -> list[Own]:
@@ -75,10 +76,15 @@ def _picked(reader: StoreReader, part: Part, texts: TokenTexts, each: int) -> It
             yield Picked(f"{why}: {row.failure or row.dropped}".rstrip(": "), row, _described(reader, row, texts))
 
 
-def _described(reader: StoreReader, row: Row, texts: TokenTexts) -> Trajectory:
-    said = reader.details(row.key)
+def read_trajectory(reader: StoreReader, row: Row, texts: TokenTexts) -> tuple[Sample, Trajectory]:
+    """A row's sample, and what a page shows of it."""
+    sample, said = reader.group(row.key)[row.place], reader.details(row.key)
     trained = Trained(*(said[row.place][name].tolist() for name in ("log_probs", "advantages"))) if said else None
-    whole = describe_sample(reader.group(row.key)[row.place], texts, trained)
+    return sample, describe_sample(sample, texts, trained)
+
+
+def _described(reader: StoreReader, row: Row, texts: TokenTexts) -> Trajectory:
+    _, whole = read_trajectory(reader, row, texts)
     return replace(whole, parts=tuple(map(_shortened, whole.parts)))
 
 

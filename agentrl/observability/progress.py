@@ -46,27 +46,23 @@ class Progress:
             self._mode = "live" if self._console.is_terminal else "plain"
         self._total, self._started = total, time.monotonic()
         self._told_no_spread = False
-        self._bar: RichProgress | None = None
-        if self._mode == "live":
-            columns = (
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            self._bar = RichProgress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("starting", total=total)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self._bar = RichProgress(*columns, console=self._console, transient=True, disable=self._mode != "live")
+        self._task = self._bar.add_task("starting", total=total)
 
     def phase(self, text: str) -> None:
         """What the run is doing now, in the status line."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=text)
+        self._bar.update(self._task, description=text)
 
     def resume(self, done: int) -> None:
         """An earlier life has finished `done` rollouts."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+        self._bar.update(self._task, completed=done)
 
     def begin(self, text: str) -> None:
         """A phase before the first step: where there is no status line, it gets a line."""
@@ -82,8 +78,7 @@ class Progress:
         """A step, or an evaluation after it, is finished."""
         if self._mode == "off":
             return
-        evaluation = any(name.startswith("eval/") for name in metrics)
-        if self._bar is not None and not evaluation:
+        if not any(name.startswith("eval/") for name in metrics):
             self._bar.update(self._task, completed=step + 1)
         self._line(describe_step(step, self._total, metrics))
         still = metrics.get("rollout/zero_std_groups") == 1.0 and metrics.get("train/grad_norm") == 0.0
@@ -100,13 +95,11 @@ class Progress:
         self._console.print(f"[{time.monotonic() - self._started:7.1f}s] {text}", markup=False)
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
@@ -124,10 +117,5 @@ def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:
 
 
 def _eval_parts(metrics: Mapping[str, float]) -> list[str]:
-    parts = []
-    for name, value in metrics.items():
-        _, _, rest = name.partition("/")
-        data, _, what = rest.rpartition("/")
-        if what in _SHOWN_OF_EVAL:
-            parts.append(f"{data} {what} {value:.3f}")
-    return parts
+    named = [(*name.partition("/")[2].rpartition("/"), value) for name, value in metrics.items()]
+    return [f"{data} {what} {value:.3f}" for data, _, what, value in named if what in _SHOWN_OF_EVAL]

@@ -14,23 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
 from jinja2 import Environment as Jinja
-from jinja2 import PackageLoader, StrictUndefined
 
 from agentrl.errors import DataError
 from agentrl.observability.charts import Series, collect_series, layout, number, write_png
-from agentrl.observability.metrics import FILE_NAME, read_metrics
+from agentrl.observability.metrics import read_metrics
 from agentrl.observability.picked import first_and_last, own_trajectories
-from agentrl.observability.trajectories import (
-    TokenTexts,
-    Trajectory,
-    describe_sample,
-    id_texts,
-    pair_up,
-    tokenizer_texts,
-)
-from agentrl.runfolder import BELOW, EVALUATIONS, SETTINGS
-from agentrl.sample import Sample
+from agentrl.observability.trajectories import Trajectory, describe_sample, run_texts
+from agentrl.runfolder import BELOW, EVALUATIONS, METRICS, SETTINGS
 
 MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Reward in training", (("trained", "rollout/reward"), ("offered", "offered/reward"))),
@@ -58,6 +50,8 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Rollouts that the trained tokens are old", (("mean", "staleness/mean"), ("most", "staleness/max"))),
     ("Generated tokens a second", (("tokens/s", "perf/rollout_tokens_per_second"),)),
 )
+_PAIRS = 6
+"""Most prompts that are shown before and after."""
 _HEADLINE_OF_EVAL = (("pass@1", "solved (pass@1)"), ("reward", "mean reward"), ("used_tool", "used a tool"))
 
 
@@ -80,24 +74,12 @@ class Pair:
     after: Trajectory
 
 
-def write_report(
-    run: str | Path,
-    *,
-    title: str | None = None,
-    before: Sequence[Sample] | None = None,
-    after: Sequence[Sample] | None = None,
-    token_texts: TokenTexts | None = None,
-    max_trajectories: int = 6,
-) -> Path:
+def write_report(run: str | Path, *, title: str | None = None) -> Path:
     """Write `report.html` and `curves.png` into the run's folder; returns the page's path.
 
     Args:
         run: the run's folder.
         title: the page's headline; the folder's name if not given.
-        before: samples to show as before training; those of the first evaluation if not given.
-        after: samples to show as after training; those of the last evaluation if not given.
-        token_texts: gives each token's text; by default the tokenizer of the run's model.
-        max_trajectories: how many prompts to show.
 
     Raises:
         DataError: no metrics, or a malformed file; names it.
@@ -105,34 +87,35 @@ def write_report(
     run = Path(run)
     evaluations = _evaluations_in(run)
     home = _home(run)
-    rows = list(read_metrics(home / FILE_NAME)) if (home / FILE_NAME).is_file() else list(map(_as_metrics, evaluations))
+    rows = list(read_metrics(home / METRICS)) if (home / METRICS).is_file() else list(map(_as_metrics, evaluations))
     series = collect_series(rows)
     if not series:
         raise DataError(
             f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step, or its folder "
             "rollouts or evaluation"
         )
-    settings = _settings(home)
-    if before is None or after is None:
-        before, after = first_and_last(run)
-    texts = token_texts or tokenizer_texts(_model_folders(run, settings)) or id_texts
+    settings = read_settings(home)
+    texts = run_texts(run, settings)
     pairs = [
-        Pair(index + 1, _short(a.label), describe_sample(a, texts), describe_sample(b, texts))
-        for index, (a, b) in enumerate(pair_up(before, after)[:max_trajectories])
+        Pair(number, _short(a.label), describe_sample(a, texts), describe_sample(b, texts))
+        for number, (a, b) in enumerate(first_and_last(run)[:_PAIRS], start=1)
     ]
     groups = chart_groups(series)
     shown = {one.name for _, members in groups for _, one in members}
-    page = _template().render(
-        title=title or f"Run {run.resolve().name}",
-        headlines=headlines(series),
-        facts=_facts(rows, series, settings, _began(home)),
-        charts=[layout(name, members) for name, members in groups],
-        more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
-        pairs=pairs,
-        own=own_trajectories(run, texts),
-        evaluations=evaluations[-20:],
-        settings=settings,
-        show=number,
+    page = (
+        templates("observability")
+        .get_template("report.html")
+        .render(
+            title=title or f"Run {run.resolve().name}",
+            headlines=headlines(series),
+            facts=_facts(rows, series, settings, _began(home)),
+            charts=[layout(name, members) for name, members in groups],
+            more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
+            pairs=pairs,
+            own=own_trajectories(run, texts),
+            evaluations=evaluations[-20:],
+            settings=settings,
+        )
     )
     out = run / "report.html"
     out.write_text(page, encoding="utf-8")
@@ -217,12 +200,12 @@ def _duration(seconds: float) -> str:
 def _home(run: Path) -> Path:
     """Where metrics and settings are: the run's folder, or that of a command below it."""
     folders = [run / below for below in BELOW.values()]
-    return next((folder for name in (FILE_NAME, SETTINGS) for folder in folders if (folder / name).is_file()), run)
+    return next((folder for name in (METRICS, SETTINGS) for folder in folders if (folder / name).is_file()), run)
 
 
 def _evaluations_in(run: Path) -> list[dict[str, Any]]:
     """What `agentrl eval` noted here or below; not what training did, which its curves show."""
-    folders = [*([] if (run / FILE_NAME).is_file() else [run]), run / BELOW["eval"]]
+    folders = [*([] if (run / METRICS).is_file() else [run]), run / BELOW["eval"]]
     files = [folder / EVALUATIONS for folder in folders]
     return [row for file in files if file.is_file() for row in read_metrics(file)]
 
@@ -237,20 +220,20 @@ def _began(run: Path) -> float | None:
     return (run / SETTINGS).stat().st_mtime if (run / SETTINGS).is_file() else None
 
 
-def _settings(run: Path) -> dict[str, Any]:
-    file = run / SETTINGS
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the run that wrote into a folder, by section; empty where none are.
+
+    Raises:
+        DataError: the file is not valid JSON.
+    """
+    file = folder / SETTINGS
     if not file.is_file():
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise DataError(f"{file}: not valid JSON: {error}") from error
     return found if isinstance(found, dict) else {}
-
-
-def _model_folders(run: Path, settings: Mapping[str, Any]) -> list[Path]:
-    checkpoint = settings.get("train", {}).get("hf_checkpoint")
-    return [run / "model", run.parent / "model", *([Path(checkpoint)] if checkpoint else [])]
 
 
 def _short(label: Any) -> str:
@@ -259,12 +242,9 @@ def _short(label: Any) -> str:
 
 
 @cache
-def _template() -> Any:
-    jinja = Jinja(
-        loader=PackageLoader("agentrl.observability", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return jinja.get_template("report.html")
+def templates(*rooms: str) -> Jinja:
+    """The templates of some rooms; what is put into them is escaped, and what is missing an error."""
+    loader = ChoiceLoader([PackageLoader(f"agentrl.{room}", "templates") for room in rooms])
+    jinja = Jinja(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja.globals["show"] = number
+    return jinja

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +129,10 @@ def _spans(sample: Sample) -> list[Segment]:
     """Who wrote which part of the response; a sample without segments tells by its loss mask."""
     if sample.segments or not sample.response_length:
         return sample.segments
-    spans: list[Segment] = []
-    turn, mask = 0, sample.loss_mask or [0] * sample.response_length
-    for at, trains in enumerate(mask):
-        origin = Origin.MODEL if trains else Origin.ENV
-        if spans and spans[-1].origin is origin:
-            spans[-1].end = at + 1
-        else:
-            turn += origin is Origin.MODEL
-            spans.append(Segment(origin, at, at + 1, turn))
+    spans, at, turn = [], 0, 0
+    for trains, run in groupby(sample.loss_mask or [0] * sample.response_length, bool):
+        start, at, turn = at, at + len(list(run)), turn + trains
+        spans.append(Segment(Origin.MODEL if trains else Origin.ENV, start, at, turn))
     return spans
 
 
@@ -160,21 +155,15 @@ def _response_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Seg
     names = ("step_rewards", "generate_seconds", "step_seconds")
     rewards, generating, stepping = (dict(enumerate(sample.metadata.get(name) or (), 1)) for name in names)
     written = [m for m in _messages(sample) if m.get("role") == "assistant"][-turns:]
-    cuts: list[tuple[str, int, int]] = []
-    for span in spans:
-        kind = "env" if span.origin is Origin.ENV else "model"
-        if cuts and cuts[-1][:2] == (kind, span.turn):
-            continue
-        cuts.append((kind, span.turn, span.start))
-    ends = [start for _, _, start in cuts[1:]] + [len(tokens)] * bool(cuts)
-    for (kind, turn, start), end in zip(cuts, ends, strict=True):
-        held = tuple(tokens[start:end])
-        if kind == "env":
-            yield Part(kind, turn, "shown to the model", held, folded=len(held) >= LONG, seconds=stepping.get(turn))
+    for (env, turn), joined in groupby(spans, lambda span: (span.origin is Origin.ENV, span.turn)):
+        part = list(joined)
+        held = tuple(tokens[part[0].start : part[-1].end])
+        if env:
+            yield Part("env", turn, "shown to the model", held, folded=len(held) >= LONG, seconds=stepping.get(turn))
         else:
             calls = _calls(written[turn - 1]) if 0 < turn <= len(written) == turns else []
             title = f"turn {turn}" + (f" · calls {', '.join(calls)}" if calls else "")
-            yield Part(kind, turn, title, held, reward=rewards.get(turn), seconds=generating.get(turn))
+            yield Part("model", turn, title, held, reward=rewards.get(turn), seconds=generating.get(turn))
 
 
 def _messages(sample: Sample) -> list[Mapping[str, Any]]:
@@ -196,11 +185,18 @@ def _reward(sample: Sample) -> float | None:
     return None if sample.reward is None else float(sample.reward)
 
 
-def tokenizer_texts(folders: Sequence[Path]) -> TokenTexts | None:
-    """Token texts by the first folder that holds a `tokenizer.json`; None if none does."""
+def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
+    """Token texts by the tokenizer of the model that a run wrote or began with; `id_texts` where there is none.
+
+    Args:
+        folder: where the run's metrics or trajectories are.
+        settings: the run's, by section.
+    """
+    checkpoint = settings.get("train", {}).get("hf_checkpoint")
+    folders = [folder / "model", folder.parent / "model", *([Path(checkpoint).expanduser()] if checkpoint else [])]
     file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)
     if file is None:
-        return None
+        return id_texts
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
@@ -227,12 +223,3 @@ def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> l
 def id_texts(ids: Sequence[int]) -> list[str]:
     """Stand-in texts where there is no tokenizer: the ids themselves."""
     return [f"{token_id} " for token_id in ids]
-
-
-def pair_up(before: Sequence[Sample], after: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
-    """Samples of the same prompt from two evaluations, by group index, in order."""
-    later = {s.group_index: s for s in after}
-    same = [(s, later[s.group_index]) for s in before if s.group_index in later]
-    if all(a.group_index is not None for a, _ in same) and same:
-        return same
-    return list(zip(before, after, strict=False))

@@ -1,7 +1,7 @@
 """What there is to see: runs, their trajectory stores and metrics, and more of them as they are made."""
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,8 @@ from agentrl.buffer.reader import StoreReader, find_stores
 from agentrl.errors import DataError, SettingsError
 from agentrl.files import stamp
 from agentrl.observability.metrics import read_metrics
-from agentrl.observability.trajectories import TokenTexts, id_texts, tokenizer_texts
+from agentrl.observability.report import read_settings
+from agentrl.observability.trajectories import TokenTexts, run_texts
 from agentrl.runfolder import BELOW, METRICS, SETTINGS
 from agentrl.viewer.search import TextIndex
 
@@ -71,10 +72,10 @@ class Source:
     @cached_property
     def texts(self) -> TokenTexts:
         """Token texts by the tokenizer of the run's model; the ids where it is not found."""
-        folder = self.path.parent
-        model = _settings(folder).get("train", {}).get("hf_checkpoint")
-        folders = [folder / "model", folder.parent / "model", *([Path(model).expanduser()] if model else [])]
-        return tokenizer_texts(folders) or id_texts
+        settings: dict[str, Any] = {}
+        with suppress(DataError, OSError):  # then the ids are shown, and the page says why
+            settings = read_settings(self.path.parent)
+        return run_texts(self.path.parent, settings)
 
 
 class Library:
@@ -136,11 +137,3 @@ def _runs_in(folder: Path, depth: int = 2) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     return (folder / METRICS).is_file() or (folder / SETTINGS).is_file() or bool(find_stores(folder))
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # then the ids are shown, and the page says why
-    return found if isinstance(found, dict) else {}

@@ -5,19 +5,14 @@ from collections.abc import Callable
 from functools import cache
 
 from jinja2 import Environment as Jinja
-from jinja2 import PackageLoader, StrictUndefined
-from jinja2.loaders import ChoiceLoader
 
 from agentrl.observability.charts import number
+from agentrl.observability.report import templates
 
 
 @cache
 def _templates() -> Jinja:
-    loaders = [PackageLoader(f"agentrl.{room}", "templates") for room in ("viewer", "observability")]
-    jinja = Jinja(
-        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    jinja.globals["show"] = number
+    jinja = templates("viewer", "observability")
     jinja.filters["figure"] = lambda value: "–" if value is None else number(value)
     jinja.filters["colour"] = lambda value: "muted" if value is None else "good" if value > 0 else "bad"
     jinja.filters["clock"] = lambda at: time.strftime("%m-%d %H:%M", time.localtime(at))

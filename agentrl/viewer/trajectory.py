@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from agentrl.buffer.reader import Filter
 from agentrl.buffer.store import Row
 from agentrl.errors import DataError
-from agentrl.observability.trajectories import Trained, Trajectory, describe_sample, id_texts
+from agentrl.observability.picked import read_trajectory
+from agentrl.observability.trajectories import Trajectory, id_texts
 from agentrl.sample import Sample
 from agentrl.viewer.library import Library
 from agentrl.viewer.markup import macro
@@ -51,17 +52,8 @@ def load(library: Library, here: Place) -> Shown:
             f"{source.name} has no trajectory {here[1]} any more: the oldest go first (--keep-trajectories)"
         )
     row = found[0]
-    sample, details = source.reader.group(row.key)[row.place], source.reader.details(row.key)
-    trained = None
-    if details:
-        trained = Trained(*(details[row.place][name].tolist() for name in ("log_probs", "advantages")))
-    return Shown(
-        _href(here),
-        source.name,
-        row,
-        describe_sample(sample, source.texts, trained),
-        _about(sample, source.texts is id_texts),
-    )
+    sample, trajectory = read_trajectory(source.reader, row, source.texts)
+    return Shown(_href(here), source.name, row, trajectory, _about(sample, source.texts is id_texts))
 
 
 def one(library: Library, here: Place, query: Query) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.errors import DataError
@@ -17,7 +19,7 @@ from agentrl.observability.charts import Series, collect_series, distinct, layou
 from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.report import headlines, write_report
 from agentrl.observability.settings import ObservabilitySettings
-from agentrl.observability.trajectories import describe_sample, pair_up, split_texts
+from agentrl.observability.trajectories import describe_sample, split_texts
 from agentrl.runfolder import EVALUATIONS, TRAJECTORIES
 from agentrl.sample import Origin, Sample, Status
 
@@ -39,8 +41,15 @@ def sample(group: int, reward: float) -> Sample:
     return made
 
 
+def write_tokenizer(run: Path) -> None:
+    (run / "model").mkdir()
+    words = {"?": 0, **{text: number for number, text in TEXTS.items()}}
+    Tokenizer(WordLevel(words, unk_token="?")).save(str(run / "model/tokenizer.json"))
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path)
     with MetricsLogger(ObservabilitySettings(use_tensorboard=False), tmp_path) as logger:
         logger.log(-1, {f"eval/{EVIL[:8]}/reward": 0.25})
         for step in range(6):
@@ -48,6 +57,14 @@ def run(tmp_path: Path) -> Path:
         logger.log(5, {f"eval/{EVIL[:8]}/reward": 0.75})
     (tmp_path / "settings.json").write_text(json.dumps({"rollout": {"env": EVIL}}))
     return tmp_path
+
+
+@pytest.fixture
+def evaluated(run: Path) -> Path:
+    with stored(run) as store:
+        for step in range(2):
+            store.add("eval", "dev", step, [[sample(0, step)]])
+    return run
 
 
 class Tags(HTMLParser):
@@ -73,8 +90,8 @@ def parse(page: Path) -> Tags:
     return tags
 
 
-def test_nothing_a_model_wrote_is_interpreted(run: Path) -> None:
-    page = write_report(run, title=EVIL, before=[sample(0, 0.0)], after=[sample(0, 1.0)], token_texts=texts)
+def test_nothing_a_model_wrote_is_interpreted(evaluated: Path) -> None:
+    page = write_report(evaluated, title=EVIL)
     tags = parse(page)
     assert "script" not in tags.tags
     assert "img" not in tags.tags
@@ -82,18 +99,18 @@ def test_nothing_a_model_wrote_is_interpreted(run: Path) -> None:
     assert EVIL in tags.texts, "it is shown as it is"
 
 
-def test_the_page_stands_alone(run: Path) -> None:
-    page = write_report(run, before=[sample(0, 0.0)], after=[sample(0, 1.0)], token_texts=texts)
+def test_the_page_stands_alone(evaluated: Path) -> None:
+    page = write_report(evaluated)
     tags = parse(page)
     assert not {"link", "script", "iframe"} & set(tags.tags)
     assert [v for n, v in tags.attributes if n in ("src", "href")] == []
     assert "url(" not in page.read_text()
     assert "prefers-color-scheme: dark" in page.read_text()
-    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (evaluated / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tokens_tell_who_wrote_them(run: Path) -> None:
-    page = write_report(run, before=[sample(0, 0.0)], after=[sample(0, 1.0)], token_texts=texts)
+def test_tokens_tell_who_wrote_them(evaluated: Path) -> None:
+    page = write_report(evaluated)
     classes = [value for name, value in parse(page).attributes if name == "class"]
     for origin in ("prompt", "model", "close", "env", "model unsure"):
         assert origin in classes
@@ -115,9 +132,9 @@ def test_evaluations_are_paired_by_prompt_and_shown_in_order(run: Path) -> None:
     with stored(run) as store:
         for done, reward in ((0, 0.0), (3, 0.5), (6, 1.0)):
             store.add("eval", "dev", done, [[sample(g, reward)] for g in range(9)])
-    text = write_report(run, token_texts=texts, max_trajectories=2).read_text()
-    assert "Prompt 2 " in text
-    assert "Prompt 3 " not in text
+    text = write_report(run).read_text()
+    assert "Prompt 6 " in text
+    assert "Prompt 7 " not in text
     assert 'reward <span class="bad">0</span>' in text
     assert 'reward <span class="good">1</span>' in text
 
@@ -130,7 +147,7 @@ def test_ones_own_are_shown_the_best_the_worst_and_what_failed(run: Path) -> Non
         store.drop([sample(5, 0.5)], "zero_std")
         store.add("train", "", 1, [[sample(g, g / 10)] for g in (1, 2, 3, 4, 6)])
         store.add_details(1, {"log_probs": np.full(20, -0.5, np.float16), "advantages": np.full(20, 2, np.float16)})
-    page = write_report(run, token_texts=texts)
+    page = write_report(run)
     tags, text = parse(page), page.read_text()
     shown = [one for one in tags.texts if " · group " in one]
     assert shown == [
@@ -147,12 +164,13 @@ def test_long_parts_are_cut_and_say_so(run: Path) -> None:
     long.append_model([2] * 4999 + [4], [-0.1] * 5000, turn=3)
     with stored(run) as store:
         store.add("rollout", "", 0, [[long]])
-    text = write_report(run, token_texts=texts).read_text()
+    text = write_report(run).read_text()
     assert text.index("3500 tokens are left out here") < text.rindex(">result<"), "the middle is left out, not the end"
     assert text.count("data-note") < 1600
 
 
 def test_the_folders_below_a_run_have_reports_too(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
     rollouts, evaluation = tmp_path / "rollouts", tmp_path / "evaluation"
     with MetricsLogger(ObservabilitySettings(use_tensorboard=False), rollouts) as logger:
         logger.log(0, {"rollout/reward": 0.5})
@@ -164,7 +182,7 @@ def test_the_folders_below_a_run_have_reports_too(tmp_path: Path) -> None:
     row = {"time": 1.0, "set": EVIL, "checkpoint": "model", "settings": {}}
     lines = [{**row, "step": number, "metrics": {"reward": number}} for number in range(2)]
     (evaluation / EVALUATIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    above, below, figures = (write_report(f, token_texts=texts).read_text() for f in (tmp_path, rollouts, evaluation))
+    above, below, figures = (write_report(f).read_text() for f in (tmp_path, rollouts, evaluation))
     for text in (above, below):
         assert "agentrl rollout, rollout 1" in text
     for text in (above, figures):
@@ -181,8 +199,9 @@ def test_wall_time_counts_from_the_start_of_the_command(run: Path) -> None:
     assert "<dt>wall time, without starting</dt>" in write_report(run).read_text(), "begun again"
 
 
-def test_without_a_tokenizer_the_ids_are_shown(run: Path) -> None:
-    text = write_report(run, before=[sample(0, 0.0)], after=[sample(0, 1.0)]).read_text()
+def test_without_a_tokenizer_the_ids_are_shown(evaluated: Path) -> None:
+    (evaluated / "model/tokenizer.json").unlink()
+    text = write_report(evaluated).read_text()
     assert ">4 </span>" in text
 
 
@@ -266,8 +285,3 @@ def test_a_sample_of_user_code_without_segments_tells_by_its_mask() -> None:
 def test_token_texts_of_the_wrong_number_are_refused() -> None:
     with pytest.raises(DataError, match="one text a token"):
         describe_sample(sample(0, 1.0), lambda ids: ["x"])
-
-
-def test_pairs_without_group_index_go_by_order() -> None:
-    one, two = Sample(index=1), Sample(index=2)
-    assert pair_up([one], [two]) == [(one, two)]
