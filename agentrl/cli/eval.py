@@ -62,6 +62,6 @@ command.params.append(
         is_eager=True,
         expose_value=False,
         callback=_compare,
-        help="Compare two kept evaluations by prompt and stop: folders (FOLDER@2: their evaluation 2; else the last).",
+        help="Compare two kept evaluations by prompt and stop: folders (FOLDER@2: its evaluation 2, counted from 0; else the last).",
     )
 )

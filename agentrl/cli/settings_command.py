@@ -121,7 +121,8 @@ def _dry_run(settings: RunSettings, purpose: Purpose, *, everything: bool) -> in
         settings = whole_epochs(settings)
     show(settings, purpose=purpose, everything=everything)
     settings = whole_epochs(settings.check_complete(purpose))
-    preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose)
+    for note in preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose):
+        click.echo(f"note: {note}", err=True)
     if purpose == "train" and (differs := changed(settings)):
         click.echo(
             f"The run in {settings.observability.output_dir} would go on with changed settings: {', '.join(differs)}"

@@ -36,11 +36,13 @@ def train(settings: RunSettings, start: Start) -> int:
         began = time.monotonic()
         # No line for this: a mistake that it finds is the only thing to read.
         progress.phase("checking the settings, the model and the data")
-        preflight(settings, "train")
+        notes = preflight(settings, "train")
         settings = resolve_threads(resolve_device(settings))
         differs = changed(settings)
         with open_folder(settings) as folder:
             progress.ready("settings, model and data checked", began)
+            for note in notes:
+                progress.note(note)
             if differs:
                 progress.note(f"the run in {folder.path} goes on with changed settings: {', '.join(differs)}")
             _train(settings, folder, progress, start)

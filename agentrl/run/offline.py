@@ -1,6 +1,6 @@
 """Generating without a trainer: `agentrl rollout` and `agentrl eval`. Engines are started here; Ray is not needed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -24,12 +24,14 @@ def evaluate(settings: RunSettings) -> Mapping[str, float]:
 
     Trajectories and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`.
     """
-    preflight(settings.check_complete("eval"), "eval")
-    return anyio.run(_evaluate, settings, backend_options={"use_uvloop": True})
+    notes = preflight(settings.check_complete("eval"), "eval")
+    return anyio.run(_evaluate, settings, notes, backend_options={"use_uvloop": True})
 
 
-async def _evaluate(settings: RunSettings) -> Mapping[str, float]:
+async def _evaluate(settings: RunSettings, notes: Sequence[str]) -> Mapping[str, float]:
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
+        for note in notes:
+            progress.note(note)
         async with launched(settings, folder, progress) as urls, Generation.open(settings, folder, urls) as generation:
             progress.begin("evaluating")
             return await generation.evaluate(evaluations_in(folder.path), settings.train.hf_checkpoint)
@@ -45,14 +47,14 @@ def rollout(settings: RunSettings) -> int:
         SettingsError: what is there was made with other settings.
     """
     settings = whole_epochs(settings.check_complete("rollout"))
-    preflight(settings, "rollout")
+    notes = preflight(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     refuse_others(settings)
     done = last_checkpoint(folder / LEDGER)
-    return anyio.run(_rollout, settings, done, backend_options={"use_uvloop": True})
+    return anyio.run(_rollout, settings, done, notes, backend_options={"use_uvloop": True})
 
 
-async def _rollout(settings: RunSettings, done: int | None) -> int:
+async def _rollout(settings: RunSettings, done: int | None, notes: Sequence[str]) -> int:
     total, samples = settings.rollout.num_rollout, 0
     first = 0 if done is None else done + 1
     with (
@@ -61,6 +63,8 @@ async def _rollout(settings: RunSettings, done: int | None) -> int:
         Progress(settings.observability, total=total) as progress,
     ):
         progress.resume(first)
+        for note in notes:
+            progress.note(note)
         if first >= total:
             progress.note(
                 f"{folder.path} holds {counted(first, 'rollout')}, and --num-rollout is {total}: nothing left to do; "

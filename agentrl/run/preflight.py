@@ -83,12 +83,15 @@ def load_chat(settings: RunSettings) -> Chat:
     )
 
 
-def preflight(settings: RunSettings, purpose: Purpose) -> None:
+def preflight(settings: RunSettings, purpose: Purpose) -> list[str]:
     """Check everything that can be checked without starting anything.
 
     Args:
         settings: complete for `purpose`.
         purpose: what is about to start.
+
+    Returns:
+        What a person should know about it although it is no mistake.
 
     Raises:
         AgentRLError: the first mistake found, with the flag, file or line that it is in.
@@ -102,10 +105,10 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
     template = settings.cluster.load_debug_rollout_data
     if purpose == "train" and template is not None:
         _dump(template, settings.rollout.num_rollout)
-        return
+        return []
     if settings.data.sft_turns is not None:
         check_conversations(settings, load_chat(settings))
-        return
+        return []
     plugins = Plugins.load(settings)
     if not (purpose == "train" and settings.cluster.backend == "local" and settings.engine.engine == "embedded"):
         kept_sets = purpose == "train" and settings.rollout.replays_truncation
@@ -122,6 +125,7 @@ def preflight(settings: RunSettings, purpose: Purpose) -> None:
         check_calls_are_read(chat, settings.rollout.tool_call_parser)
     if purpose != "eval":
         _teacher(settings, chat)
+    return list(dict.fromkeys(note for rows in seen for note in rows.notes))
 
 
 def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
@@ -211,6 +215,7 @@ class FirstRows:
 
     plugins: Plugins
     rows: dict[str, PromptRow] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def look(self, row: PromptRow) -> str | None:
         """Note a row; says what is wrong where it names none of several environments."""
@@ -325,6 +330,9 @@ def someone_grades(settings: RunSettings, first: FirstRows) -> None:
     if ungraded(settings, plugins) or plugins.reward is not None or plugins.generate is not None:
         return
     for name, entry in (plugins.environments or {}).items():
+        if rm_type and entry.kind.reward is not Environment.reward:
+            own = f"{entry.kind.__name__}.reward"
+            first.notes.append(f"--rm-type {rm_type}: {own} decides; the grader counts only where that method calls it")
         if name in first.rows:
             _grades(entry.kind, first.rows[name], rm_type, settings.rm_hub)
 

@@ -215,6 +215,12 @@ def test_one_answer_a_prompt_needs_no_class(here: RunKit, env: str | None) -> No
         preflight(settings.check_complete(purpose), purpose)
 
 
+def test_a_grader_beside_a_reward_of_the_environments_own_is_noted(here: RunKit) -> None:
+    noted = preflight(RunSettings.from_cli(here.arguments(rm_type="math")), "train")
+    assert [note for note in noted if "AddEnv.reward decides" in note and "--rm-type math" in note]
+    assert preflight(RunSettings.from_cli(here.arguments()), "train") == []
+
+
 def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", *here.arguments(env="syntax.py:Env")], capsys)
     import ray
