@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.math import asked_for, best, read_labels
 from agentrl.rm_hub.reading.answers import read
 from agentrl.rm_hub.reading.boxed import boxes
+from agentrl.rm_hub.reading.common import bad_metadata
 from agentrl.rm_hub.reading.seen import seen
 
 WINDOW = 300
@@ -33,9 +33,7 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     """
     form = metadata.get("dapo_form", "answer")
     if form not in _FORMS:
-        raise GraderFailure(
-            f"dapo: metadata dapo_form must be one of {', '.join(_FORMS)}, got {form!r}", kind="grader_bad_metadata"
-        )
+        raise bad_metadata("dapo", "dapo_form", f"one of {', '.join(_FORMS)}", form)
     golds = read_labels("dapo", label)
     asked = asked_for(golds)._replace(announced=_NOTHING if form == "boxed" else _LINE, called=_NOTHING)
     text = seen(response).rstrip()

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading import values
 from agentrl.rm_hub.reading.answers import Asked, find_answer, is_lenient
 from agentrl.rm_hub.reading.boxed import boxes
+from agentrl.rm_hub.reading.common import bad_label
 from agentrl.rm_hub.reading.equality import Equality, compare
 from agentrl.rm_hub.reading.latex import LONGEST, clean
 from agentrl.rm_hub.reading.seen import seen
@@ -79,7 +79,7 @@ def read_labels(grader: str, label: Any) -> list[str]:
     """
     golds = [_label(grader, one) for one in (label if isinstance(label, (list, tuple)) else [label])]
     if not golds:
-        raise GraderFailure(f"{grader}: the list of accepted answers is empty", kind="grader_bad_label")
+        raise bad_label(grader, "at least one accepted answer", label)
     return golds
 
 
@@ -89,16 +89,12 @@ def _label(grader: str, label: Any) -> str:
     if isinstance(label, float) and math.isfinite(label):
         return str(int(label)) if label.is_integer() and abs(label) < 1e15 else repr(label)
     if not isinstance(label, str):
-        raise GraderFailure(
-            f"{grader}: a label must be text, a finite number or a list of those, got {type(label).__name__} "
-            f"{str(label)[:40]!r}",
-            kind="grader_bad_label",
-        )
+        raise bad_label(grader, "text, a finite number or a list of those", label)
     text = label.strip()
     if (solution := _HASHES.search(text)) is not None:
         text = solution.group(1)
     elif "box" in text and (boxed := find_answer(text, Asked(values.formula))).how == "box":
         text = " or ".join(boxed.values)
     if not clean(text):
-        raise GraderFailure(f"{grader}: the label {label[:40]!r} has no answer in it", kind="grader_bad_label")
+        raise bad_label(grader, "text with an answer in it", label)
     return text

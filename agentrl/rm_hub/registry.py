@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.plugins import load_object, raised_at
-from agentrl.rm_hub.grade import Grade, GraderFunction, Service
+from agentrl.rm_hub.grade import Grade, GraderFunction
 from agentrl.rm_hub.reading.boxed import last_box
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -54,7 +54,7 @@ class GraderSpec:
     zero: float | None = 0.0
 
     def load(self) -> Any:
-        """Import the function."""
+        """Import the function, or the class of a service, which is made from the settings."""
         if not self.path.startswith("agentrl.rm_hub."):
             return load_object(self.path, what="--rm-type")
         return pkgutil.resolve_name(self.path)
@@ -197,18 +197,8 @@ def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> Grader
     """
     spec = find(rm_type)
     if settings is not None and spec.runs == "service":
-        service(spec, settings)
+        spec.load()(settings)  # says what is missing
     return spec
-
-
-def service(spec: GraderSpec, settings: RmHubSettings) -> Service:
-    """The service that a spec names, not yet entered.
-
-    Raises:
-        SettingsError: its settings are missing.
-    """
-    made: Service = spec.load()(settings)
-    return made
 
 
 def checked(rm_type: str, grade: object) -> Grade:

@@ -90,10 +90,9 @@ def golds(label: Any, grader: str) -> list[str]:
 
 def bad_label(grader: str, expected: str, label: Any) -> GraderFailure:
     """The error of a label that cannot be used."""
-    shown = repr(label)
     return GraderFailure(
-        f"{grader}: the label must be {expected}, got {type(label).__name__} {shown[:200]}; check the label, or which field "
-        "of the data it is read from",
+        f"{grader}: the label must be {expected}, got {type(label).__name__} {repr(label)[:200]}; check the label, or "
+        "which field of the data it is read from",
         kind="grader_bad_label",
     )
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade, Service
-from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, raised, service
+from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, raised
 from agentrl.rm_hub.running.pool import GraderPool
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -92,7 +92,7 @@ class GraderRunner:
             return function
         async with self._opening:
             if rm_type not in self._services:
-                self._services[rm_type] = await self._stack.enter_async_context(service(spec, self.settings))
+                self._services[rm_type] = await self._stack.enter_async_context(spec.load()(self.settings))
         return self._services[rm_type].grade
 
 

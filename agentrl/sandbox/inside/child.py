@@ -32,10 +32,6 @@ class Child:
         theirs.close()
         self.exited = kernel.process_descriptor(self.pid)
 
-    def cpu_seconds(self) -> float:
-        """CPU time of the process and of all that it started."""
-        return _cpu_seconds(self.pid)
-
     def kill(self) -> tuple[int, resource.struct_rusage]:
         """End it and everything it started; returns its wait status and what it used."""
         os.kill(self.pid, signal.SIGKILL)
@@ -79,7 +75,7 @@ def _kill_orphans() -> None:
             os.waitpid(-1, 0)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """CPU time of a process and of all that it started, as far as that lives or was waited for; 0 if it is gone."""
     total = 0.0
     with contextlib.suppress(OSError):  # it ended meanwhile
@@ -87,7 +83,7 @@ def _cpu_seconds(pid: int) -> float:
         with open(f"{pid}/stat", "rb") as file:
             waited_for = file.read().rpartition(b")")[2].split()[13:15]
         total += sum(map(int, waited_for)) / os.sysconf("SC_CLK_TCK")
-    return total + sum(map(_cpu_seconds, _children(pid)))
+    return total + sum(map(cpu_seconds, _children(pid)))
 
 
 def _children(pid: int) -> list[int]:

@@ -18,7 +18,7 @@ import time
 from typing import Any, NoReturn
 
 from agentrl.sandbox.inside import frames, kernel
-from agentrl.sandbox.inside.child import Child
+from agentrl.sandbox.inside.child import Child, cpu_seconds
 from agentrl.sandbox.inside.jail import Jail, enter_namespaces
 
 _CHECK_SECONDS = 0.25
@@ -92,7 +92,7 @@ class Supervisor:
         late = self.deadline is not None and now >= self.deadline
         if not late and now >= self.next_look:  # counting costs more than what may have woken us, byte by byte
             self.next_look = now + _CHECK_SECONDS
-            late = self.child.cpu_seconds() > self.cpu_limit
+            late = cpu_seconds(self.child.pid) > self.cpu_limit
         if late:
             self.verdict = self.verdict or "timeout"
 
@@ -106,7 +106,7 @@ class Supervisor:
         if request is None or self.verdict:
             return True
         self.deadline = time.monotonic() + request["wall_seconds"]
-        self.cpu_limit = self.child.cpu_seconds() + self.jail.cpu_seconds
+        self.cpu_limit = cpu_seconds(self.child.pid) + self.jail.cpu_seconds
         if not self.jail.session:
             self._write(self.child.stdin, request["stdin"].encode("utf-8", "surrogateescape"))
         self._write(self.control, frames.encode({"code": request["code"]}))
@@ -197,7 +197,7 @@ class Supervisor:
     def _report(self, outcome: str, code: int | None, *, ended: bool) -> None:
         stdout, stderr = (bytes(buffer).decode("utf-8", "replace") for buffer in self.output.values())
         self.deadline, self.answer = None, ""
-        self.cpu_limit = self.child.cpu_seconds() + self.jail.cpu_seconds
+        self.cpu_limit = cpu_seconds(self.child.pid) + self.jail.cpu_seconds
         for buffer in self.output.values():
             buffer.clear()
         self._tell({"outcome": outcome, "returncode": code, "ended": ended, "stdout": stdout, "stderr": stderr})
