@@ -164,14 +164,16 @@ class _Director:
         first = self._scripts[0]
         calling = next((script for script in first if script.name.startswith("calls ")), first[0])
 
+        ordered = [(episode, script) for episode, script in zip(alone, first, strict=False) if script.ordered]
+
         async def again() -> None:
-            for episode, script in zip(alone, first, strict=False):
+            for episode, script in ordered:
                 self._find(*self._prover.of_pair(episode, await self._script(script), "alone"))
 
         async def together() -> None:
             self._observer.alone = False
-            episodes = await asyncio.gather(*map(self._script, first))
-            for one, two in zip(alone, episodes, strict=False):
+            episodes = await asyncio.gather(*(self._script(script) for _, script in ordered))
+            for (one, _), two in zip(ordered, episodes, strict=True):
                 self._find(*self._prover.of_pair(one, two, "beside others"))
 
         async def group() -> None:

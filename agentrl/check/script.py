@@ -20,6 +20,7 @@ class Script:
         cut: its turns end at the length limit instead of with an end token.
         waits: the turn, from 1, that it never answers; 0 for none.
         holds: the turn, from 1, before which generating is held as between two rollouts; 0 for none.
+        ordered: that the same is to come of it whenever it is played; calls at once may run in any order.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Script:
     cut: bool = False
     waits: int = 0
     holds: int = 0
+    ordered: bool = True
 
 
 WRONG, ANSWERS = "does not know", ("answers with the label", "answers with the label, tagged and boxed")
@@ -56,7 +58,8 @@ def scripts(chat: Chat, label: Any, tools: Sequence[ToolSchema]) -> list[Script]
     for tool in tools[:_MOST_TOOLS]:
         found.append(Script(f"calls {tool['function']['name']}, then answers", (call(tool), last)))
     if chat.report.can.parallel_calls:
-        found.append(Script("makes two calls at once, then answers", (call(tools[0], tools[-1]), last)))
+        both = call(tools[0], tools[-1])
+        found.append(Script("makes two calls at once, then answers", (both, last), ordered=False))
     unknown = written(chat, calling([("no_such_tool", {})]), tools)
     broken = call(tools[0]).rstrip()
     found.append(
