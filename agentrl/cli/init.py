@@ -21,7 +21,9 @@ _DEFAULT = click.core.ParameterSource.DEFAULT
 @click.option("--kv-heads", default=2, type=click.IntRange(1), metavar="N", help="Key-value heads.")
 @click.option("--context-length", default=1024, type=click.IntRange(1), metavar="N", help="Longest sequence in tokens.")
 @click.option("--seed", default=0, metavar="N", help="Seed of the random weights.")
-@click.option("--skilled", is_flag=True, help="Teach it to call a tool and to repeat what it finds: minutes, once.")
+@click.option(
+    "--skilled", is_flag=True, help="Teach it to call a tool and to repeat what it finds: about five minutes, once."
+)
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
 @debug_option
 def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
