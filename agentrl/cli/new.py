@@ -5,6 +5,7 @@ import keyword
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from string import Template
 
 import click
 
@@ -16,7 +17,7 @@ _ENVIRONMENT = '''"""Towns and how many people live there: replace the tool and 
 from agentrl import Environment, Sample, tool
 from agentrl.rm_hub import final_answer
 
-PEOPLE = POPULATION
+PEOPLE = ${POPULATION}
 
 
 @tool
@@ -29,7 +30,7 @@ def look_up(city: str) -> str:
     return PEOPLE.get(city, "unknown")
 
 
-class CLASS(Environment):
+class ${CLASS}(Environment):
     """Answer with the number that the tool finds."""
 
     tools = [look_up]
@@ -41,23 +42,23 @@ class CLASS(Environment):
 '''
 _TEST = """import asyncio
 
-from MODULE import PEOPLE, CLASS
+from ${MODULE} import PEOPLE, ${CLASS}
 
 from agentrl import Sample
 
 
 def test_the_tool_finds_what_it_knows():
-    found = asyncio.run(CLASS().toolbox.run("look_up", {"city": "Oslo"}))
+    found = asyncio.run(${CLASS}().toolbox.run("look_up", {"city": "Oslo"}))
     assert found.text == PEOPLE["Oslo"]
 
 
 def test_the_last_turn_is_graded():
     answer = [{"role": "assistant", "content": "Oslo: 709 thousand"}]
     sample = Sample(label=PEOPLE["Oslo"], metadata={"messages": answer})
-    assert asyncio.run(CLASS().reward(sample)) == 1.0
+    assert asyncio.run(${CLASS}().reward(sample)) == 1.0
 """
 _SETTINGS = """# Flags without the dashes; flags on the command line win. `agentrl train --help` explains them.
-env: MODULE.py:CLASS
+env: ${MODULE}.py:${CLASS}
 hf_checkpoint: ./model
 prompt_data: train.jsonl
 label_key: label
@@ -72,10 +73,10 @@ rollout_max_response_len: 64
 rollout_temperature: 1.7 # the skilled tiny model is sure of itself, and learns from mistakes; for others take this out
 lr: 3.0e-4
 """
-_README = """# MODULE
+_README = """# ${MODULE}
 
     agentrl init --skilled ./model           # a tiny model that can call a tool
-    agentrl check MODULE.py:CLASS            # is the environment well-formed? what will the model see?
+    agentrl check ${MODULE}.py:${CLASS}            # is the environment well-formed? what will the model see?
     pytest                                   # your own tests
     agentrl train --config run.yaml
     agentrl view runs/first                  # curves and every trajectory, token by token, in the browser
@@ -108,9 +109,7 @@ def command(path: Path) -> None:
     texts["test.jsonl"] = _rows(_HELD_OUT)
     path.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        for placeholder, value in written.items():
-            text = text.replace(placeholder, value)
-        (path / name).write_text(text, encoding="utf-8")
+        (path / name).write_text(Template(text).substitute(written), encoding="utf-8")
         click.echo(path / name)
     click.echo(f"Next: cd {path}, and what README.md says")
 

@@ -20,6 +20,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_folder_may_be_called_like_a_word_of_the_template(here: Path) -> None:
+    assert run(["new", "my_CLASS"]) == 0
+    assert "from my_CLASS import PEOPLE, MyClass" in (here / "my_CLASS" / "test_my_CLASS.py").read_text()
+
+
 def test_a_new_project_passes_its_tests_check_and_preflight(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["new", "maze-runner"]) == 0
     monkeypatch.chdir(here / "maze-runner")
