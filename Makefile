@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-sglang test-browser coverage lint docs bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-sglang test-browser test-without-compat coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -37,6 +37,7 @@ test: venv
 
 test-nightly: venv
 	$(BIN)/python -m pytest -m 'not sglang'
+	$(MAKE) test-without-compat
 
 test-sglang: venv
 	scripts/install_sglang_cpu.sh .venv-sglang
@@ -44,6 +45,9 @@ test-sglang: venv
 
 test-browser: venv
 	$(BIN)/python -m pytest -m browser tests/viewer
+
+test-without-compat: venv
+	scripts/without_compat.sh $(abspath $(BIN)/python)
 
 coverage: venv
 	$(BIN)/python -m pytest -m 'not slow and not sglang and not browser' --cov --cov-report=term:skip-covered --cov-report=html

@@ -46,6 +46,20 @@ def load_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) ->
     raise PluginError(f"{what} {path!r}: {source} has no {' or '.join(map(repr, names))}{hint}")
 
 
+def optional(path: str) -> Any:
+    """What `pkg.mod:Name` names in a room of ours that an installation may leave out; None where it does.
+
+    Who calls it annotates the result with a protocol, and the room asserts for the type checker that it fulfils it.
+    """
+    source, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(source), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not source.startswith(error.name):
+            raise
+        return None
+
+
 def _split(path: str, what: str, default_names: tuple[str, ...]) -> tuple[str, str]:
     if ":" in path:
         source, _, name = path.rpartition(":")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import PluginError
-from agentrl.plugins import load_object
+from agentrl.plugins import load_object, optional
 
 
 def test_loads_by_module_and_by_file(tmp_path: Path) -> None:
@@ -42,3 +42,14 @@ def test_a_file_that_fails_to_import_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_thing_here\n")
     with pytest.raises(PluginError, match=r"broken.py failed to import: ModuleNotFoundError.*no_such_thing_here"):
         load_object(f"{tmp_path}/broken.py:Env", what="--env")
+
+
+def test_a_room_that_is_not_there_is_none_and_its_own_missing_imports_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_a_room.py").write_text("import no_such_module_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert optional("agentrl.no_such_room:DOOR") is None
+    assert optional("agentrl.plugins:optional") is optional
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_anywhere"):
+        optional("half_a_room:DOOR")

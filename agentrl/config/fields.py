@@ -22,6 +22,7 @@ from pydantic_core import PydanticUndefined
 
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.buffer.settings import BufferSettings
+from agentrl.config.compat import CompatSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.data.settings import DataSettings
 from agentrl.engine.settings import EngineSettings
@@ -47,6 +48,9 @@ class Sections(Settings):
     engine: EngineSettings = Field(default_factory=EngineSettings, title="Inference engine")
     cluster: ClusterSettings = Field(default_factory=ClusterSettings, title="Placement")
     observability: ObservabilitySettings = Field(default_factory=ObservabilitySettings, title="Metrics and output")
+    compat: CompatSettings = Field(
+        default_factory=CompatSettings, title="What slime's scripts and functions bring along"
+    )
 
 
 SECTIONS: Mapping[str, type[Settings]] = {name: type(section) for name, section in Sections()}

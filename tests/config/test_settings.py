@@ -304,3 +304,8 @@ def test_args_pickles_copies_and_compares() -> None:
     for other in (pickle.loads(pickle.dumps(args)), copy.copy(args), copy.deepcopy(args)):
         assert other == args
     assert args != Args({"max_turns": 4})
+
+
+def test_keys_of_a_users_own_are_in_args_and_win_over_nothing() -> None:
+    args = RunSettings.from_flat({"compat_options": {"max_tries": 3, "lr": 7.0}, "lr": 1e-3}).args
+    assert (args.max_tries, args.lr) == (3, 1e-3)

@@ -1,0 +1,16 @@
+"""What the settings of other trainers say that have no counterpart among our own."""
+
+from typing import Any
+
+from pydantic import Field
+
+from agentrl.settings import Settings
+
+
+class CompatSettings(Settings):
+    """Read by `agentrl.compat`; also the keys of a user's own, which user functions find in `args`."""
+
+    compat_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="slime's settings that are none of ours (hooks by path), and keys of your own for your functions' args.",
+    )
