@@ -58,6 +58,7 @@ def settings(folder: Path, **changes: Any) -> TrainSettings:
         "lr": 1e-3,
         "weight_decay": 0.0,
         "adam_eps": 1e-4,  # so that gradients of pure rounding noise do not become full steps
+        "bf16": False,  # where there is a GPU, too: what is compared are formulas
         "use_dynamic_batch_size": True,
         "max_tokens_per_gpu": 80,
     }
