@@ -21,7 +21,8 @@ class EngineActor:
 
     def start(self, index: int, logs: Path) -> tuple[str, int | None]:
         """Start the server; returns its URL and process id."""
-        host = node_address(True) if self._settings.cluster.ray_address else None
+        own, address = self._settings.engine.engine_host, node_address()
+        host = own if address == "127.0.0.1" else address
         process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host))
         return process.url, process.pid
 

@@ -75,6 +75,8 @@ class _Starting:
         loading = f"loading the model into {names[0]}, " if self.engines else ""
         self.progress.begin(f"{loading}starting {names[1]}")
         worker = rollout_actor(s, self.here, self.folder) if s.generates else None
+        if worker is not None:
+            stack.callback(ray.kill, worker)  # a cluster of somebody else's stays, and would keep it
         placement = await stack.enter_async_context(_placed(s, self.engines))
         trainer, ranks = self._trainer(placement)
         actors = [self._engine(placement, _trainers(s) + i) for i in range(self.engines)]

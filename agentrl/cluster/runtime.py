@@ -1,4 +1,4 @@
-"""Ray: joining a cluster, or starting one that ends with the run and dies with this process even if that is killed."""
+"""Ray: joining a cluster, starting one that ends with the run and dies with this process, or using the caller's."""
 
 import contextlib
 import logging
@@ -11,13 +11,29 @@ from typing import Any
 import ray
 
 from agentrl.config.placement import ClusterSettings
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, SettingsError
 from agentrl.run.signals import EXIT_CODE, heed_sigterm, interrupted_at_once
 
 
 @contextlib.contextmanager
 def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
-    """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end."""
+    """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end.
+
+    Ray that this process has initialised before is used as it is, and stays up for its owner.
+
+    Raises:
+        SettingsError: `ray_address` is another cluster than the one that this process is in.
+        AgentRLError: nothing answers at `ray_address`, or Ray could not start.
+    """
+    if ray.is_initialized():
+        here, wanted = ray.get_runtime_context().gcs_address, settings.ray_address
+        if wanted not in (None, "auto", here):
+            raise SettingsError(
+                f"--ray-address {wanted}: this process has joined the Ray cluster at {here} already; leave the flag out to "
+                "use that one, or call ray.shutdown() first"
+            )
+        yield
+        return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {
         "namespace": f"agentrl-{uuid.uuid4().hex[:8]}",
@@ -76,6 +92,7 @@ def enter_workspace(folder: str) -> None:
             sys.path.insert(0, folder)
 
 
-def node_address(joined: bool) -> str:
-    """This node's address: loopback for a cluster of our own, else the address that Ray knows the node by."""
-    return ray.util.get_node_ip_address() if joined else "127.0.0.1"
+def node_address() -> str:
+    """This node's address: loopback where it is the whole cluster, else the address that Ray knows it by."""
+    alone = sum(node["Alive"] for node in ray.nodes()) == 1
+    return "127.0.0.1" if alone else str(ray.util.get_node_ip_address())

@@ -25,7 +25,7 @@ class TrainActor:
 
     def address(self) -> tuple[str, int]:
         """This node's address and a free port on it, for others to meet at."""
-        return node_address(self._settings.cluster.ray_address is not None), free_port()
+        return node_address(), free_port()
 
     def pid(self) -> int:
         """The process id."""
