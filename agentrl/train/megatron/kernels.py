@@ -191,7 +191,7 @@ class FlashOnCpu(Kernel):
 
 
 class FlashOnCuda(Kernel):
-    """Torch's variable-length flash attention, a part a launch. Written from its signatures: it has not been run here."""
+    """Torch's variable-length flash attention, a part a launch."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float

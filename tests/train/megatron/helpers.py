@@ -88,7 +88,7 @@ def backend(
 def gradients(made: MegatronBackend) -> Iterator[tuple[str, torch.Tensor]]:
     """The last step's gradients (float32, after clipping) under Hugging Face names."""
     found = {name: parameter.main_grad for name, parameter in made.actor.parameters().items()}
-    return made.actor.weights.export(found, torch.float32)
+    return ((name, tensor.cpu()) for name, tensor in made.actor.weights.export(found, torch.float32))
 
 
 class Reference:

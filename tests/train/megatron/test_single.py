@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(made: MegatronBackend) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in made.export_weights()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in made.export_weights()}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_log_probs_gradients_and_steps_match_plain_torch(
                 torch.testing.assert_close(
                     gradient, theirs[name].grad, rtol=1e-4, atol=2e-6, msg=functools.partial("{}: {}".format, name)
                 )
-        for name, weights in made.export_weights():
+        for name, weights in exported(made).items():
             torch.testing.assert_close(weights, theirs[name].data, rtol=0, atol=1e-5, msg=name)
 
 
@@ -172,7 +172,7 @@ def test_reference_model_is_the_start_and_stays(folder: Path) -> None:
         weights = exported(made)
         np.testing.assert_array_equal(made.log_probs(batch, "ref"), before)
         assert np.abs(made.log_probs(batch) - before).max() > 1e-3
-        assert all(torch.equal(tensor, weights[name]) for name, tensor in made.export_weights())
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in exported(made).items())
 
 
 def test_another_reference_model_is_itself(folder: Path, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_another_reference_model_is_itself(folder: Path, tmp_path: Path) -> None
     with backend(settings(folder, ref_load=str(other)), algorithm) as made:
         start = exported(made)
         np.testing.assert_array_equal(made.log_probs(batch, "ref"), want)
-        assert all(torch.equal(tensor, start[name]) for name, tensor in made.export_weights())
+        assert all(torch.equal(tensor, start[name]) for name, tensor in exported(made).items())
         assert abs(made.train(batch, 0)["kl_loss"]) > 0.01
         np.testing.assert_array_equal(made.log_probs(batch, "ref"), want)
     wide = make_tiny_model(tmp_path / "wide", "qwen3", layers=3)
@@ -208,7 +208,7 @@ def test_weights_are_exported_by_name(folder: Path) -> None:
         everything, names = exported(made), [spec.name for spec in made.weight_specs()]
         assert names == list(everything)
         chosen = [names[-1], "model.layers.1.self_attn.k_proj.weight"]
-        found = dict(made.export_weights(chosen))
+        found = {name: tensor.cpu() for name, tensor in made.export_weights(chosen)}
         assert list(found) == sorted(chosen, key=names.index)
         assert all(torch.equal(tensor, everything[name]) for name, tensor in found.items())
 
@@ -231,7 +231,7 @@ def test_non_finite_loss_leaves_the_weights_alone(folder: Path) -> None:
         before = exported(made)
         with pytest.raises(TrainError, match="not|nan"):
             made.train(bad, 0)
-        assert all(torch.equal(tensor, before[name]) for name, tensor in made.export_weights())
+        assert all(torch.equal(tensor, before[name]) for name, tensor in exported(made).items())
         made.train(batch, 0)
 
 
@@ -258,7 +258,7 @@ def test_a_loss_of_ones_own_that_cannot_be_trained_on_is_named_and_leaves_the_we
         before = exported(made)
         with pytest.raises(AgentRLError, match=f"--custom-loss-function-path {path}"):
             made.train(make_batch(), 0)
-        assert all(torch.equal(tensor, before[name]) for name, tensor in made.export_weights())
+        assert all(torch.equal(tensor, before[name]) for name, tensor in exported(made).items())
 
 
 def test_statistics_are_means_whatever_the_weights_scale(folder: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_batch_without_a_trained_token_gives_no_gradient(folder: Path) -> None
         before = exported(made)
         metrics = made.train(dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask)), 0)
         assert metrics["loss"] == metrics["grad_norm"] == metrics["tokens"] == 0
-        assert all(torch.equal(tensor, before[name]) for name, tensor in made.export_weights())
+        assert all(torch.equal(tensor, before[name]) for name, tensor in exported(made).items())
 
 
 def test_muon_trains_matrices_and_adam_the_rest(folder: Path) -> None:
@@ -299,7 +299,7 @@ def test_muon_trains_matrices_and_adam_the_rest(folder: Path) -> None:
     with backend(settings(folder, optimizer="muon", muon_lr=1e-2)) as made:
         before = exported(made)
         metrics = [made.train(batch, number) for number in range(3)]
-        moved = {name: (tensor - before[name]).abs().max().item() for name, tensor in made.export_weights()}
+        moved = {name: (tensor - before[name]).abs().max().item() for name, tensor in exported(made).items()}
     assert all(np.isfinite(m["grad_norm"]) for m in metrics)
     assert min(moved.values()) > 0
     assert moved["model.embed_tokens.weight"] <= 4e-3 < moved["model.layers.0.mlp.down_proj.weight"]
