@@ -1,0 +1,111 @@
+"""Launch scripts are read, not run: as bash would expand them, or with a word on what only running would tell."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.compat.script import read_script
+from agentrl.errors import SettingsError
+
+
+def flags(folder: Path, text: str, environ: dict[str, str] | None = None) -> list[str | None]:
+    (folder / "run.sh").write_text(text)
+    return [found.text for found in read_script(folder / "run.sh", environ or {}).flags]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "python train.py --lr 1e-6 --save '/a b' \\\n  --use-wandb # --no\n",
+            ["--lr", "1e-6", "--save", "/a b", "--use-wandb"],
+        ),
+        (
+            'A=(\n  --lr 1 # not 2\n  #--no\n\n  --b "c d"\n)\npython3 -u train.py ${A[@]}',
+            ["--lr", "1", "--b", "c", "d"],
+        ),
+        ('A=(--b "c d")\nA+=(--e)\nray job submit -- python3 /x/train.py "${A[@]}"', ["--b", "c d", "--e"]),
+        ('A=(x y z)\nA[1]=Y\npython train.py ${A[@]} ${A} "${A[0]}"', ["x", "Y", "z", "x", "x"]),
+        ('N=${N:-4}; M=${N}0\npython train.py --n ${N} --m "$M"', ["--n", "4", "--m", "40"]),
+        ('N=${N:-"${M:-7}"} && cd /tmp && python train.py --n $((N * 2 - 1))', ["--n", "13"]),
+        ("python train.py --sizes 1 $(seq 16 8 32) `basename /a/b`", ["--sizes", "1", "16", "24", "32", "b"]),
+        ('if [ -z "$X" ]; then N=1; else N=2; fi\npython train.py $N', ["1"]),
+        ('N=1\nif [ "$N" -gt 3 ] || [ "$N" = 1 ]; then N=5; elif true; then N=6; fi\npython train.py $N', ["5"]),
+        ("f() {\n  N=3\n}\ncat > x <<EOF\npython train.py --no\nEOF\npython train.py --yes 2>&1 | tee log", ["--yes"]),
+        ('E=\npython train.py --a $E --b "$E" x"$E"y', ["--a", "--b", "", "xy"]),
+    ],
+)
+def test_words_are_those_of_bash(tmp_path: Path, text: str, expected: list[str]) -> None:
+    assert flags(tmp_path, text) == expected
+
+
+def test_what_the_caller_exports_counts_where_the_script_reads_it(tmp_path: Path) -> None:
+    text = "export N=${N:-4}\nM=1\npython train.py $N $M"
+    assert flags(tmp_path, text, {"N": "9", "M": "8", "PATH": "/x"}) == ["9", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("\nN=$(nvidia-smi -L | wc -l)\npython train.py --n $N", 2, "nvidia-smi"),
+        ("for ((i=0; i<3; i++)); do\n  a+=($i)\ndone\npython train.py --n ${a[@]}", 2, "depends on"),
+        ("if command -v x; then\n  N=1\nfi\npython train.py --n $N", 2, "depends on"),
+        ("printf -v N '%s' 3\npython train.py --n $N", 1, "printf"),
+        ("python train.py --n ${N##*/}", 1, "N##"),
+    ],
+)
+def test_what_only_running_it_would_tell_is_named(tmp_path: Path, text: str, line: int, why: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    found = read_script(tmp_path / "run.sh", {}).flags[1]
+    assert found.text is None
+    assert f"run.sh line {line}" in found.why
+    assert why in found.why
+
+
+def test_sourced_files_are_read_where_they_are_and_where_they_must_be(tmp_path: Path) -> None:
+    models = tmp_path / "slime" / "scripts" / "models"
+    models.mkdir(parents=True)
+    (models / "base.sh").write_text('ARGS=(--layers "${LAYERS:-3}")\n')
+    (models / "five.sh").write_text('LAYERS=5 source "$(dirname -- "${BASH_SOURCE[0]}")/base.sh"\n')
+    head = 'HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\n'
+    for wanted in ("${HERE}/models/five.sh", "/root/slime/scripts/models/five.sh"):
+        script = models.parent / "run.sh"
+        script.write_text(f'{head}source "{wanted}"\npython train_async.py ${{ARGS[@]}}\n')
+        launch = read_script(script, {})
+        assert [(one.text, one.where) for one in launch.flags] == [
+            ("--layers", "base.sh line 1"),
+            ("5", "five.sh line 1"),
+        ]
+        assert launch.asynchronous
+        assert [note for note in launch.notes if "/root" in note] == launch.notes[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo hello", "neither train.py nor train_async.py"),
+        ("python train.py\npython train.py", "line 1 and run.sh line 2 each start"),
+        (
+            'if [ -z "${B}" ]; then\n  echo "B is not set"\n  exit 1\nfi\npython train.py',
+            "line 3: the script stops here: B is",
+        ),
+        ("source nothing.sh\npython train.py", "line 1: no file"),
+        ("source run.sh\npython train.py", "sources itself"),
+        ("source $(x)\npython train.py", "not known"),
+        ('python train.py "--lr', "line 1: a double quote is never closed"),
+        ("A=(1 2\npython train.py", "line 1: the array is never closed"),
+        ("python train.py ${A", "line 1: a bracket is never closed"),
+        ("python train.py 'x", "line 1: the quote ' is never closed"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said.replace("(", r"\(")):
+        flags(tmp_path, text)
+
+
+def test_a_script_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    for name, content in (("a.sh", None), ("b.sh", b"\xff\xfe")):
+        if content:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(SettingsError, match="cannot read"):
+            read_script(tmp_path / name)
