@@ -90,7 +90,7 @@ def test_sourced_files_are_read_where_they_are_and_where_they_must_be(tmp_path: 
             "line 3: the script stops here: B is",
         ),
         ("source nothing.sh\npython train.py", "line 1: no file"),
-        ("source run.sh\npython train.py", "sources itself"),
+        ('source "${BASH_SOURCE[0]}"\npython train.py', "sources itself"),
         ("source $(x)\npython train.py", "not known"),
         ('python train.py "--lr', "line 1: a double quote is never closed"),
         ("A=(1 2\npython train.py", "line 1: the array is never closed"),
