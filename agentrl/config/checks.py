@@ -329,8 +329,12 @@ def untrainable(flat: Flat) -> Iterator[str]:
     algorithm = algorithm_of(_algorithm_settings(flat))
     if "teacher_log_probs" in algorithm.reads and not (flat["opd_teacher_url"] or flat["opd_teacher_load"]):
         yield f"{algorithm.name} needs a teacher here: give --opd-teacher-url or --opd-teacher-load"
-    if flat["ref_load"] and "ref_log_probs" not in algorithm.reads:
-        yield f"--ref-load has no effect: {algorithm.name} reads no reference model; set --use-kl-loss or --kl-coef, or leave it out"
+    for name in ("ref_load", "ref_update_interval"):
+        if flat[name] and "ref_log_probs" not in algorithm.reads:
+            yield (
+                f"{_flag(name)} has no effect: {algorithm.name} reads no reference model; set --use-kl-loss or --kl-coef, "
+                "or leave it out"
+            )
     yield from _demonstrations(flat, algorithm.supervised)
     alone = flat["n_samples_per_prompt"] == 1 and flat["load_debug_rollout_data"] is None
     if alone and algorithm.compares_within_group and not algorithm.distills:

@@ -5,6 +5,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import anyio
 
@@ -182,6 +183,9 @@ class Driver:
     async def _save(self, step: int) -> None:
         self._progress.phase(f"rollout {step + 1}: saving")
         path = self._folder.checkpoint(step)
+        if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write it
+            with within(self._limits.train_timeout, "writing the model"):
+                await self._parts.trainer.save_hf(Path(self._settings.train.save_hf.format(rollout_id=step)))
         with within(self._limits.train_timeout, "saving the checkpoint"):
             await self._parts.trainer.save(path, step)
         with within(self._limits.start_timeout, "recording the checkpoint"):

@@ -1,6 +1,7 @@
 """Settings of the trainer: checkpoints, batch sizes, optimizer, schedule and parallel layout."""
 
 import os.path
+import re
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -8,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.settings import Settings
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
+"""Settings that keep parameters of the actor from learning."""
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 
 
@@ -27,11 +30,23 @@ class TrainSettings(Settings):
         description="Hugging Face folder of a teacher with the student's vocabulary, of any size, for use_opd: the trainer "
         "holds it beside the trained model.",
     )
+    ref_update_interval: int | None = Field(
+        None, ge=1, description="Every so many rollouts the reference model becomes the trained one; by default never."
+    )
     load: str | None = Field(None, description="Folder of checkpoints to resume from; default: --save.")
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
     save_interval: int | None = Field(
         10, ge=1, description="Write a checkpoint every so many rollouts; one is always written at the end."
     )
+    save_hf: str | None = Field(
+        None,
+        description="Folder to write the model to, as a Hugging Face folder, beside each checkpoint; {rollout_id} in it is "
+        "filled in.",
+    )
+    no_save_optim: bool = Field(
+        False, description="Leave the optimizer's state out of checkpoints: a resumed run begins with a new one."
+    )
+    reset_optimizer_states: bool = Field(False, description="Forget the optimizer's state after each rollout.")
     keep_checkpoints: int | None = Field(
         None, ge=1, description="Keep only the newest checkpoints, this many; by default all."
     )
@@ -88,6 +103,13 @@ class TrainSettings(Settings):
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     clip_grad: float = Field(1.0, ge=0, description="Clip the global gradient norm to this; 0 is off.")
 
+    only_train_params_name_list: tuple[str, ...] = Field(
+        (), description="Train only parameters with one of these patterns in their name, megatron's or Hugging Face's."
+    )
+    freeze_params_name_list: tuple[str, ...] = Field(
+        (), description="Leave parameters with one of these patterns in their name as they are."
+    )
+
     tensor_model_parallel_size: int = Field(1, ge=1, description="Devices that share each layer's matrices.")
     pipeline_model_parallel_size: int = Field(1, ge=1, description="Devices that share the layers.")
     context_parallel_size: int = Field(1, ge=1, description="Devices that share each sequence.")
@@ -128,6 +150,24 @@ class TrainSettings(Settings):
         """A settings file has no shell to expand `~`."""
         return os.path.expanduser(folder) if folder else folder
 
+    @field_validator("save_hf")
+    @classmethod
+    def _fillable(cls, pattern: str | None) -> str | None:
+        try:
+            return pattern and pattern.format(rollout_id=0) and os.path.expanduser(pattern)
+        except (LookupError, ValueError) as error:
+            raise ValueError(f"{pattern!r} may have {{rollout_id}} in braces and nothing else") from error
+
+    @field_validator("only_train_params_name_list", "freeze_params_name_list")
+    @classmethod
+    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return patterns
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = [*self._batch_problems(), *self._schedule_problems(), *self._layout_problems()]
@@ -159,6 +199,8 @@ class TrainSettings(Settings):
             problems.append("lr_decay_style WSD needs lr_wsd_decay_iters")
         if self.muon_lr is not None and self.optimizer != "muon":
             problems.append("muon_lr has no effect with optimizer adam; set optimizer to muon")
+        if all(getattr(self, name) for name in PATTERNS):
+            problems.append(f"{' and '.join(PATTERNS)} both say what learns; leave one of them out")
         return problems
 
     def _layout_problems(self) -> list[str]:
@@ -189,7 +231,8 @@ class TrainSettings(Settings):
         scale = rate / self.lr if self.lr else 1.0
         scaled = {name: getattr(self, name) * scale for name in ("min_lr", "lr_warmup_init")}
         muon = None if self.muon_lr is None else self.muon_lr * scale
-        warmup = {"lr_warmup_iters": self.critic_lr_warmup_iters, "lr_warmup_fraction": None}
+        warmup: dict[str, object] = {"lr_warmup_iters": self.critic_lr_warmup_iters, "lr_warmup_fraction": None}
+        warmup |= dict.fromkeys(PATTERNS, ())
         return self.model_copy(update={"lr": rate, "muon_lr": muon, **scaled, **warmup})
 
     @property

@@ -132,7 +132,7 @@ def test_bad_input_is_named(line: str, parts: list[str]) -> None:
     assert [part for part in parts if part not in found] == [], found
 
 
-@pytest.mark.parametrize("flag", ["--swiglu", "--hidden-dropout", "--no-save-optim", "--use-critic", "--wandb-key"])
+@pytest.mark.parametrize("flag", ["--swiglu", "--hidden-dropout", "--async-save", "--use-critic", "--wandb-key"])
 def test_flags_of_other_trainers_are_answered_by_name(flag: str) -> None:
     found = message(f"{flag} 1")
     assert found.startswith(f"{flag}: ")

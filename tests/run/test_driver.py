@@ -117,6 +117,18 @@ async def test_old_checkpoints_go(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["rollout_000002", "rollout_000003"]
 
 
+async def test_the_model_is_written_before_each_checkpoint_so_that_no_resume_skips_it(tmp_path: Path) -> None:
+    s = settings(tmp_path, save_interval=1, save_hf=str(tmp_path / "hf_{rollout_id:03d}"))
+    written = [entry for entry in await drive(s, Notes()) if entry.startswith(("export", "save"))]
+    assert written == [
+        "export hf_000",
+        "save rollout_000000 0",
+        "export hf_001",
+        "save rollout_000001 1",
+        "export model",
+    ]
+
+
 async def test_a_step_that_failed_is_not_recorded_as_trained(tmp_path: Path) -> None:
     notes = Notes(fail_at="train payload 0 after 0 steps", error=TrainError("the loss is nan"))
     with pytest.raises(TrainError, match="the loss is nan"):

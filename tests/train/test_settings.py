@@ -36,6 +36,14 @@ def test_contradictions_are_named(changes: dict[str, object], words: str) -> Non
         TrainSettings(**changes)
 
 
+def test_a_pattern_of_a_path_takes_the_rollouts_number_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert TrainSettings(save_hf="~/model_{rollout_id}").save_hf == "/home/me/model_{rollout_id}"
+    for wrong in ("model_{step}", "model_{}", "model_{"):
+        with pytest.raises(ValueError, match="rollout_id"):
+            TrainSettings(save_hf=wrong)
+
+
 def test_all_contradictions_are_reported_at_once() -> None:
     with pytest.raises(ValidationError, match=r"max_tokens_per_gpu.*sequence_parallel"):
         TrainSettings(use_dynamic_batch_size=True, sequence_parallel=True)

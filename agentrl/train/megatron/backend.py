@@ -50,6 +50,8 @@ class MegatronBackend(TrainBackend):
     critic: CriticSlot | None = None
     reference: ModelSlot | None = None
     teacher: ModelSlot | None = None
+    _followed = False
+    """Whether the reference is no longer the model that it was loaded from."""
     _group: WeightGroup | None = None
     _details: Mapping[str, NDArray[np.float16]]
 
@@ -136,6 +138,7 @@ class MegatronBackend(TrainBackend):
         seen = np.full(len(batch.loss_mask), np.nan, np.float32)
         history = [self._one_step(batch, indices, arrays, step + number, seen) for number, indices in enumerate(parts)]
         self._details = _details(batch, {"log_probs": seen, **prepared.arrays})
+        self._after_rollout(step // self.settings.num_steps_per_rollout + 1)
         apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
         if self.algorithm.use_rollout_logprobs:
             apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
@@ -144,6 +147,16 @@ class MegatronBackend(TrainBackend):
         metrics |= mismatch_metrics(apart)
         sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(parts))}
         return {**metrics, **prepared.metrics, **sizes, "train_seconds": time.perf_counter() - started}
+
+    def _after_rollout(self, done: int) -> None:
+        """What the settings ask for when `done` rollouts have been trained on."""
+        if self.settings.reset_optimizer_states:
+            for slot in [self.critic] if self.learners == "critic" else [self.actor, self.critic]:
+                if slot is not None:
+                    slot.optimizer.reset()
+        if self.reference is not None and (every := self.settings.ref_update_interval) and done % every == 0:
+            self.reference.become(self.actor)
+            self._followed = True
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
         return self._details
@@ -263,14 +276,17 @@ class MegatronBackend(TrainBackend):
         if self.learners == "critic" and self.critic is not None:
             checkpoint.save(Path(path), self.critic, step)
         else:
-            checkpoint.save(Path(path), self.actor, step, self.critic or (None if critic is None else Path(critic)))
+            part = self.critic or (None if critic is None else Path(critic))
+            checkpoint.save(Path(path), self.actor, step, part, self.reference if self._followed else None)
 
     def load(self, path: str | Path) -> int:
         newest = checkpoint.newest_of(Path(path))
         check_critic(newest.path, wanted=self.algorithm.needs_critic)
         if self.critic is not None:
             checkpoint.load(newest.path / CRITIC, self.critic)
-        return newest.step if self.learners == "critic" else checkpoint.load(newest.path, self.actor)
+        if self.learners != "critic":
+            _, self._followed = checkpoint.load(newest.path, self.actor, self.reference)
+        return newest.step
 
     def save_hf(self, path: str | Path) -> None:
         stream = self.export_weights()

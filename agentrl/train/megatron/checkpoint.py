@@ -3,7 +3,8 @@
 1. The tensors are in its fully reshardable form: saved under one layout, loadable under another.
 2. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
 3. The critic's part is a checkpoint in the actor's, so that it does not matter which processes wrote it.
-4. What makes a folder a checkpoint, and of which model, is `agentrl.train.checkpoints`'.
+4. A reference that has followed the actor is in the actor's checkpoint; before, it is what `--ref-load` says.
+5. What makes a folder a checkpoint, and of which model, is `agentrl.train.checkpoints`'.
 """
 
 from __future__ import annotations
@@ -28,18 +29,28 @@ from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.checkpoints import Found, latest, read_manifest, replace_folder, writing
 from agentrl.train.learning_rate import end_of_decay
 from agentrl.train.megatron.layout import Layout
-from agentrl.train.megatron.slots import TrainedSlot
+from agentrl.train.megatron.slots import ModelSlot, TrainedSlot
+
+_REFERENCE = "reference"
 
 
-def save(path: Path, slot: TrainedSlot, step: int, critic: TrainedSlot | Path | None = None) -> None:
+def save(
+    path: Path,
+    slot: TrainedSlot,
+    step: int,
+    critic: TrainedSlot | Path | None = None,
+    reference: ModelSlot | None = None,
+) -> None:
     """Write a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it. Collective.
 
     Raises:
         CheckpointError: it could not be written; earlier ones are as they were.
     """
-    layout, stepped = slot.place.layout, slot.stepped
+    layout, stepped = slot.place.layout, slot.stepped and not slot.place.settings.no_save_optim
     state = slot.state(stepped=stepped, is_loading=False) | {"rng": _rng_object(layout)}
     manifest = {"step": step, "stepped": stepped, "layout": layout.describe(), **slot.identity.entries()}
+    if reference is not None:
+        state[_REFERENCE], manifest[_REFERENCE] = reference.weights_state(f"{_REFERENCE}."), True
     manifest["lr_decay_end"] = end_of_decay(slot.place.settings, slot.optimizer.total_steps)
     with writing(path, manifest, leader=layout.rank == 0, barrier=dist.barrier) as partial:
         try:
@@ -72,8 +83,8 @@ def newest_of(path: Path) -> Found:
     return newest
 
 
-def load(path: Path, slot: TrainedSlot) -> int:
-    """Restore a checkpoint as `newest_of` finds it; returns its step. Collective.
+def load(path: Path, slot: TrainedSlot, reference: ModelSlot | None = None) -> tuple[int, bool]:
+    """Restore a checkpoint as `newest_of` finds it; returns its step, and whether `reference` was in it. Collective.
 
     Raises:
         CheckpointError: nothing complete is there, it is of another model, or it is damaged.
@@ -83,19 +94,24 @@ def load(path: Path, slot: TrainedSlot) -> int:
     slot.identity.check(newest.path, manifest)
     layout, stepped = slot.place.layout, manifest["stepped"]
     state = slot.state(stepped=stepped, is_loading=True)
+    followed = reference is not None and bool(manifest.get(_REFERENCE))
+    if reference is not None and followed:
+        state[_REFERENCE] = reference.weights_state(f"{_REFERENCE}.")
     same_layout = manifest["layout"] == layout.describe()
     if same_layout:
         state["rng"] = _rng_object(layout)
     try:
         loaded = dist_checkpointing.load(state, str(newest.path))
         slot.restore(loaded, stepped=stepped)
+        if reference is not None and followed:
+            reference.take(loaded[_REFERENCE], f"{_REFERENCE}.")
         if same_layout:
             _restore_rng(loaded["rng"])
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"{newest.path} is damaged: {_last_line(error)}; move it away to resume from the checkpoint before it"
         ) from error
-    return newest.step
+    return newest.step, followed
 
 
 def _last_line(error: BaseException) -> str:

@@ -123,6 +123,15 @@ def unwrap(model: torch.nn.Module) -> Any:
     return inner
 
 
+def keep_gradients_flowing(model: torch.nn.Module) -> None:
+    """Let gradients pass a frozen embedding: a recomputed layer gives none where its input asks for none."""
+    inner = unwrap(model)
+    if inner.pre_process and not inner.embedding.word_embeddings.weight.requires_grad:
+        inner.embedding.register_forward_hook(
+            lambda _module, _args, hidden: hidden.requires_grad_(torch.is_grad_enabled())
+        )
+
+
 def output_rows(model: torch.nn.Module, rows: Tensor) -> None:
     """Compute the next forward pass's logits only at `rows`, int64 positions into this rank's packed tokens."""
     unwrap(model).picked_rows = rows

@@ -96,6 +96,16 @@ class Optimizer:
         self.inner.step_with_ready_grads()
         return {"grad_norm": norm, "lr": rate}
 
+    def reset(self) -> None:
+        """Go on as at the first step: moments and counts of steps are 0 again, the weights stay."""
+        for part in self.inner.chained_optimizers:
+            for values in part.optimizer.state.values():
+                for value in filter(torch.is_tensor, values.values()):
+                    value.zero_()
+            for group in part.optimizer.param_groups:
+                if "step" in group:
+                    group["step"] = 0
+
     def _set_rates(self, number: int) -> float:
         rate = learning_rate(number, self.settings, self.total_steps)
         muon_rate = muon_learning_rate(number, self.settings, self.total_steps)
@@ -115,6 +125,8 @@ def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConf
     decayed: list[torch.nn.Parameter] = []
     plain: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if parameter.dim() == 2 and ".decoder.layers." in f".{name}":
             matrices.append(parameter)
         else:

@@ -29,13 +29,19 @@ from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.data import Packer, Rows, inputs_of
 from agentrl.train.megatron.families import ModelShape, family_of
 from agentrl.train.megatron.layout import Layout
-from agentrl.train.megatron.model import build_model, rope_frequencies, transformer_config, unwrap
+from agentrl.train.megatron.model import (
+    build_model,
+    keep_gradients_flowing,
+    rope_frequencies,
+    transformer_config,
+    unwrap,
+)
 from agentrl.train.megatron.optimizer import Optimizer, data_parallel
 from agentrl.train.megatron.step import Passes
 from agentrl.train.megatron.weights import WeightMap
 from agentrl.train.objective import StepInputs
 from agentrl.train.packing import Plan, plan
-from agentrl.train.settings import TrainSettings
+from agentrl.train.settings import PATTERNS, TrainSettings
 from agentrl.train.tree import Prefixes
 
 
@@ -82,6 +88,32 @@ class ModelSlot:
         """Natural-log probabilities [R] in the batch's flat response layout, 0 where `rows` leaves out, on every rank."""
         return self.passes.log_probs(batch, self.plan(batch), rows)
 
+    @torch.no_grad()
+    def become(self, other: ModelSlot) -> None:
+        """Take over the weights of a slot of the same sizes."""
+        theirs = other.parameters()
+        for name, parameter in self.parameters().items():
+            parameter.copy_(theirs[name])
+
+    @property
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "distrib_optim_sharding_type": "fully_reshardable",
+            "chained_optim_avoid_prefix": True,
+            "singleton_local_shards": False,
+            "dp_cp_group": self.place.layout.dp_cp_group,
+            "non_homogeneous_layers": bool(frozen(self.place.settings)),  # one layer may learn and its neighbour not
+        }
+
+    def weights_state(self, prefix: str = "") -> dict[str, Any]:
+        """Megatron's sharded state of the model, under names that begin with `prefix`."""
+        state: dict[str, Any] = unwrap(self.model).sharded_state_dict(prefix=prefix, metadata=self._metadata)
+        return state
+
+    def take(self, state: dict[str, Any], prefix: str = "") -> None:
+        """Take over a loaded `weights_state`."""
+        unwrap(self.model).load_state_dict({name.removeprefix(prefix): v for name, v in state.items()}, strict=True)
+
     def parameters(self) -> dict[str, Any]:
         """This rank's parameters by megatron's names."""
         return dict(unwrap(self.model).named_parameters())
@@ -109,6 +141,11 @@ class TrainedSlot(ModelSlot):
         self.optimizer = Optimizer(self.model, place.settings, place.layout, total_steps)
 
     def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
+        if frozen(self.place.settings):
+            learning = self.weights.learning(self.place.settings)
+            for name, parameter in unwrap(model).named_parameters():
+                parameter.requires_grad_(name in learning)
+            keep_gradients_flowing(model)
         return data_parallel(model, self.config, self.place.settings)
 
     def zero_grad(self) -> None:
@@ -144,7 +181,12 @@ class TrainedSlot(ModelSlot):
     def identity(self) -> Identity:
         """What a checkpoint must be of for this slot to take it."""
         s = self.place.settings
-        kind = {"optimizer": s.optimizer, "distributed_optimizer": s.use_distributed_optimizer, "bf16": s.bf16}
+        kind: dict[str, Any] = {
+            "optimizer": s.optimizer,
+            "distributed_optimizer": s.use_distributed_optimizer,
+            "bf16": s.bf16,
+        }
+        kind |= frozen(s)
         return Identity(dataclasses.asdict(self.shape), kind)
 
     @property
@@ -158,13 +200,7 @@ class TrainedSlot(ModelSlot):
         Raises:
             CheckpointError: megatron cannot lay out the optimizer's state.
         """
-        metadata = {
-            "distrib_optim_sharding_type": "fully_reshardable",
-            "chained_optim_avoid_prefix": True,
-            "singleton_local_shards": False,
-            "dp_cp_group": self.place.layout.dp_cp_group,
-        }
-        state: dict[str, Any] = {"model": unwrap(self.model).sharded_state_dict(metadata=metadata)}
+        state, metadata = {"model": self.weights_state()}, self._metadata
         if stepped:
             inner = self.optimizer.inner
             try:
@@ -178,7 +214,7 @@ class TrainedSlot(ModelSlot):
 
     def restore(self, loaded: dict[str, Any], *, stepped: bool) -> None:
         """Take over a loaded `state`; without optimizer state, as before the first step."""
-        unwrap(self.model).load_state_dict(loaded["model"], strict=True)
+        self.take(loaded["model"])
         inner = self.optimizer.inner
         if stepped:
             inner.load_state_dict(loaded["optimizer"])
@@ -186,6 +222,12 @@ class TrainedSlot(ModelSlot):
         for part in inner.chained_optimizers:
             part.optimizer.state.clear()
         inner.reload_model_params()  # the master copies are the loaded weights
+
+
+def frozen(settings: TrainSettings) -> dict[str, list[str]]:
+    """The patterns that keep parameters from learning, by setting; empty where all learn."""
+    found = {name: list(getattr(settings, name)) for name in PATTERNS}
+    return {name: patterns for name, patterns in found.items() if patterns}
 
 
 class CriticSlot(TrainedSlot):

@@ -9,20 +9,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.errors import CheckpointError
+from agentrl.errors import CheckpointError, TrainError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import Family, ModelShape, Rule
 from agentrl.train.megatron.families import Layout as RuleLayout
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.model import unwrap
+from agentrl.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class _Entry:
     parameter: str
     names: tuple[str, ...]
     rule: Rule
+    layer: int = 0
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Megatron's name, with the layer's number in the whole model, and Hugging Face's names."""
+        return (self.rule.megatron.format(self.layer), *self.names)
 
 
 _VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), RuleLayout.WHOLE)
@@ -52,7 +60,7 @@ class WeightMap:
         for layer in range(self.shape.layers):
             for rule in self.family.layer_rules:
                 names = tuple(name.format(layer) for name in rule.hf)
-                yield _Entry(layer // per_stage, rule.megatron.format(layer % per_stage), names, rule)
+                yield _Entry(layer // per_stage, rule.megatron.format(layer % per_stage), names, rule, layer)
         yield self._entry(last, self.family.final_norm)
         if self.values:
             yield self._entry(last, _VALUE_HEAD)
@@ -94,6 +102,29 @@ class WeightMap:
                 f"from config.json, got {tuple(local.shape)}"
             )
         parameter.copy_(local)
+
+    def learning(self, settings: TrainSettings) -> set[str]:
+        """This rank's parameters that learn, by megatron's names: all but what the settings freeze.
+
+        A pattern is searched for in each parameter's names (`_Entry.called`). A head that is tied to the embedding learns
+        where that does.
+
+        Raises:
+            TrainError: a pattern that no name has, or a pipeline stage that would learn nothing; alike on every rank.
+        """
+        only = settings.only_train_params_name_list
+        patterns = only or settings.freeze_params_name_list
+        flag = f"--{'only-train' if only else 'freeze'}-params-name-list"
+        for pattern in patterns:
+            if not any(_has(entry, [pattern]) for entry in self.entries):
+                some = ", ".join(name for entry in self.entries[1:3] for name in entry.called)
+                raise TrainError(f"{flag} {pattern}: no parameter is called so; they are called like {some}")
+        learn = [e for e in self.entries if _has(e, patterns) == bool(only)]
+        if idle := sorted(set(range(self.layout.pp)) - {entry.stage for entry in learn}):
+            where = f"pipeline stage {idle[0]}" if self.layout.pp > 1 else "the model"
+            raise TrainError(f"{flag} {' '.join(patterns)}: nothing of {where} is left to learn; freeze less of it")
+        tied = {"output_layer.weight"} if self.shape.tied and self.entries[0] in learn else set()
+        return {entry.parameter for entry in learn if entry.stage == self.layout.pp_rank} | tied
 
     def names(self) -> list[str]:
         """HF names in export order."""
@@ -149,6 +180,10 @@ class WeightMap:
             for tensor in tensors:
                 dist.recv(tensor, src=self.layout.pp_ranks[entry.stage])
         return tensors
+
+
+def _has(entry: _Entry, patterns: Sequence[str]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns for name in entry.called)
 
 
 def _kind(name: str) -> str:
