@@ -70,7 +70,7 @@ def test_shared_prefixes_change_what_is_computed_and_no_number(folder: Path) -> 
             log_probs = made.log_probs(batch)
             metrics = [dict(made.train(batch, number)) for number in range(2)]
             found[share] = log_probs, metrics, exported(made)
-    np.testing.assert_allclose(found[True][0], found[False][0], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(found[True][0], found[False][0], rtol=0, atol=5e-6)
     for ours, theirs in zip(found[True][1], found[False][1], strict=True):
         assert (theirs["computed_tokens_share"], theirs["copied_tokens_share"]) == (1.0, 0.0)
         assert ours["computed_tokens_share"] < 0.8
