@@ -15,7 +15,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -210,16 +211,41 @@ def serve(
         ready: the line for stdout when it listens, with {url}.
         on_signal: called at once when the signal comes, so that what waits for an answer can get one.
     """
-    config = uvicorn.Config(Guarded(app, host), http=_Protocol, log_level="warning", access_log=False, backlog=_BACKLOG)
-    config.timeout_keep_alive, config.timeout_graceful_shutdown = READ_TIMEOUT, 1
-    server = _Server(config)
+    server = _Server(_config(app, host, log_level="warning"))
     server.on_signal = on_signal
     # The event loop must not wait long for a thread that works, nor anybody for the collector to look at what stays.
     sys.setswitchinterval(0.0005)
     gc.freeze()
-    listener.listen(_BACKLOG)
-    address, port = listener.getsockname()[:2]
-    where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    sys.stdout.write(ready.format(url=f"http://{where}") + "\n")
+    sys.stdout.write(ready.format(url=_opened(listener)) + "\n")
     sys.stdout.flush()
     server.run([listener])
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, listener: socket.socket, host: str) -> AsyncIterator[str]:
+    """Serve `app`, guarded, in this event loop for the length of the context; gives its URL. Signals are left alone."""
+    server = _Beside(_config(app, host, log_config=None))
+    url, task = _opened(listener), asyncio.create_task(server.serve([listener]))
+    try:
+        yield url
+    finally:
+        server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await task
+
+
+class _Beside(uvicorn.Server):
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def _config(app: ASGIApp, host: str, **logging: Any) -> uvicorn.Config:
+    config = uvicorn.Config(Guarded(app, host), http=_Protocol, access_log=False, backlog=_BACKLOG, **logging)
+    config.timeout_keep_alive, config.timeout_graceful_shutdown = READ_TIMEOUT, 1
+    return config
+
+
+def _opened(listener: socket.socket) -> str:
+    listener.listen(_BACKLOG)
+    address, port = listener.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

@@ -42,7 +42,6 @@ class Member:
         self.url, self.state, self.life = url, EngineState(url), 0
         self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)
         self._transport, self._timeout = transport, settings.engine_control_timeout
-        self._generate_url = url + "/generate"
         self._has_update_sessions = True
         self._calls: set[anyio.CancelScope] = set()
 
@@ -52,11 +51,11 @@ class Member:
         for scope in self._calls:
             scope.cancel()
 
-    async def generate(self, rid: str, body: bytes, headers: Mapping[str, str] | None) -> Reply:
-        """What `/generate` answers; no time limit here. A call that is lost or cancelled is aborted at the engine."""
+    async def ask(self, path: str, rid: str, body: bytes | None, headers: Mapping[str, str] | None) -> Reply:
+        """What `path` answers; no time limit here. A call that is lost or cancelled is aborted at the engine."""
         life = self.life
         try:
-            return await self._exchange("POST", self._generate_url, body, headers)
+            return await self._exchange("GET" if body is None else "POST", self.url + path, body, headers)
         except (ConnectionLost, anyio.get_cancelled_exc_class()):
             # The engine may still be sampling for nobody; if it cannot be told it has nothing left to stop.
             if life == self.life:

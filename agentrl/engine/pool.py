@@ -18,8 +18,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ from agentrl.engine.member import Member
 from agentrl.engine.requests import Requests
 from agentrl.engine.roster import Roster
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import HttpTransport, Transport
+from agentrl.engine.transport import HttpTransport, Reply, Transport
 from agentrl.engine.upkeep import Upkeep
 from agentrl.engine.weights import WeightGroup, WeightUpdate
 from agentrl.engine.wire import Generation, SamplingParams
@@ -154,6 +154,7 @@ class EnginePool:
         session_id: str | None = None,
         deadline: float | None = None,
         scored: int = 0,
+        extra: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Sample one continuation of `input_ids`.
 
@@ -165,6 +166,7 @@ class EnginePool:
             session_id: turns of one conversation share it and stay on one engine.
             deadline: seconds for the whole call; default `engine_request_timeout`.
             scored: of so many of the last `input_ids` the log-probs are asked for as well.
+            extra: more fields of SGLang's request; the answers are then kept as they came (`Generation.raw`).
 
         Raises:
             EngineTimeout: the deadline passed.
@@ -172,12 +174,35 @@ class EnginePool:
             EngineRejected: the engine refused the request (`status`), or its answer is malformed or does not fit the
                 request; kind `context_overflow` where the prompt or the answer does not fit the context.
         """
+        name = rid or uuid.uuid4().hex
+        with self._within(deadline, f"a prompt of {len(input_ids)} tokens"):
+            return await self._requests.generate(name, input_ids, params, session_id, scored, extra)
+
+    async def relay(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        rid: str | None = None,
+        session_id: str | None = None,
+        deadline: float | None = None,
+    ) -> Reply:
+        """What an engine answers to POST `path` (GET without a body), whichever status it is, but for those that the pool
+        asks another engine after (408, 429, 5xx). The answer has to be whole: no stream.
+
+        What an update interrupts is asked again from its start; all else is as with `generate`.
+        """
+        with self._within(deadline, path):
+            return await self._requests.relay(rid or uuid.uuid4().hex, path, body, session_id)
+
+    @contextmanager
+    def _within(self, deadline: float | None, what: str) -> Iterator[None]:
         seconds = self.settings.engine_request_timeout if deadline is None else deadline
         try:
             with self.held.patience(seconds):
-                return await self._requests.generate(rid or uuid.uuid4().hex, input_ids, params, session_id, scored)
+                yield
         except TimeoutError:
-            raise EngineTimeout(f"no answer to a prompt of {len(input_ids)} tokens within {seconds:g} s") from None
+            raise EngineTimeout(f"no answer to {what} within {seconds:g} s") from None
 
     async def log_probs(self, ids: Sequence[int], count: int, *, session_id: str | None = None) -> list[float]:
         """Natural-log probabilities of the last `count` of `ids`, each behind all ids before it. Nothing is sampled.

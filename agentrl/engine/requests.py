@@ -8,14 +8,17 @@
 4. What `Requests.interrupt` ends goes on, once the hold is open again; what `abort` ends, or what never was sent,
    or had its last token by then, returns with what there is. An abort that nobody here asked for is gone on from too, or
    is a failure (1) without a token.
+5. What is `relay`ed cannot go on: it is asked again from its start.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import anyio
 import orjson
@@ -33,14 +36,20 @@ ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 """Header by which SGLang's routers keep a session on one worker."""
 
 _MAX_BACKOFF = 10.0
+_ABORTED = re.compile(rb'"(?:finish_reason|type)"\s*:\s*"abort"')
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One `generate` under way; `member` and `rid` say where its present request is, if one is sent."""
+    """One `generate` under way; `member` and `rid` say where its present request is, if one is sent.
+
+    `extra` are fields of the request beside ours; where there are any the answers are kept as they came.
+    """
 
     rid: str
     session_id: str | None
+    extra: Mapping[str, Any] | None = None
     member: Member | None = None
     aborted: bool = False
     interrupted: bool = False
@@ -58,10 +67,16 @@ class Requests:
         self._sent, self._idle = 0, anyio.Event()
 
     async def generate(
-        self, name: str, ids: Sequence[int], params: SamplingParams, session: str | None, scored: int = 0
+        self,
+        name: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        session: str | None,
+        scored: int = 0,
+        extra: Mapping[str, Any] | None = None,
     ) -> Generation:
         """The whole answer, however often it was interrupted, with log-probs of the last `scored` ids; no deadline here."""
-        call = self.live[name] = Call(name, session)
+        call = self.live[name] = Call(name, session, extra)
         parts: list[Generation] = []
         all_ids = ids
         try:
@@ -72,6 +87,19 @@ class Requests:
                     parts.append(replace(got, finish_reason=_finish(got, rest)))
                     all_ids = [*all_ids, *got.ids]
             return join(parts, len(ids))
+        finally:
+            del self.live[name]
+
+    async def relay(self, name: str, path: str, body: Mapping[str, Any] | None, session: str | None) -> Reply:
+        """What some member answers to POST `path` (GET where there is no body), whole; no deadline here."""
+        call = self.live[name] = Call(name, session)
+        try:
+            with call.waiting:
+                while True:
+                    reply = await self._anywhere(call, path, body, partial(self._fine, call))
+                    if call.aborted or not (call.interrupted and _ABORTED.search(reply.body)):
+                        return reply
+            raise EngineRejected(f"{path}: the request was aborted before it was sent", status=400, kind="aborted")
         finally:
             del self.live[name]
 
@@ -109,6 +137,7 @@ class Requests:
     async def _part(self, call: Call, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
         start = len(ids) - scored
         payload = {
+            **(call.extra or {}),
             "return_logprob": True,
             "sampling_params": params.to_wire(),
             "input_ids": orjson.Fragment(self._prompts.encode(ids, call.session_id)),
@@ -118,6 +147,12 @@ class Requests:
         if params.return_sampling_mask:
             payload["return_sampling_mask"] = True
         asked = Asked(len(ids), params.max_new_tokens, self._vocab_size, ids[start:], params.return_sampling_mask)
+        return await self._anywhere(call, "/generate", payload, partial(self._read, call, asked))
+
+    async def _anywhere(
+        self, call: Call, path: str, payload: Mapping[str, Any] | None, read: Callable[[Reply, Member], T]
+    ) -> T:
+        """What `read` makes of the answer of a member that gives a good one."""
         failed, began = 0, anyio.current_time()
         while True:
             if call.aborted:
@@ -132,9 +167,9 @@ class Requests:
                 continue
             reply = Reply(0, b"")
             try:
-                reply = await self._exchange(call, member, payload) or reply
+                reply = await self._exchange(call, member, path, payload) or reply
                 if reply.status:
-                    got = self._read(call, reply, asked, member)
+                    got = read(reply, member)
                     self._roster.balance.answered(member.state)
                     return got
             except EngineFailure as error:
@@ -150,33 +185,35 @@ class Requests:
             if failed and not self._roster.balance.any_usable(anyio.current_time()):
                 await self._roster.wait(max(self._backoff(failed), reply.retry_after))
 
-    async def _exchange(self, call: Call, member: Member, payload: dict[str, Any]) -> Reply | None:
+    async def _exchange(self, call: Call, member: Member, path: str, payload: Mapping[str, Any] | None) -> Reply | None:
         """The member's answer; None if it was not sent, because nothing may be sent now, or the member has gone."""
         life, headers = member.life, None if call.session_id is None else {ROUTING_HEADER: call.session_id}
         async with member.places:
             if self._held.closed or member.life != life:
                 return None
-            payload["rid"] = call.rid
+            body = None if payload is None else orjson.dumps({**payload, "rid": call.rid})
             call.member, call.interrupted, call.versions = member, False, {self._roster.version}
             self._sent += 1
             try:
-                return await member.generate(call.rid, orjson.dumps(payload), headers)
+                return await member.ask(path, call.rid, body, headers)
             finally:
                 call.member = None
                 self._sent -= 1
                 if not self._sent:
                     self._idle.set()
 
-    def _read(self, call: Call, reply: Reply, asked: Asked, member: Member) -> Generation:
+    def _fine(self, call: Call, reply: Reply, member: Member) -> Reply:
+        if reply.status in (408, 429) or reply.status >= 500:
+            raise _refusal(reply, member)
+        call.rid = uuid.uuid4().hex
+        return reply
+
+    def _read(self, call: Call, asked: Asked, reply: Reply, member: Member) -> Generation:
         if reply.status != 200:
-            message = error_message(reply.body, reply.status)
-            raise EngineRejected(
-                f"{member.url} answered {reply.status}: {message}",
-                status=reply.status,
-                kind=error_kind(reply.status, message),
-            )
+            raise _refusal(reply, member)
         try:
             got = parse(reply.body, asked)
+            got = got if call.extra is None else replace(got, raw=(reply.body,))
         except EngineRejected as error:
             raise EngineRejected(f"{error} (from {member.url})", status=error.status, kind=error.kind) from None
         call.rid = uuid.uuid4().hex
@@ -237,6 +274,15 @@ class Requests:
 
     def _backoff(self, failed: int) -> float:
         return min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)
+
+
+def _refusal(reply: Reply, member: Member) -> EngineRejected:
+    message = error_message(reply.body, reply.status)
+    return EngineRejected(
+        f"{member.url} answered {reply.status}: {message}",
+        status=reply.status,
+        kind=error_kind(reply.status, message),
+    )
 
 
 def _finish(got: Generation, params: SamplingParams) -> FinishReason:

@@ -58,6 +58,11 @@ class EngineSettings(Settings):
     engine_hang_timeout: PositiveFloat = Field(
         60.0, description="Seconds without an answer after which an engine that this run started is killed as hung."
     )
+    router_middleware_paths: tuple[str, ...] = Field(
+        (),
+        description="ASGI middleware classes around the router, outermost first (pkg.mod:Class or file.py:Class); each is "
+        "made with the application and `router=`.",
+    )
     pause_generation_mode: Literal["abort", "retract", "in_place"] = Field(
         "abort",
         description="How new weights interrupt requests; none fails by it. abort ends them with their tokens, and the "

@@ -133,6 +133,7 @@ class Generation:
         prompt_log_probs: of the prompt's last tokens, where they were asked for; at temperature 1.
         kept: for each id, the ids (int32, its own among them) that top-p, top-k and min-p left to sample from; None if
             not asked for.
+        raw: the engine's answers as they came, one a part, where fields of a caller's own were sent along.
     """
 
     ids: list[int]
@@ -146,6 +147,7 @@ class Generation:
     meta_info: Mapping[str, Any] = field(repr=False, compare=False)
     prompt_log_probs: list[float] = field(default_factory=list)
     kept: list[array[int]] | None = None
+    raw: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
     def from_wire(cls, answer: Any, asked: Asked) -> Self:
@@ -231,6 +233,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         meta_info=meta,
         prompt_log_probs=parts[0].prompt_log_probs if parts else [],
         kept=[ids for part in parts for ids in part.kept or ()] if parts and parts[0].kept is not None else None,
+        raw=tuple(raw for part in parts for raw in part.raw),
     )
 
 

@@ -371,6 +371,7 @@ SAID: dict[str, tuple[str, str]] = {
 
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "compat_options": ("config/test_settings.py", "compat_options"),
+    "router_middleware_paths": ("engine/test_router.py", "router_middleware_paths"),
     "reasoning_parser": ("chat/test_parsers.py", "reasoning_parser"),
     "history_policy": ("rollout/test_agent_loop.py", "history_policy"),
     "grader_processes": ("rm_hub/test_sample.py", "grader_processes"),
