@@ -15,13 +15,35 @@ import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl.errors import PluginError
 
 
+class Foreign(Protocol):
+    """A room that knows another trainer's module names and forms of functions (`agentrl.compat`)."""
+
+    def install(self) -> None:
+        """Let its module names resolve; called before a user's file is loaded."""
+
+    def adapt(self, found: Any, what: str) -> Any:
+        """`found` as our rooms call it, where it has the other trainer's form; `what` is the setting that named it."""
+
+
 def load_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) -> Any:
-    """Load the object that `path` names.
+    """Load the object that `path` names; one of another trainer's form is made to fit (`Foreign`).
+
+    Args, raises: as of `find_object`.
+    """
+    foreign: Foreign | None = optional("agentrl.compat.modules:FOREIGN")
+    if foreign is None:
+        return find_object(path, what=what, default_names=default_names)
+    foreign.install()
+    return foreign.adapt(find_object(path, what=what, default_names=default_names), what)
+
+
+def find_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) -> Any:
+    """The object that `path` names, as it is.
 
     Args:
         path: `pkg.mod:Name`, `pkg.mod.Name`, `path/file.py:Name`, or with `default_names` a bare `path/file.py`.
@@ -95,6 +117,8 @@ def _load_file(source: str, what: str) -> ModuleType:
         raise PluginError(f"{what}: {file} failed to import: {describe_error(error)}") from error
     finally:
         sys.path.remove(str(file.parent))
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # behind all others, for what its functions import when they are called
     return module
 
 

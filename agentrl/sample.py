@@ -160,6 +160,7 @@ class Sample:
     rollout_routed_experts: Any = None
     remove_sample: bool = False
     generate_function_path: str | None = None
+    custom_rm_path: str | None = None
     train_metadata: dict[str, Any] | None = None
     session_id: str | None = None
     non_generation_time: float = 0.0

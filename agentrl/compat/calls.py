@@ -1,0 +1,181 @@
+"""How our rooms call a slime function: with slime's args and samples, whatever else the call hands over.
+
+1. `namespace(args)` is what slime's functions know as args: mutable, one object for all calls of a run, with the user's
+   own keys (`compat_options`), and slime's default (`args.tsv`) for flags of slime that are none of ours.
+2. Samples, also in lists and lists of lists, are given as slime's (`sample.Sample`), their prompt rendered where slime
+   renders it. After the call what the function changed is taken back into ours, in place, and what it returns is ours.
+"""
+
+import csv
+import functools
+import inspect
+import json
+from argparse import Namespace as Open
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl import sample as ours
+from agentrl.compat.sample import Sample
+from agentrl.config.args import Args
+from agentrl.config.problems import did_you_mean
+
+
+class Namespace(Open):
+    """slime's args. See the module."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in _defaults():
+            near = did_you_mean(name, {**vars(self), **_defaults()})
+            raise AttributeError(f"args have no {name!r} (keys of your own belong into compat_options){near}")
+        return json.loads(_defaults()[name])
+
+
+@functools.cache
+def _defaults() -> dict[str, str]:
+    with Path(__file__).with_name("args.tsv").open(encoding="utf-8") as file:
+        return {row["name"]: row["value"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}
+
+
+_known: list[tuple[Args, Namespace]] = []
+"""The settings that a run in this process has made args of; evaluation sets have settings of their own."""
+_address: dict[str, Any] = {}
+
+
+def namespace(args: Args) -> Namespace:
+    """The args of a run's slime functions; the same object for the same `args`."""
+    for known, made in _known:
+        if known is args:
+            return made
+    values = {name: list(value) if isinstance(value := getattr(args, name), tuple) else value for name in args}
+    values["sglang_server_concurrency"] = args.rollout_max_concurrency
+    values["eval_max_context_len"] = args.rollout_max_context_len
+    _known.append((args, Namespace(**{**values, **_address})))
+    return _known[-1][1]
+
+
+@contextmanager
+def served(host: str, port: int) -> Iterator[None]:
+    """Let all args of this process say that engines answer at this address; what they held is forgotten at the end."""
+    from agentrl.compat.helpers import SingletonMeta
+
+    _address.update(sglang_router_ip=host, sglang_router_port=port)
+    for _, made in _known:
+        vars(made).update(_address)
+    try:
+        yield
+    finally:
+        _address.clear()
+        _known.clear()
+        SingletonMeta.instances.clear()
+
+
+def adapted(found: Any) -> Any:
+    """A slime function as our rooms call it."""
+    if inspect.iscoroutinefunction(found):
+
+        @functools.wraps(found)
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            with _Passed.on(args, kwargs) as passed:
+                return passed.back(await found(*passed.args, **passed.kwargs))
+
+        return called
+    if not inspect.isfunction(found):
+        return found
+
+    @functools.wraps(found)
+    def called_plainly(*args: Any, **kwargs: Any) -> Any:
+        with _Passed.on(args, kwargs) as passed:
+            return passed.back(found(*passed.args, **passed.kwargs))
+
+    return called_plainly
+
+
+def four_to_three(found: Any) -> Any:
+    """A buffer filter of slime's form (args, rollout_id, buffer, num_samples) as ours, which has no number of a rollout."""
+    try:
+        parameters = list(inspect.signature(found).parameters.values())
+    except (TypeError, ValueError):
+        return found
+    if len([p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]) != 4:
+        return found
+    return functools.wraps(found)(lambda args, buffer, num_samples: found(args, None, buffer, num_samples))
+
+
+class _Passed:
+    """What one call hands over, as slime's function gets it."""
+
+    def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._run = next((value for value in (*args, *kwargs.values()) if isinstance(value, Args)), None)
+        self._given: dict[int, tuple[Any, Any]] = {}
+        self._prompts: dict[int, str] = {}
+        self.args = [self._there(value) for value in args]
+        self.kwargs = {name: self._there(value) for name, value in kwargs.items()}
+
+    @classmethod
+    @contextmanager
+    def on(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> "Iterator[_Passed]":
+        passed = cls(args, kwargs)
+        yield passed
+        for given, own in list(passed._given.values()):
+            if isinstance(own, list):
+                own[:] = [passed.back(item) for item in given]
+            else:
+                passed._taken(given, own)
+
+    def _there(self, value: Any) -> Any:
+        if isinstance(value, Args):
+            return namespace(value)
+        if isinstance(value, ours.Sample) and not isinstance(value, Sample):
+            given = Sample.of(value)
+            if self._run is not None and self._run.apply_chat_template and isinstance(value.prompt, list):
+                given.prompt = self._prompts[id(given)] = rendered(self._run, value)
+            self._given[id(given)] = (given, value)
+            return given
+        if isinstance(value, list) and has_samples(value):
+            items = [self._there(item) for item in value]
+            self._given[id(items)] = (items, value)
+            return items
+        return value
+
+    def _taken(self, given: Sample, own: ours.Sample) -> ours.Sample:
+        prompt = own.prompt
+        given.plain(into=own)
+        if own.prompt == self._prompts.get(id(given)):
+            own.prompt = prompt
+        return own
+
+    def back(self, value: Any) -> Any:
+        """What the function returned, with our samples in the place of slime's."""
+        given, own = self._given.get(id(value), (None, None))
+        if isinstance(value, Sample):
+            return value.plain() if given is None else self._taken(value, own)
+        if isinstance(value, list) and has_samples(value):
+            items = [self.back(item) for item in value]
+            if given is None:
+                return items
+            own[:] = items
+            return own
+        return value
+
+
+def rendered(args: Args, sample: ours.Sample) -> str:
+    """The prompt as one text, as slime renders it when it reads the data."""
+    from agentrl.compat.helpers import load_tokenizer
+
+    tokenizer, tools, kwargs = (
+        load_tokenizer(args.hf_checkpoint),
+        sample.metadata.get("tools"),
+        args.apply_chat_template_kwargs,
+    )
+    return str(
+        tokenizer.apply_chat_template(
+            sample.prompt, tools=tools, tokenize=False, add_generation_prompt=True, **(kwargs or {})
+        )
+    )
+
+
+def has_samples(value: Sequence[Any]) -> bool:
+    """Whether a list holds samples, or lists of them."""
+    return any(isinstance(item, ours.Sample) or (isinstance(item, list) and has_samples(item)) for item in value)

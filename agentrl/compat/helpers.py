@@ -1,0 +1,257 @@
+"""What slime's functions import besides samples and generating: loading, HTTP, filters, results of rollouts, loss masks."""
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import httpx
+
+from agentrl import rm_hub
+from agentrl import sample as ours
+from agentrl.compat.sample import Sample
+from agentrl.plugins import find_object
+
+T = TypeVar("T")
+
+
+@functools.cache
+def load_function(path: str) -> Any:
+    """The object that a path names, as it is: who calls it has slime's args and samples."""
+    return find_object(path, what="load_function")
+
+
+class SingletonMeta(type):
+    """Classes with one instance in a process, until the run ends."""
+
+    instances: ClassVar[dict[type, Any]] = {}
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls not in SingletonMeta.instances:
+            SingletonMeta.instances[cls] = super().__call__(*args, **kwargs)
+        return SingletonMeta.instances[cls]
+
+    def clear_instances(cls) -> None:
+        SingletonMeta.instances.clear()
+
+
+# ---- HTTP -----------------------------------------------------------------------------------------------------
+
+_clients: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient]" = weakref.WeakKeyDictionary()
+
+
+def _client() -> httpx.AsyncClient:
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        limits = httpx.Limits(max_connections=None)
+        _clients[loop] = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+    return _clients[loop]
+
+
+async def post(
+    url: str, payload: Mapping[str, Any] | None, max_retries: int = 60, headers: Mapping[str, str] | None = None
+) -> Any:
+    """The JSON that a server answers; one that cannot be reached, or fails, is asked again after a second.
+
+    The trajectory's deadline ends it, as it ends all that a generate function awaits.
+    """
+    for left in range(max_retries - 1, -1, -1):
+        try:
+            answer = await _client().post(url, json=payload or {}, headers=headers)
+            answer.raise_for_status()
+            return answer.json() if "json" in answer.headers.get("content-type", "json") else answer.text
+        except httpx.HTTPError as error:
+            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 429
+            if refused or not left:
+                raise
+            await asyncio.sleep(1)
+    raise ValueError("max_retries must be at least 1")
+
+
+async def get(url: str) -> Any:
+    """The JSON that a server answers to GET."""
+    answer = await _client().get(url)
+    return answer.raise_for_status().json()
+
+
+def get_rollout_num_engines(args: Any) -> int:
+    return int(args.rollout_num_engines)
+
+
+def init_http_client(args: Any) -> None:
+    """Nothing is needed: `post` and `get` open a client for each event loop."""
+
+
+def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> str:
+    """The address of a model's engines; all models of `sglang_model_routers` that are not there are the run's own."""
+    routers: Mapping[str, Any] = getattr(args, "sglang_model_routers", None) or {}
+    host, port = routers.get(model_name) or (args.sglang_router_ip, args.sglang_router_port)
+    return f"http://{host}:{port}{endpoint}"
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="slime functions", daemon=True).start()
+    return loop
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, from code that is not async; it runs in an event loop of its own."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+
+
+# ---- tokens ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
+    """The tokenizer of a model folder; its own code is not run, whatever `trust_remote_code` says."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name_or_path, **{**kwargs, "trust_remote_code": False})
+
+
+def load_processor(name_or_path: str, **kwargs: Any) -> Any:
+    """None: agentrl's models read text."""
+    return None
+
+
+class MultiTurnLossMaskGenerator:
+    """Ids and loss mask of a whole conversation, by the chat template itself; `tokenizer_type` is not needed."""
+
+    def __init__(self, tokenizer: Any, tokenizer_type: str = "qwen") -> None:
+        from agentrl.chat import Chat
+
+        self.tokenizer, self.tokenizer_type, self._chat = tokenizer, tokenizer_type, Chat(tokenizer)
+
+    def get_loss_mask(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> tuple[list[int], list[int]]:
+        from agentrl.chat.demonstration import to_sample
+
+        sample = to_sample(self._chat, messages, tools)
+        return list(sample.tokens), [0] * sample.prompt_length + list(sample.loss_mask or ())
+
+    def get_response_lengths(self, loss_masks: list[list[int]]) -> list[int]:
+        return [len(mask) - mask.index(1) if 1 in mask else 0 for mask in loss_masks]
+
+
+# ---- rollouts and filters ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """What a rollout function returns to train on."""
+
+    samples: list[list[ours.Sample]]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    """What it returns of an evaluation: for each set `rewards`, `truncated` and `samples`, one each a sample."""
+
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] | None = None
+
+
+def call_rollout_fn(function: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any) -> Any:
+    """Call a rollout function; what it returns bare is put into its record."""
+    output = function(*args, **kwargs, evaluation=evaluation)
+    if isinstance(output, (RolloutFnTrainOutput, RolloutFnEvalOutput)):
+        return output
+    return RolloutFnEvalOutput(output) if evaluation else RolloutFnTrainOutput(output)
+
+
+def sleep(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
+    """A rollout function that never returns: the engines stay up for others."""
+    while True:
+        time.sleep(3600)
+
+
+@dataclass
+class DynamicFilterOutput:
+    """A filter's verdict on a group."""
+
+    keep: Any
+    reason: str | None = None
+    keep_when_insufficient: bool = False
+
+
+def call_dynamic_filter(function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> DynamicFilterOutput:
+    output = True if function is None else function(*args, **kwargs)
+    return output if isinstance(output, DynamicFilterOutput) else DynamicFilterOutput(output)
+
+
+def should_drop_dynamic_filter_output(
+    output: DynamicFilterOutput, *, remaining_batch_size: int, target_data_size: int
+) -> bool:
+    enough = remaining_batch_size > target_data_size
+    return not output.keep and (enough or not output.keep_when_insufficient)
+
+
+class MetricGatherer:
+    """Counts why groups were dropped."""
+
+    def __init__(self) -> None:
+        self._reasons: Counter[str] = Counter()
+
+    def on_dynamic_filter_drop(self, reason: str | None) -> None:
+        self._reasons.update([reason] if reason else [])
+
+    def collect(self) -> dict[str, int]:
+        return {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in self._reasons.items()}
+
+
+def check_reward_nonzero_std(args: Any, samples: Sequence[Sample], **kwargs: Any) -> DynamicFilterOutput:
+    """Keep a group only if its rewards differ."""
+    rewards = [sample.get_reward_value(args) for sample in samples]
+    keep = max(rewards) - min(rewards) > 1e-6
+    return DynamicFilterOutput(keep, None if keep else f"zero_std_{round(rewards[0], 1)}")
+
+
+def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[Sample], **kwargs: Any) -> DynamicFilterOutput:
+    """The same, but a group is kept where dropping it would need more sampling."""
+    found = check_reward_nonzero_std(args, samples)
+    found.keep_when_insufficient = True
+    return found
+
+
+# ---- rewards ----------------------------------------------------------------------------------------------------
+
+
+async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
+    """The sample's reward: by the function that it names, that the run names, or a built-in grader."""
+    path = getattr(sample, "custom_rm_path", None) or getattr(args, "custom_rm_path", None)
+    return await _awaited(load_function(path)(args, sample, **kwargs)) if path else await rm_hub.async_rm(args, sample)
+
+
+async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) -> list[Any]:
+    """The rewards of many samples; a function of the run's is called once with all of them."""
+    if path := getattr(args, "custom_rm_path", None):
+        return list(await _awaited(load_function(path)(args, samples, **kwargs)))
+    return await asyncio.gather(*(async_rm(args, sample, **kwargs) for sample in samples))
+
+
+async def _awaited(value: T | Awaitable[T]) -> T:
+    return await value if inspect.isawaitable(value) else value
+
+
+def grade_answer_verl(response: str, label: str) -> bool:
+    return rm_hub.grade("math", response, label).score > 0
+
+
+def compute_score(
+    solution_str: str, ground_truth: str, strict_box_verify: bool = False, pause_tokens_index: Any = None
+) -> dict[str, Any]:
+    """slime's `dapo` score: `score` (1 or -1), `acc` and `pred`, by the `dapo` grader."""
+    form = {"dapo_form": "boxed" if strict_box_verify else "answer"}
+    grade = rm_hub.grade("dapo", solution_str, ground_truth, form)
+    return {"score": grade.score, "acc": grade.score > 0, "pred": grade.extracted}

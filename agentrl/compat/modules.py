@@ -1,0 +1,125 @@
+"""slime's module names, answered by ours, and what counts as a slime function.
+
+1. `names.tsv` says which object of ours each of slime's names is (`*`: the whole module). Nothing is imported before it
+   is asked for. A name that is not in the table is an ImportError that says so.
+2. The names resolve from the moment at which a first user's file is loaded, so that imports inside functions work too;
+   ours win over an installed slime, whose classes the run would not know.
+3. A function is slime's if its file imports slime. It is called with slime's args and samples (`calls.adapted`); every
+   other function with ours.
+"""
+
+import ast
+import csv
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentrl.plugins import Foreign
+
+ROOTS = ("slime", "slime_plugins")
+
+
+@functools.cache
+def names() -> dict[str, dict[str, str]]:
+    """slime's modules: for each its names, and where ours are (`module:name`)."""
+    table: dict[str, dict[str, str]] = {}
+    with Path(__file__).with_name("names.tsv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            table.setdefault(row["module"], {})[row["name"]] = row["ours"]
+    return table
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds slime's modules in the table."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if fullname.partition(".")[0] not in ROOTS:
+            return None
+        if not _known(fullname):
+            raise ModuleNotFoundError(
+                f"agentrl has no counterpart of slime's module {fullname}; see docs/slime-hooks.md for those it has",
+                name=fullname,
+            )
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        whole = names().get(spec.name, {}).get("*")
+        return importlib.import_module(whole) if whole else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None and module.__name__ == spec.name:
+            module.__getattr__ = functools.partial(_look_up, spec.name)  # type: ignore[method-assign]
+
+
+def _known(module: str) -> bool:
+    return any(f"{known}.".startswith(f"{module}.") for known in names())
+
+
+def _look_up(module: str, name: str) -> Any:
+    ours = names().get(module, {}).get(name)
+    if ours is None:
+        # Python asks for a submodule in this way too, and for what it may do without.
+        wrong = AttributeError if name.startswith("__") or _known(f"{module}.{name}") else ImportError
+        known = ", ".join(names().get(module, {})) or "only modules"
+        raise wrong(f"agentrl has no counterpart of {module}.{name}; of that module it has {known}")
+    source, _, attribute = ours.partition(":")
+    return getattr(importlib.import_module(source), attribute)
+
+
+_FINDER = _Finder()
+
+
+def install() -> None:
+    """Let slime's names resolve to ours in this process from here on."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
+def speaks_slime(found: Any) -> bool:
+    """Whether a function or class, or one that wraps it, is slime's: its file imports slime, or it is in `names.tsv`."""
+    found = inspect.unwrap(getattr(found, "func", found))
+    module = str(getattr(found, "__module__", "") or "")
+    if module.partition(".")[0] in ROOTS or module.startswith(f"{__package__}."):
+        return True
+    try:
+        file = inspect.getsourcefile(found)
+    except TypeError:
+        return False
+    return file is not None and _imports_slime(file)
+
+
+@functools.cache
+def _imports_slime(file: str) -> bool:
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError):
+        return False
+    found = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    found += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    return any(name.partition(".")[0] in ROOTS for name in found)
+
+
+class _Slime:
+    def install(self) -> None:
+        install()
+
+    def adapt(self, found: Any, what: str) -> Any:
+        from agentrl.compat.calls import adapted, four_to_three
+
+        if what == "--data-source-path" and inspect.isclass(found) and speaks_slime(found):
+            from agentrl.compat.source import adapted_source
+
+            return adapted_source(found)
+        found = adapted(found) if speaks_slime(found) else found
+        return four_to_three(found) if what == "--buffer-filter-path" else found
+
+
+FOREIGN: Foreign = _Slime()

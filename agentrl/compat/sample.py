@@ -1,0 +1,200 @@
+"""slime's `Sample`: ours, open to more attributes and with slime's methods.
+
+1. A slime function gets one (`Sample.of`) and may set any attribute on it. What it leaves comes back into ours
+   (`plain`); attributes that ours lacks lie in `metadata[ATTRIBUTES]` and are there again for the next slime function.
+2. Where it set tokens or mask itself and the segments do not say so, they are left out (as for any custom generate).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from agentrl import sample as ours
+from agentrl.errors import SampleError
+from agentrl.sample import Status
+
+ATTRIBUTES = "slime_attributes"
+
+
+class _Counts:
+    """What slime's small records of counts have in common."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{f.name: data.get(f.name, 0) for f in fields(cls)})  # type: ignore[arg-type]
+
+
+@dataclass
+class SpecInfo(_Counts, ours.SpecInfo):
+    """Counts of speculative decoding, with their rates."""
+
+    @property
+    def spec_accept_rate(self) -> float:
+        return self.spec_accept_token_num / (self.spec_draft_token_num or 1)
+
+    @property
+    def spec_accept_length(self) -> float:
+        return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
+
+
+@dataclass
+class PrefixCacheInfo(_Counts):
+    """Prompt tokens, and those of them that an engine had cached."""
+
+    cached_tokens: int = 0
+    total_prompt_tokens: int = 0
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        return self.cached_tokens / (self.total_prompt_tokens or 1)
+
+    def add(self, meta_info: Mapping[str, Any]) -> None:
+        self.cached_tokens += meta_info.get("cached_tokens") or 0
+        self.total_prompt_tokens += meta_info.get("prompt_tokens") or 0
+
+
+@dataclass
+class Sample(ours.Sample):
+    """A sample as slime's functions know it; the fields are those of `agentrl.sample.Sample` and a few more."""
+
+    spec_info: ours.SpecInfo = field(default_factory=SpecInfo)
+    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+    multimodal_train_input_id: str | None = None
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    Status = Status
+    SpecInfo = SpecInfo
+    PrefixCacheInfo = PrefixCacheInfo
+
+    @classmethod
+    def of(cls, sample: ours.Sample) -> "Sample":
+        """The sample as a slime function sees it; its lists are lists, and are shared."""
+        made = cls(**{f.name: getattr(sample, f.name) for f in fields(ours.Sample)})
+        for name in ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs"):
+            if (values := getattr(made, name)) is not None and not isinstance(values, list):
+                setattr(made, name, list(values))
+        made.spec_info = SpecInfo(**asdict(sample.spec_info))
+        made.metadata = {key: value for key, value in sample.metadata.items() if key != ATTRIBUTES}
+        vars(made).update(sample.metadata.get(ATTRIBUTES, {}))
+        if isinstance(made.prefix_cache_info, dict):
+            made.prefix_cache_info = PrefixCacheInfo.from_dict(made.prefix_cache_info)
+        return made
+
+    def plain(self, into: ours.Sample | None = None) -> ours.Sample:
+        """Our sample of this one: `into`, changed, or a new one."""
+        values = {f.name: getattr(self, f.name) for f in fields(ours.Sample)}
+        values["status"] = Status(getattr(self.status, "value", self.status))
+        values["spec_info"] = ours.SpecInfo(**asdict(self.spec_info))
+        more = {k: v for k, v in vars(self).items() if k not in vars(_EMPTY) or vars(_EMPTY)[k] != v}
+        if "prefix_cache_info" in more:
+            more["prefix_cache_info"] = self.prefix_cache_info.to_dict()
+        values["metadata"] = {**(self.metadata or {}), **({ATTRIBUTES: more} if more else {})}
+        new = ours.Sample() if into is None else into
+        for name, value in values.items():
+            setattr(new, name, value)
+        try:
+            new.validate()
+        except SampleError:
+            new.segments = []  # it wrote tokens or mask itself: who wrote which is not known any more
+        return new
+
+    def get_reward_value(self, args: Any = None) -> Any:
+        """The reward, or of a dict the entry under `args.reward_key`."""
+        key = args if args is None or isinstance(args, str) else getattr(args, "reward_key", None)
+        return self.reward[key] if key and isinstance(self.reward, dict) else self.reward
+
+    @property
+    def effective_response_length(self) -> int:
+        return self.response_length if self.loss_mask is None else sum(self.loss_mask)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All attributes, those that were added too."""
+        kept = {"status": self.status.value, "spec_info": asdict(self.spec_info)}
+        return (
+            {f.name: getattr(self, f.name) for f in fields(self)}
+            | vars(self)
+            | kept
+            | {
+                "prefix_cache_info": self.prefix_cache_info.to_dict(),
+                "segments": super().to_dict()["segments"],
+            }
+        )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; what is no field becomes an attribute."""
+        known = {f.name for f in fields(cls)}
+        sample = cls(**{name: value for name, value in data.items() if name in known})
+        sample.status = Status(data.get("status", "pending"))
+        sample.spec_info = SpecInfo.from_dict(data.get("spec_info", {}))
+        sample.prefix_cache_info = PrefixCacheInfo.from_dict(data.get("prefix_cache_info", {}))
+        sample.segments = [ours.Segment(ours.Origin(origin), *rest) for origin, *rest in data.get("segments", ())]
+        vars(sample).update({name: value for name, value in data.items() if name not in known})
+        return sample
+
+    def append_response_tokens(
+        self,
+        args: Any = None,
+        *,
+        tokens: Any = None,
+        log_probs: Any = None,
+        trainable: bool = True,
+        meta_info: Mapping[str, Any] | None = None,
+        text: str | None = None,
+        update_terminal_info: bool = True,
+    ) -> None:
+        """Append what the model wrote (`trainable`, with log-probs) or was shown; `meta_info` is the engine's answer's.
+
+        Raises:
+            ValueError: log-probs are missing where they are needed, too many or too few.
+        """
+        ids, meta = _numbers(tokens, int), dict(meta_info or {})
+        known = None if log_probs is None else _numbers(log_probs, float)
+        if known is not None and (len(known) != len(ids) or not trainable):
+            raise ValueError(f"{len(ids)} {'' if trainable else 'non-'}trainable tokens with {len(known)} log-probs")
+        if ids and trainable and known is None:
+            raise ValueError("trainable response tokens need the log-probs of the rollout")
+        before = self.response_length
+        self.response += text or ""
+        if ids:
+            # In place: user code goes on with the lists that it gave.
+            self.loss_mask = [1] * before if self.loss_mask is None else self.loss_mask
+            self.rollout_log_probs = [0.0] * before if self.rollout_log_probs is None else self.rollout_log_probs
+            turn = 1 + max((segment.turn for segment in self.segments), default=0)
+            if trainable:
+                version = meta.get("weight_version")
+                self.append_model(ids, known or [], None if version is None else str(version), turn=turn)
+            else:
+                self.append_observation(ids, turn=turn - 1)
+        finish = (meta.get("finish_reason") or {}).get("type")
+        if finish is None or not update_terminal_info:
+            return
+        self.prefix_cache_info.add(meta)
+        self.spec_info.add(meta)
+        self.status = _FINISHED.get(finish, self.status)
+
+
+_EMPTY = Sample()
+_FINISHED = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
+
+
+def _numbers(values: Any, kind: type) -> list[Any]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    return [kind(value) for value in values or ()]
+
+
+def keep_plain(sample: ours.Sample) -> None:
+    """Leave out the attributes that are no plain JSON: a ledger could not keep them."""
+    if more := sample.metadata.get(ATTRIBUTES):
+        sample.metadata[ATTRIBUTES] = {name: value for name, value in more.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False

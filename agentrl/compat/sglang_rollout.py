@@ -1,0 +1,205 @@
+"""slime's `slime.rollout.sglang_rollout`: generating with the run's engines, for functions that do it themselves.
+
+The run's own rollouts do not pass here; a user's generate function, or a rollout function, does. Everything is looked
+up in this module, so that what a test or a user replaces here is what is called.
+"""
+
+import asyncio
+import inspect
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agentrl.compat.helpers import (
+    MetricGatherer,
+    RolloutFnEvalOutput,
+    RolloutFnTrainOutput,
+    SingletonMeta,
+    async_rm,
+    batched_async_rm,
+    call_dynamic_filter,
+    get_model_url,
+    get_rollout_num_engines,
+    load_function,
+    load_processor,
+    load_tokenizer,
+    post,
+    run,
+    should_drop_dynamic_filter_output,
+)
+from agentrl.compat.sample import Sample
+from agentrl.errors import PluginError
+
+__all__ = ["generate_rollout", "get_model_url"]
+
+Generated = Sample | list[Sample]
+
+
+class GenerateState(metaclass=SingletonMeta):
+    """What generating shares: tokenizer, sampling parameters, a bound on requests. One in a process and run."""
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.tokenizer = load_tokenizer(args.hf_checkpoint)
+        self.processor = load_processor(args.hf_checkpoint)
+        self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * get_rollout_num_engines(args))
+        self.sampling_params: dict[str, Any] = {
+            "temperature": args.rollout_temperature,
+            "top_p": args.rollout_top_p,
+            "top_k": args.rollout_top_k,
+            "max_new_tokens": args.rollout_max_response_len,
+            "stop": args.rollout_stop or None,
+            "stop_token_ids": args.rollout_stop_token_ids or None,
+            "skip_special_tokens": args.rollout_skip_special_tokens,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        }
+        self.group_sampling_seeds = [args.rollout_seed + number for number in range(args.n_samples_per_prompt)]
+        self.dp_counts, self.dp_rank = Counter({rank: 0 for rank in range(args.sglang_dp_size or 1)}), 0
+        self.reset()
+
+    @contextmanager
+    def dp_rank_context(self) -> Iterator[int]:
+        rank = self.dp_rank = min(self.dp_counts, key=self.dp_counts.__getitem__)
+        self.dp_counts[rank] += 1
+        try:
+            yield rank
+        finally:
+            self.dp_counts[rank] -= 1
+
+    def reset(self) -> None:
+        self.remaining_batch_size, self.aborted = 0, False
+        self.pendings: set[asyncio.Task[Any]] = set()
+
+    def submit_generate_tasks(self, samples: list[list[Sample]]) -> None:
+        for group in samples:
+            play = generate_and_rm_group(self.args, group, self.sampling_params.copy(), evaluation=False)
+            self.pendings.add(asyncio.create_task(play))
+        self.remaining_batch_size += len(samples)
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """One answer to the sample's prompt, or the rest of one."""
+    state = GenerateState(args)
+    if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED):
+        raise ValueError(f"a sample is generated when it is pending or aborted, this one is {sample.status.value}")
+    params = {**sampling_params, "max_new_tokens": sampling_params["max_new_tokens"] - sample.response_length}
+    if params["max_new_tokens"] <= 0:
+        sample.status = Sample.Status.TRUNCATED
+        return sample
+    sample.tokens = list(sample.tokens) or state.tokenizer.encode(sample.prompt, add_special_tokens=False)
+    payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
+    output = await post(f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate", payload, headers=headers)
+    meta = output["meta_info"]
+    pairs = meta.get("output_token_logprobs") or []
+    sample.append_response_tokens(
+        args,
+        tokens=[pair[1] for pair in pairs],
+        log_probs=[pair[0] for pair in pairs],
+        meta_info=meta,
+        text=output["text"],
+    )
+    return sample
+
+
+async def generate_and_rm(
+    args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Generated:
+    """Generate with the sample's function, the run's, or `generate`; call the sample hooks; then reward it."""
+    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
+        sample.loss_mask = [0] * sample.response_length
+    if sample.status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
+        return sample
+    state = GenerateState(args)
+    async with state.semaphore:
+        if state.aborted:
+            sample.status = Sample.Status.ABORTED
+            return sample
+        with state.dp_rank_context():
+            path = sample.generate_function_path or args.custom_generate_function_path
+            function = load_function(path) if path else generate
+            takes = "evaluation" in inspect.signature(function).parameters
+            more = {"evaluation": evaluation} if takes else {}
+            found: Generated = await function(args, sample, sampling_params, **more)
+    found = await apply_rollout_sample_hooks(args, found, evaluation=evaluation)
+    members = found if isinstance(found, list) else [found]
+    if args.group_rm or any(member.status is Sample.Status.ABORTED for member in members):
+        return found
+    pending = [member for member in members if member.reward is None]
+    if isinstance(found, list):
+        rewards = await batched_async_rm(args, pending) if pending else []
+    else:
+        rewards = [await async_rm(args, member) for member in pending]
+    for member, reward in zip(pending, rewards, strict=True):
+        member.reward = reward
+    return found
+
+
+async def generate_and_rm_group(
+    args: Any, group: list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
+) -> list[Any]:
+    """All samples of a group side by side; with `group_rm` rewarded together."""
+    state = GenerateState(args)
+    if state.aborted:
+        return group
+    for sample in group:
+        sample.session_id = sample.session_id or str(uuid.uuid4())
+    played = [generate_and_rm(args, sample, sampling_params.copy(), evaluation=evaluation) for sample in group]
+    found: list[Any] = await asyncio.gather(*played)
+    if args.group_rm and not state.aborted:
+        for sample, reward in zip(found, await batched_async_rm(args, found), strict=True):
+            sample.reward = reward
+    return found
+
+
+async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> Any:
+    """Call the functions of `rollout_sample_hook_path` in turn with every sample; what one returns takes its place."""
+    if isinstance(value, list):
+        return [await apply_rollout_sample_hooks(args, item, **kwargs) for item in value]
+    kwargs.setdefault("rollout_id", getattr(args, "rollout_id", None))
+    for path in getattr(args, "rollout_sample_hook_path", None) or ():
+        hook = load_function(path)
+        parameters = inspect.signature(hook).parameters
+        every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        changed = hook(args, value, **{name: kwargs[name] for name in kwargs if every or name in parameters})
+        changed = await changed if isinstance(changed, Awaitable) else changed
+        if changed is not None and not isinstance(changed, Sample):
+            raise PluginError(f"rollout_sample_hook_path {path} must return a Sample or None, got {changed!r:.80}")
+        value = value if changed is None else changed
+    return value
+
+
+def generate_rollout(
+    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Play groups of the data source until a batch is kept; what a rollout function of a user's may go back to."""
+    if evaluation:
+        raise PluginError("the run evaluates by itself: leave eval_function_path out, or return RolloutFnEvalOutput")
+    return run(_rollout(args, data_source.get_samples))
+
+
+async def _rollout(args: Any, get_samples: Callable[[int], list[list[Sample]]]) -> RolloutFnTrainOutput:
+    state, dropped, target = GenerateState(args), MetricGatherer(), args.rollout_batch_size
+    state.reset()
+    path = args.dynamic_sampling_filter_path
+    judge, kept = load_function(path) if path else None, list[Any]()
+    try:
+        while len(kept) < target:
+            if state.remaining_batch_size < target:
+                state.submit_generate_tasks(get_samples(args.over_sampling_batch_size or target))
+            done, state.pendings = await asyncio.wait(state.pendings, return_when=asyncio.FIRST_COMPLETED)
+            for group in [task.result() for task in done]:
+                verdict = call_dynamic_filter(judge, args, group)
+                left = {"remaining_batch_size": state.remaining_batch_size, "target_data_size": target}
+                if should_drop_dynamic_filter_output(verdict, **left):
+                    dropped.on_dynamic_filter_drop(verdict.reason)
+                    state.remaining_batch_size -= 1
+                elif len(kept) < target:
+                    kept.append(group)
+    finally:
+        for task in state.pendings:
+            task.cancel()
+    return RolloutFnTrainOutput(kept, dropped.collect())
