@@ -8,6 +8,7 @@
 """
 
 import math
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -135,14 +136,7 @@ class WandbSink:
             ) from error
         id_file = folder / "wandb_id"
         known = id_file.read_text().strip() if resumed and id_file.is_file() else None
-        self._run = wandb.init(
-            project=settings.wandb_project,
-            group=settings.wandb_group,
-            name=settings.wandb_name,
-            dir=str(folder),
-            id=known,
-            resume="allow",
-        )
+        self._run = wandb.init(**wandb_arguments(settings, folder, known))
         id_file.write_text(str(self._run.id))
 
     def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
@@ -151,6 +145,24 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | None) -> dict[str, Any]:
+    """What `wandb.init` is asked for; a run that is `known` by its id keeps its name and group."""
+    place = Path(settings.wandb_dir or folder)
+    place.mkdir(parents=True, exist_ok=True)  # else wandb takes a temporary one
+    suffix = f"_{secrets.token_hex(3)}" if settings.wandb_random_suffix else ""
+    named = {"group": settings.wandb_group, "name": settings.wandb_name}
+    return {
+        "project": settings.wandb_project,
+        "entity": settings.wandb_team,
+        "mode": settings.wandb_mode,
+        "dir": str(place),
+        "settings": {"base_url": settings.wandb_host} if settings.wandb_host else None,
+        "id": known,
+        "resume": "allow",
+        **({} if known and suffix else {what: text and text + suffix for what, text in named.items()}),
+    }
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:

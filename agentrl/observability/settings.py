@@ -24,6 +24,15 @@ class ObservabilitySettings(Settings):
     wandb_project: str = Field("agentrl", description="Weights & Biases project.")
     wandb_group: str | None = Field(None, description="Weights & Biases group of runs.")
     wandb_name: str | None = Field(None, description="Weights & Biases name of this run.")
+    wandb_random_suffix: bool = Field(False, description="Add six random letters to the run's name and group.")
+    wandb_team: str | None = Field(None, description="Weights & Biases team or user; default: the key's own.")
+    wandb_mode: Literal["online", "offline", "disabled"] | None = Field(
+        None, description="Whether figures are sent, kept in a folder, or neither; default: WANDB_MODE, else online."
+    )
+    wandb_dir: str | None = Field(None, description="Folder for what Weights & Biases keeps; default: --output-dir.")
+    wandb_host: str | None = Field(
+        None, description="Address of a Weights & Biases server of your own. The key is read from WANDB_API_KEY."
+    )
     save_debug_rollout_data: str | None = Field(
         None, description="File to dump each rollout's samples to; {rollout_id} in it is filled in."
     )

@@ -88,6 +88,7 @@ class RolloutContext:
             top_p=pick(s.eval_top_p, s.rollout_top_p),
             top_k=pick(s.eval_top_k, s.rollout_top_k),
             max_new_tokens=pick(s.eval_max_response_len, s.rollout_max_response_len),
+            min_new_tokens=s.eval_min_new_tokens if evaluation else None,
             stop=s.rollout_stop or None,
             stop_token_ids=(*self.chat.stop_token_ids, *s.rollout_stop_token_ids),
             skip_special_tokens=s.rollout_skip_special_tokens,

@@ -134,6 +134,12 @@ class RolloutSettings(Settings):
     eval_top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling in evaluation.")
     eval_top_k: int | None = Field(None, ge=-1, description="Top-k sampling in evaluation.")
     eval_max_response_len: PositiveInt | None = Field(None, description="Most tokens a turn in evaluation.")
+    eval_min_new_tokens: NonNegativeInt | None = Field(None, description="Fewest tokens a turn in evaluation.")
+    eval_max_prompt_len: PositiveInt | None = Field(None, description="rollout_max_prompt_len in evaluation.")
+    eval_max_context_len: PositiveInt | None = Field(None, description="rollout_max_context_len in evaluation.")
+    eval_input_key: str | None = Field(None, description="input_key of the evaluation sets.")
+    eval_label_key: str | None = Field(None, description="label_key of the evaluation sets.")
+    eval_tool_key: str | None = Field(None, description="tool_key of the evaluation sets.")
 
     rollout_max_concurrency: PositiveInt = Field(1024, description="Trajectories in flight at once.")
     trajectory_timeout: PositiveFloat = Field(600.0, description="Seconds one trajectory may take in all.")

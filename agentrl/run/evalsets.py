@@ -18,8 +18,16 @@ from agentrl.data.source import pending_group
 from agentrl.errors import AgentRLError, SettingsError
 from agentrl.groups import Group
 
+_LENGTHS = ("max_prompt_len", "max_context_len")
+_OF_SETS = {f"eval_{name}": f"rollout_{name}" for name in _LENGTHS} | {
+    f"eval_{name}": name for name in ("input_key", "label_key", "tool_key")
+}
+"""The run's settings for all its sets, and what each is instead of."""
+
 SETTINGS: Mapping[str, str] = {
     **{name: f"eval_{name}" for name in ("temperature", "top_p", "top_k", "max_response_len", "reward_key")},
+    **{name: f"rollout_{name}" for name in _LENGTHS},
+    "min_new_tokens": "eval_min_new_tokens",
     **{name: f"rollout_{name}" for name in ("stop", "stop_token_ids", "skip_special_tokens")},
     **{name: name for name in ("n_samples_per_eval_prompt", "max_turns", "env", "env_args", "env_key")},
     **{name: name for name in ("custom_generate_function_path", "rm_type", "custom_rm_path", "group_rm")},
@@ -151,7 +159,8 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
         metadata["env"] = env
     given = {key: value for key, value in settings.flat().items() if key in settings.given() - said.replaced}
     name, path = said.values["name"], said.values["path"]
-    values = {**given, "eval_config": None, **own, "eval_prompt_data": (name, path)}
+    ours = {name: given[flag] for flag, name in _OF_SETS.items() if flag in given}
+    values = {**given, "eval_config": None, **ours, **own, "eval_prompt_data": (name, path)}
     origins = {SETTINGS[key]: line for key, line in said.lines.items() if key in SETTINGS}
     if "rm_type" in own and "custom_rm_path" not in own:
         metadata["rm_type"] = own["rm_type"]

@@ -248,7 +248,9 @@ def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> Grou
     settings, context = held_out.settings, beside.context
     other = settings.data.apply_chat_template_kwargs != context.args.apply_chat_template_kwargs
     chat, rollout, args = load_chat(settings) if other else context.chat, settings.rollout, settings.args
+    length = rollout.rollout_max_context_len or context.context_length
     context = replace(context, settings=rollout, args=args, chat=chat, environments=plugins.environments)
+    context = replace(context, context_length=length)
     grader = Grader(rollout, args, plugins.reward, beside.grader.runner)
     return GroupPlayer(context, grader, plugins.generate, beside)
 

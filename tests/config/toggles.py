@@ -109,7 +109,7 @@ def tis(view, settings):
 
 CONTEXTS = {
     "": "",
-    "eval": "--eval-prompt-data dev prompts.jsonl@[0:2] --eval-interval 1",
+    "eval": f"--eval-prompt-data dev prompts.jsonl@[0:2] --eval-interval 1 --rollout-stop-token-ids {STOPS}",
     "turns": f"--env plugins.py:Turns --rollout-stop-token-ids {STOPS} --rollout-max-response-len 40",
     "gigpo": f"--env plugins.py:Turns --turn-credit gigpo --rollout-stop-token-ids {STOPS} --rollout-max-response-len 40",
     "two": f"--env plugins.py:Two --reward-key a --rollout-stop-token-ids {STOPS}",
@@ -260,6 +260,12 @@ RUNS: dict[str, dict[str, str]] = {
         "eval_top_p": "0.1",
         "eval_top_k": "2",
         "eval_max_response_len": "4",
+        "eval_min_new_tokens": "12",
+        "eval_max_prompt_len": "2",
+        "eval_max_context_len": "40",
+        "eval_input_key": "label",
+        "eval_label_key": "none_such",
+        "eval_tool_key": "label",
     },
     "twice": {
         "eps_clip": "0.00001",
@@ -366,6 +372,11 @@ SAID: dict[str, tuple[str, str]] = {
     "wandb_project": ("x", "has no effect without --use-wandb"),
     "wandb_group": ("x", "has no effect without --use-wandb"),
     "wandb_name": ("x", "has no effect without --use-wandb"),
+    "wandb_team": ("x", "has no effect without --use-wandb"),
+    "wandb_mode": ("offline", "has no effect without --use-wandb"),
+    "wandb_dir": ("x", "has no effect without --use-wandb"),
+    "wandb_host": ("x", "has no effect without --use-wandb"),
+    "wandb_random_suffix": ("", "has no effect without --use-wandb"),
     "engine": ("external", "--rollout-external-engine-addrs HOST:PORT"),
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentrl.errors import DataError, SettingsError
-from agentrl.observability.metrics import MetricsLogger, read_metrics
+from agentrl.observability.metrics import MetricsLogger, read_metrics, wandb_arguments
 from agentrl.observability.settings import ObservabilitySettings
 
 PLAIN = ObservabilitySettings(use_tensorboard=False)
@@ -113,3 +114,18 @@ def test_wandb_that_is_not_installed_says_what_to_do(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(SettingsError, match=r"agentrl\[wandb\]"):
         MetricsLogger(ObservabilitySettings(use_wandb=True), tmp_path)
+
+
+def test_wandb_is_asked_for_what_the_settings_say_and_a_resumed_run_keeps_its_name(tmp_path: Path) -> None:
+    own = {"wandb_team": "t", "wandb_mode": "offline", "wandb_host": "http://w", "wandb_dir": str(tmp_path / "w")}
+    asked = wandb_arguments(ObservabilitySettings(wandb_name="n", wandb_random_suffix=True, **own), tmp_path, None)
+    assert (asked["entity"], asked["mode"], asked["dir"]) == ("t", "offline", str(tmp_path / "w"))
+    assert asked["settings"] == {"base_url": "http://w"}
+    assert (tmp_path / "w").is_dir()
+    assert re.fullmatch("n_[0-9a-f]{6}", asked["name"])
+    assert asked["group"] is None
+    again = wandb_arguments(ObservabilitySettings(wandb_name="n", wandb_random_suffix=True), tmp_path, "id")
+    assert again["id"] == "id"
+    assert "name" not in again
+    plain = wandb_arguments(ObservabilitySettings(wandb_name="n"), tmp_path, "id")
+    assert (plain["name"], plain["dir"], plain["settings"]) == ("n", str(tmp_path), None)

@@ -96,6 +96,23 @@ def test_slimes_file_loads() -> None:
     assert gpqa.settings.args.eval_prompt_data == ("gpqa", "b.jsonl@[0:1]")
 
 
+def test_fields_and_lengths_of_all_sets_give_way_to_a_sets_own() -> None:
+    text = "datasets:\n  a: {path: c.jsonl}\n  b: {path: c.jsonl, input_key: q, max_context_len: 64, min_new_tokens: 2}"
+    Path("c.jsonl").write_text('{"question": "1?", "q": "2?", "answer": "3"}\n')
+    run = given(
+        text, eval_input_key="question", eval_label_key="answer", eval_max_prompt_len=7, eval_max_context_len=99
+    )
+    first, second = eval_sets(run)
+    assert [next(iter(one.data)).prompt for one in (first, second)] == ["1?", "2?"]
+    assert {next(iter(one.data)).label for one in (first, second)} == {"3"}
+    lengths = [
+        (s.settings.rollout.rollout_max_prompt_len, s.settings.rollout.rollout_max_context_len) for s in (first, second)
+    ]
+    assert lengths == [(7, 99), (7, 64)]
+    assert second.settings.rollout.eval_min_new_tokens == 2
+    assert (run.data.input_key, run.rollout.rollout_max_prompt_len) == ("input", None)
+
+
 def test_sets_by_name_without_the_word_eval() -> None:
     (one,) = eval_sets(given("datasets:\n  dev:\n    path: a.jsonl\n    temperature: 0"))
     assert (one.name, one.settings.rollout.eval_temperature) == ("dev", 0)
