@@ -23,7 +23,7 @@ def main(slime: Path) -> None:
         launch = read_script(script, ENVIRON)
         lines = [f"# {script.relative_to(slime)}: {'train_async.py' if launch.asynchronous else 'train.py'}"]
         for found in launch.flags:
-            text = "?" if found.text is None else shlex.quote(found.text)
+            text = "?" if found.text is None else shlex.quote(found.text.replace(str(slime), "slime"))
             if found.text is not None and found.text.startswith("--"):
                 lines.append(text)
             else:
