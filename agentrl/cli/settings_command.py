@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from agentrl.config.fields import FieldRef, Sections, all_fields
-from agentrl.config.flags import ESSENTIAL, aliases, collect, help_text, options, rewrite
+from agentrl.config.flags import ESSENTIAL, aliases, collect, help_text, merged, options, read_script, rewrite
+from agentrl.config.foreign import foreign
 from agentrl.config.settings import Purpose, RunSettings
 from agentrl.config.unused import named
 from agentrl.errors import AgentRLError
@@ -70,8 +71,13 @@ class PlayedCommand(SettingsCommand):
 def given_settings(
     params: Mapping[str, Any], config: str | None, presets: Mapping[str, Any] = MappingProxyType({}), **more: Any
 ) -> RunSettings:
-    """The settings in a command's parameters, over a file's, over `presets`; `more` are flat names that win."""
+    """The settings in a command's parameters, over a script's, a file's, and `presets`; `more` are flat names that win."""
     values, origins = collect(params, click.get_current_context().meta[_SGLANG])
+    if script := params.get("slime_script"):
+        *low, notes = read_script(script, values)
+        values, origins = merged((low[0], low[1]), (values, origins))
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
     return RunSettings.from_parts({**values, **more}, origins, config=config, presets=presets)
 
 
@@ -90,7 +96,8 @@ def settings_command(
     def make(function: Callable[[RunSettings], int]) -> click.Command:
         def callback(config: str | None, dry_run: bool, dry_run_all: bool, **params: Any) -> int:
             settings = given_settings(params, config, presets)
-            for line in named(settings.flat(), settings.given(), purpose):
+            foreign_notes = door.notes(settings) if (door := foreign()) else ()
+            for line in [*named(settings.flat(), settings.given(), purpose), *foreign_notes]:
                 click.echo(f"note: {line}", err=True)
             if dry_run or dry_run_all:
                 return _dry_run(settings, purpose, everything=dry_run_all)
@@ -134,6 +141,11 @@ def _dry_run(settings: RunSettings, purpose: Purpose, *, everything: bool) -> in
 def _own_options() -> list[click.Parameter]:
     return [
         click.Option(["--config"], metavar="FILE", help="YAML or TOML file of settings; flags win over it."),
+        click.Option(
+            ["--slime-script"],
+            metavar="FILE",
+            help="slime's launch script: the flags it would start with, under slime's defaults; flags win over it.",
+        ),
         click.Option(
             ["--dry-run"], is_flag=True, help="Check what the run would, print what differs from defaults, and stop."
         ),

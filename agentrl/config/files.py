@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from agentrl.config.elsewhere import answer
 from agentrl.config.fields import SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import SGLANG_FIELD
+from agentrl.config.foreign import Foreign, foreign
 from agentrl.config.problems import one_error, unknown
 from agentrl.errors import SettingsError
 
@@ -101,13 +101,23 @@ class _Sorter:
             self._set(key, _as_flags_read_it(known[key], value), where)
         elif key in known:
             self.problems.append(f"{where}: {key} belongs under {known[key].section}, not under {section}")
-        elif key.startswith("sglang_") and answer(key) is None:
+        elif (door := foreign()) and door.kind(key):
+            self._take_foreign(door, key, value, where)
+        elif key.startswith("sglang_") and not (door and door.answer(key)):
             self._set(SGLANG_FIELD, {key.removeprefix("sglang_"): value}, where)
         else:
             self.problems += [f"{where}: {said}" for said in unknown([path[-1]], [*known, *SECTIONS], "setting")]
 
+    def _take_foreign(self, door: Foreign, key: str, value: Any, where: str) -> None:
+        texts = [] if value is True else [str(one) for one in value] if isinstance(value, list) else [str(value)]
+        try:
+            for name, meant in door.ours(key, [text.lower() if text == "False" else text for text in texts]).items():
+                self._set(name, meant, where)
+        except SettingsError as error:
+            self.problems.append(f"{where}: {error}")
+
     def _set(self, key: str, value: Any, where: str) -> None:
-        if key == SGLANG_FIELD and key in self.found.values:
+        if key in (SGLANG_FIELD, "compat_options") and key in self.found.values:
             both = (self.found.values[key], value)
             value = next((part for part in both if not isinstance(part, Mapping)), None) or {**both[0], **both[1]}
         self.found.values[key] = value

@@ -4,10 +4,12 @@
 2. `read_flags(argv)` gives only what was written on the command line, as plain values; pydantic judges them later.
 3. Spellings that slime users have in their scripts work: underscores for dashes, `--flag true`, `--disable-...`
    names, `--eval-prompt-data name path [name path ...]`, and `--sglang-*` for any option of the engine's server.
-4. All that is unknown is one `SettingsError`: flags of other trainers with what to do instead, others with the nearest.
+4. Flags of other trainers are what `foreign` says that they are here.
+5. All that is unknown is one `SettingsError`: flags of other trainers with what to do instead, others with the nearest.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +17,8 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from agentrl.config.elsewhere import answer
 from agentrl.config.fields import SECTIONS, FieldRef, all_fields
+from agentrl.config.foreign import Part, foreign
 from agentrl.config.problems import one_error, sentences, unknown
 from agentrl.config.values import json_or_text, read_texts
 from agentrl.errors import SettingsError
@@ -133,13 +135,45 @@ def read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], str
     Raises:
         SettingsError: an unknown flag, a missing or ill-formed value, or an argument that belongs to no flag.
     """
-    command = click.Command("settings", params=[click.Option(["--config"]), *options()], add_help_option=False)
-    plain, sglang = rewrite(argv, extra=["--config"])
+    own = [click.Option(["--config"]), click.Option(["--slime-script"])]
+    command = click.Command("settings", params=[*own, *options()], add_help_option=False)
+    plain, sglang = rewrite(argv, extra=["--config", "--slime-script"])
     try:
         context = command.make_context("settings", plain)
     except click.UsageError as error:
         raise SettingsError(error.format_message()) from error
-    return *collect(context.params, sglang), context.params["config"]
+    values, origins = collect(context.params, sglang)
+    if script := context.params["slime_script"]:
+        values, origins = merged(read_script(script, values)[:2], (values, origins))
+    return values, origins, context.params["config"]
+
+
+def read_script(path: str, given: Collection[str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """The settings in another trainer's launch script: as `read_flags`, and what to tell about the script.
+
+    Args:
+        given: settings that win over the script's.
+    """
+    door = foreign()
+    if door is None:
+        raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")
+    argv, lines, notes = door.script(path, given)
+    try:
+        values, origins, _ = read_flags(argv)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+    return values, {name: lines.get(name, f"{path}, {flag}") for name, flag in origins.items()}, notes
+
+
+def merged(low: Part, high: Part) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values of `high` win, each as a whole; only the engine server's options and `compat_options` merge key by key."""
+    values = {**low[0], **high[0]}
+    for name in (SGLANG_FIELD, "compat_options"):
+        below, above = low[0].get(name), high[0].get(name)
+        if isinstance(below, Mapping) and isinstance(above, Mapping):
+            values[name] = {**below, **above}
+    origins = {**low[1], **{name: high[1].get(name, "") for name in high[0]}}
+    return values, origins
 
 
 def collect(params: Mapping[str, Any], sglang: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -182,6 +216,9 @@ class _Rewriter:
         self.spelt: list[tuple[str, str]] = []
         self.sglang: dict[str, Any] = {}
         self.unknown: list[str] = []
+        self.disagree: list[str] = []
+        self.foreign = foreign()
+        self.many: dict[str, list[str]] = {}
 
     def run(self, argv: list[str]) -> tuple[list[str], dict[str, Any]]:
         while argv:
@@ -191,9 +228,9 @@ class _Rewriter:
                 continue
             name, equals, value = token.partition("=")
             self._flag(name if name in self.extra else name.replace("_", "-"), value if equals else None, argv)
-        if self.unknown:
+        if self.unknown or self.disagree:
             known = [*self.fields, *self.aliases, *self.extra, *(f"--no-{b[2:]}" for b in self.bools)]
-            raise one_error([*unknown(self.unknown, known, "flag"), *self._wrong()])
+            raise one_error([*unknown(self.unknown, known, "flag"), *self.disagree, *self._wrong()])
         for name, written in self.spelt:
             self._agree(name, written)
         return self.out, self.sglang
@@ -228,18 +265,45 @@ class _Rewriter:
     def _flag(self, name: str, value: str | None, rest: list[str]) -> None:
         if name in self.extra:
             self.out.append(name if value is None else f"{name}={value}")
+        elif self.foreign and (kind := self.foreign.kind(name)):
+            self._foreign(name, kind, [] if value is None else [value], rest)
         elif name in self.aliases:
             self._alias(name, self.aliases[name], value, rest)
         elif name in self.bools or (name.startswith("--no-") and f"--{name[5:]}" in self.bools):
             self._bool(name, value, rest)
         elif name in self.fields:
             self._valued(self.fields[name], value, rest)
-        elif name.startswith(SGLANG_PREFIX) and answer(name) is None:
+        elif name.startswith(SGLANG_PREFIX) and not (self.foreign and self.foreign.answer(name)):
             self._sglang(name, value, rest)
         else:
             self.unknown.append(name)
             while rest and _is_value(rest[0]):
                 rest.pop(0)
+
+    def _foreign(self, name: str, kind: str, values: list[str], rest: list[str]) -> None:
+        most = {"flag": 0, "one": 1, "many": len(rest)}[kind]
+        while (
+            rest
+            and _is_value(rest[0])
+            and (len(values) < most or (not values and rest[0].lower() in ("true", "false")))
+        ):
+            values.append(rest.pop(0))
+        if kind == "many":
+            self.many[name] = values = [*self.many.get(name, ()), *values]
+        try:
+            assert self.foreign is not None
+            taken = self.foreign.ours(name, values)
+        except SettingsError as error:
+            self.disagree.append(str(error))
+            return
+        for setting, value in taken.items():
+            flag = "--" + setting.replace("_", "-")
+            if flag in self.bools:
+                self.out.append(flag if value else f"--no-{flag[2:]}")
+            elif isinstance(value, list):
+                self.out += [f"{flag}={one}" for one in value]
+            else:
+                self.out.append(f"{flag}={value if isinstance(value, str) else json.dumps(value)}")
 
     def _valued(self, field: FieldRef, value: str | None, rest: list[str]) -> None:
         values = [value] if value is not None else []

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config.elsewhere import CALLED, answer
 from agentrl.config.fields import FieldRef
+from agentrl.config.foreign import foreign
 from agentrl.errors import SettingsError
 from agentrl.settings import shown
 
@@ -21,7 +21,8 @@ _NEAR = 0.78
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean a or b?` with the known names closest to `name`, best first; nothing if none is close."""
     names, plain = list(known), name.lstrip("-").replace("-", "_")
-    called = [CALLED[other] for other in difflib.get_close_matches(plain, CALLED, n=1, cutoff=0.9)]
+    others = door.called() if (door := foreign()) else {}
+    called = [others[other] for other in difflib.get_close_matches(plain, others, n=1, cutoff=0.9)]
     ours = [*called, *("--" + other.replace("_", "-") for other in called)]
     best = [other for other in ours if other in names]
     if not best:
@@ -38,9 +39,9 @@ def _near(name: str, other: str, alike: float) -> bool:
 
 def unknown(names: Sequence[str], known: Iterable[str], what: str) -> list[str]:
     """Sentences about names that nobody knows, those with one answer together; `what` they are: `flag`."""
-    known, answered, out = list(known), defaultdict[str, list[str]](list), []
+    known, answered, out, door = list(known), defaultdict[str, list[str]](list), [], foreign()
     for name in dict.fromkeys(names):
-        if said := answer(name):
+        if said := door and door.answer(name):
             answered[said].append(name)
         else:
             out.append(f"unknown {what} {name}{did_you_mean(name, known)}")

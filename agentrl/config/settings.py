@@ -17,7 +17,8 @@ from agentrl.config import checks, unused
 from agentrl.config.args import Args
 from agentrl.config.fields import SECTIONS, Sections, all_fields
 from agentrl.config.files import read_file
-from agentrl.config.flags import SGLANG_FIELD, read_flags
+from agentrl.config.flags import SGLANG_FIELD, merged, read_flags
+from agentrl.config.foreign import Part, foreign
 from agentrl.config.model_info import read_model_info
 from agentrl.config.problems import did_you_mean, one_error, sentences
 from agentrl.errors import SECRET, SettingsError
@@ -40,7 +41,10 @@ class RunSettings(Sections):
             self._fill("algorithm", loss_max_length=self.rollout.rollout_max_response_len)
         flat = self.flat()
         said = {**flat, **{name: None for name in _FOLLOWS if name not in self.given()}}
-        if problems := checks.contradictions(said, read_model_info(flat["hf_checkpoint"])):
+        problems = checks.contradictions(said, read_model_info(flat["hf_checkpoint"]))
+        if door := foreign():
+            problems += door.problems(self)
+        if problems:
             raise one_error(problems)
         batch, steps = checks.steps_and_batch(said)
         self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
@@ -128,8 +132,13 @@ class RunSettings(Sections):
         low: Part = (presets or {}, {})
         if config is not None:
             found = read_file(config)
-            low = _merge(low, (found.values, found.origins))
-        return cls.from_flat(*_merge(low, (values, origins)))
+            low = merged(low, (found.values, found.origins))
+        both: Part = merged(low, (values, origins))
+        if door := foreign():
+            both = door.settle(*both)
+        elif both[0].get("slime_defaults"):
+            raise SettingsError("--slime-defaults: this installation has no agentrl.compat, which knows them")
+        return cls.from_flat(*both)
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its flat name."""
@@ -173,22 +182,10 @@ class RunSettings(Sections):
             SettingsError: lists what is missing, in vain or cannot be, and what to do.
         """
         flat = self.flat()
-        problems = [*checks.missing(flat, purpose)] or unused.refused(flat, self.given(), purpose)
+        in_vain = [] if self.compat.slime_defaults else unused.refused(flat, self.given(), purpose)
+        problems = [*checks.missing(flat, purpose)] or in_vain
         if purpose == "train" and not self.cluster.debug_rollout_only:
             problems += checks.untrainable(flat)
         if problems:
             raise one_error(problems)
         return self
-
-
-Part = tuple[Mapping[str, Any], Mapping[str, str]]
-
-
-def _merge(low: Part, high: Part) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values of `high` win, each as a whole; only the engine server's options merge key by key."""
-    values = {**low[0], **high[0]}
-    below, above = low[0].get(SGLANG_FIELD), high[0].get(SGLANG_FIELD)
-    if isinstance(below, Mapping) and isinstance(above, Mapping):
-        values[SGLANG_FIELD] = {**below, **above}
-    origins = {**low[1], **{name: high[1].get(name, "") for name in high[0]}}
-    return values, origins

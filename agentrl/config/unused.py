@@ -193,7 +193,8 @@ def named(flat: Flat, given: Collection[str], purpose: str) -> list[str]:
     both = f"--num-rollout {flat['num_rollout']} and --num-epoch {flat['num_epoch']}: the run ends with whichever comes first"
     if flat["num_epoch"] and {"num_rollout", "num_epoch"} <= set(given) - names:
         unread.append(f"{both}; leave one of them out")
-    return [*unread, *_sentences(flat, given, purpose, certain=False)]
+    certain = _sentences(flat, given, purpose, certain=True) if flat["slime_defaults"] else ()
+    return [*unread, *certain, *_sentences(flat, given, purpose, certain=False)]
 
 
 def _sentences(flat: Flat, given: Collection[str], purpose: str, *, certain: bool) -> Iterator[str]:

@@ -42,6 +42,13 @@ def test_a_setting_in_vain_is_refused(line: str, sentence: str) -> None:
     assert [text for text in found if text.startswith(sentence)], (found, notes)
 
 
+def test_in_slimes_form_it_is_named() -> None:
+    settings = RunSettings.from_flat({"slime_defaults": True, "group_rm": True, "hf_checkpoint": ".", "env": "a:b"})
+    sentence = "--group-rm has no effect without --custom-rm-path; leave it out"
+    assert sentence in named(settings.flat(), settings.given(), "train")
+    assert settings.check_complete("train") is settings
+
+
 @pytest.mark.parametrize(
     "line",
     [

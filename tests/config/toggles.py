@@ -381,6 +381,7 @@ SAID: dict[str, tuple[str, str]] = {
 }
 
 ELSEWHERE: dict[str, tuple[str, str]] = {
+    "slime_defaults": ("config/test_unused.py", "slime_defaults"),
     "compat_options": ("config/test_settings.py", "compat_options"),
     "router_middleware_paths": ("engine/test_router.py", "router_middleware_paths"),
     "reasoning_parser": ("chat/test_parsers.py", "reasoning_parser"),

@@ -1,0 +1,83 @@
+"""What Megatron's flags say about a model's shape and a run, as it is here: of `config.json`, and of our settings."""
+
+import os.path
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.settings import RunSettings
+from agentrl.modelfolder import read_config, text_config
+
+Config = Mapping[str, Any]
+Fact = Callable[[Config, Any], Any]
+"""From config.json, and the value that was given, to what it is."""
+
+
+def _head(config: Config) -> Any:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def _rope(config: Config, name: str) -> Any:
+    return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}.get(name, config.get(name))
+
+
+def _name(*values: str) -> Fact:
+    """Of several words for one thing the given one."""
+    return lambda config, given: given if given in values else values[0]
+
+
+SHAPES: Mapping[str, Fact] = {
+    "num_layers": lambda c, _: c["num_hidden_layers"],
+    "hidden_size": lambda c, _: c["hidden_size"],
+    "ffn_hidden_size": lambda c, _: c["intermediate_size"],
+    "num_attention_heads": lambda c, _: c["num_attention_heads"],
+    "num_query_groups": lambda c, _: c.get("num_key_value_heads") or c["num_attention_heads"],
+    "group_query_attention": lambda c, _: (
+        c.get("num_key_value_heads", c["num_attention_heads"]) < c["num_attention_heads"]
+    ),
+    "kv_channels": lambda c, _: _head(c),
+    "vocab_size": lambda c, _: c["vocab_size"],
+    "padded_vocab_size": lambda c, _: c["vocab_size"],
+    "make_vocab_size_divisible_by": lambda c, given: given if c["vocab_size"] % given == 0 else 1,
+    "max_position_embeddings": lambda c, _: c["max_position_embeddings"],
+    "seq_length": lambda c, given: min(given, c["max_position_embeddings"]),
+    "norm_epsilon": lambda c, _: c["rms_norm_eps"],
+    "normalization": _name("RMSNorm"),
+    "swiglu": lambda c, _: c.get("hidden_act", "silu") == "silu",
+    "untie_embeddings_and_output_weights": lambda c, _: not c.get("tie_word_embeddings", False),
+    "disable_bias_linear": lambda c, _: not c.get("mlp_bias", False),
+    "add_qkv_bias": lambda c, _: c["model_type"] == "qwen2" or bool(c.get("attention_bias")),
+    "qk_layernorm": lambda c, _: c["model_type"] == "qwen3",
+    "rotary_base": lambda c, _: _rope(c, "rope_theta") or 10000.0,
+    "rotary_percent": lambda c, _: _rope(c, "partial_rotary_factor") or 1.0,
+    "rotary_scaling_factor": lambda c, _: _rope(c, "factor") or 1.0,
+    "use_rope_scaling": lambda c, _: (_rope(c, "rope_type") or "default") != "default",
+    "model_name": lambda c, given: given if c["model_type"] in given.lower() else c["model_type"],
+    "loss_mask_type": lambda c, given: (
+        given if given in ("qwen", "qwen3") and "qwen" in c["model_type"] else "the template's"
+    ),
+}
+"""By the flag's name; a KeyError where config.json does not say."""
+
+RUNS: Mapping[str, Callable[[RunSettings], Any]] = {
+    "debug_train_only": lambda s: not s.generates,
+    "disable_compute_advantages_and_returns": lambda s: s.algorithm.supervised,
+    "use_critic": lambda s: s.algorithm.needs_critic,
+    "log_probs_max_tokens_per_gpu": lambda s: s.train.max_tokens_per_gpu,
+}
+
+
+def facts(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is so, of those names in `given` that can be known."""
+    found: dict[str, Any] = {name: RUNS[name](settings) for name in given if name in RUNS}
+    folder = Path(os.path.expanduser(settings.train.hf_checkpoint or ""))
+    if not (folder / "config.json").is_file():
+        return found
+    config = text_config(read_config(folder))
+    for name, value in given.items():
+        if name in SHAPES:
+            try:
+                found[name] = SHAPES[name](config, value)
+            except (KeyError, TypeError, AttributeError, ArithmeticError):
+                found[name] = None
+    return found

@@ -1,0 +1,198 @@
+"""slime's and Megatron's settings: what each of them is here, by the table `flags.tsv`.
+
+Its columns: the name (`x_*` is all that begin so); how many values it takes (`flag` none, `one`, `many`); its state; the
+target; what slime ignores it without (`a|b`: either, `!a`: only without, `a>1`: only where it is more); slime's default where
+ours differs; why it is refused and what to do. Targets may begin with `VALUE>SETTING=VALUE` for single values (nothing
+behind the arrow: accepted, it is so anyway). States:
+
+- `same`: a setting of ours. A row of another state becomes that by itself when a setting of its name is made.
+- `set`: the target's settings, with its value or that behind `=`.
+- `agrees`: accepted where it says what is so anyway: one of the target's values, or `config`, what `facts` says of this run.
+- `own`: none of ours, but a hook or a key that `agentrl.compat` and user functions find in `args`: goes to `compat_options`.
+- `refused`: not here; the last column says why, and what to do.
+- `called`: refused as unknown, with the target as the proposal.
+
+One principle for what has no effect: our own command lines are refused with it; slime's (`--slime-defaults`,
+`--slime-script`) go on as they do there, and a note says it.
+"""
+
+import csv
+import functools
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from agentrl.compat.facts import facts
+from agentrl.compat.script import read_script
+from agentrl.config.fields import all_fields
+from agentrl.config.files import read_document
+from agentrl.config.foreign import Foreign, Part
+from agentrl.config.settings import RunSettings
+from agentrl.config.values import json_or_text
+from agentrl.errors import SettingsError
+
+OWN = "compat_options"
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    kind: str
+    state: str
+    target: str
+    needs: str
+    default: str
+    remedy: str
+
+
+@functools.cache
+def table() -> Mapping[str, Row]:
+    """The rows by name."""
+    lines = files("agentrl.compat").joinpath("flags.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [Row(*line) for line in csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE)]
+    return {row.name: row for row in rows}
+
+
+@functools.cache
+def row_of(name: str) -> Row | None:
+    """The row that says what a name is; `same` for whatever is a setting of ours."""
+    plain = name.lstrip("-").replace("-", "_")
+    found = table().get(plain) or next(
+        (row for row in table().values() if "*" in row.name and fnmatchcase(plain, row.name)), None
+    )
+    return found._replace(state="same") if found and plain in all_fields() else found
+
+
+class Flags:
+    """What the table says, as `agentrl.config` asks for it."""
+
+    def called(self) -> Mapping[str, str]:
+        return {row.name: row.target for row in table().values() if row.state == "called"}
+
+    def answer(self, name: str) -> str | None:
+        row = row_of(name)
+        return row.remedy if row and row.state == "refused" else None
+
+    def kind(self, name: str) -> str:
+        row = row_of(name)
+        taken = row and (row.state in ("set", "agrees", "own") or (row.state == "same" and ">" in row.target))
+        return row.kind if row and taken else ""
+
+    def ours(self, name: str, values: Sequence[str]) -> Mapping[str, Any]:
+        row = row_of(name)
+        assert row is not None
+        text = " ".join(values) or "true"
+        for value, arrow, assigned in (word.partition(">") for word in row.target.split()):
+            if arrow and value == text:
+                return _assigned(assigned.split(","), text)
+        if text == "false" and row.kind == "flag" and row.state == "set":
+            return {}
+        flag = f"--{row.name.replace('_', '-')}"
+        if not values and row.kind != "flag":
+            raise SettingsError(f"{flag}: expected a value; got nothing")
+        match row.state, row.target:
+            case "same", _:
+                return {row.name: values if row.kind == "many" else text}
+            case "set", target if not target.count(">"):
+                return _assigned(target.split(), text)
+            case "own", _:
+                return {OWN: {row.name: list(values) if row.kind == "many" else json_or_text(text)}}
+            case "agrees", "config":
+                return {OWN: {row.name: json_or_text(text)}}
+        known = [word.removesuffix(">") for word in row.target.split()]
+        if any(_alike(json_or_text(text), json_or_text(word)) for word in known):
+            return {}
+        so = " or ".join(word.partition(">")[0] for word in known)
+        raise SettingsError(f"{flag} {text}: it is {so} here{row.remedy and '; '}{row.remedy}")
+
+    def script(self, path: str, given: Collection[str]) -> tuple[list[str], Mapping[str, str], list[str]]:
+        launch = read_script(path)
+        argv: list[str] = ["--slime-defaults"]
+        origins, problems, flag, kept = {}, [], "", True
+        for found in launch.flags:
+            if found.text is not None and found.text.startswith("--"):
+                flag = found.text.partition("=")[0]
+                name = flag.removeprefix("--").replace("-", "_")
+                kept = name.removeprefix("no_") not in given and name not in given
+                origins[name] = f"{found.where}, {flag}"
+            if found.text is None and kept and self.answer(flag) is None:
+                problems.append(f"{flag}: {found.why}; give {flag} after the script, or set the variable before it")
+            elif kept and found.text is not None:
+                argv.append(found.text)
+        if problems:
+            raise SettingsError("\n".join(problems))
+        if launch.asynchronous and not any("sft_rollout" in word for word in argv):
+            argv.append("--train-async")
+        return argv, origins, launch.notes
+
+    def settle(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
+        values, origins = dict(values), dict(origins)
+        if path := (values.get(OWN) or {}).get("custom_config_path"):
+            self._take_file(str(path), values, origins)
+        if not values.get("slime_defaults"):
+            return values, origins
+        defaults = {row.name: json.loads(row.default) for row in table().values() if row.default}
+        if values.get("rollout_external_engine_addrs"):
+            del defaults["engine"]
+        values = {**defaults, **values}
+        ignored = {row.name: values.pop(row.name) for row in table().values() if _in_vain(row, values)}
+        return {**values, OWN: {**(values.get(OWN) or {}), **ignored}}, origins
+
+    def _take_file(self, path: str, values: dict[str, Any], origins: dict[str, str]) -> None:
+        """As slime does: its keys reach `args`, and one that is a setting wins over everything."""
+        name, document, lines = read_document(path, "--custom-config-path")
+        for raw, value in document.items():
+            key, where = str(raw), f"{name} line {lines.get((str(raw),), 0)}, {raw}"
+            if key in all_fields():
+                values[key], origins[key] = value, where
+                continue
+            taken = self.ours(key, [] if value is True else [str(value)]) if self.kind(key) else {OWN: {key: value}}
+            own = {**(values.get(OWN) or {}), **taken.get(OWN, {})}
+            values.update({**taken, OWN: own})
+
+    def problems(self, settings: RunSettings) -> Iterator[str]:
+        said = {name: value for name, value in settings.compat.compat_options.items() if name not in all_fields()}
+        claims = {name: value for name, value in said.items() if (row := row_of(name)) and row.target == "config"}
+        for name, what in facts(settings, claims).items():
+            if not _alike(claims[name], what):
+                remedy = row.remedy if (row := row_of(name)) else ""
+                yield f"--{name.replace('_', '-')} {claims[name]}: it is {json.dumps(what)} here; {remedy}"
+
+    def notes(self, settings: RunSettings) -> Iterator[str]:
+        for name, value in settings.compat.compat_options.items():
+            if name in all_fields() and name in table():
+                without = " or ".join(f"--{one.replace('_', '-')}" for one in table()[name].needs.split("|"))
+                when = f"with {without[3:]}" if without.startswith("--!") else f"without {without}"
+                yield f"--{name.replace('_', '-')} {value} is left out: slime ignores it {when}"
+
+
+def _assigned(words: Sequence[str], text: str) -> dict[str, Any]:
+    """`field=value` or `field`, which takes the text."""
+    pairs = (word.partition("=") for word in words if word)
+    return {name: json_or_text(value) if equals else text for name, equals, value in pairs}
+
+
+def _in_vain(row: Row, values: Mapping[str, Any]) -> bool:
+    if not row.needs or row.name not in values:
+        return False
+    for one in row.needs.split("|"):
+        name, more, least = one.lstrip("!").partition(">")
+        value = json_or_text(str(values.get(name)))
+        holds = (
+            isinstance(value, int | float) and value > float(least) if more else value not in (None, "None", False, 0)
+        )
+        if holds != one.startswith("!"):
+            return False
+    return True
+
+
+def _alike(said: Any, what: Any) -> bool:
+    numbers = isinstance(said, int | float) and isinstance(what, int | float)
+    return abs(said - what) <= 1e-9 * abs(what) if numbers else bool(said == what)
+
+
+FLAGS = Flags()
+_door: Foreign = FLAGS

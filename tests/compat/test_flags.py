@@ -1,0 +1,108 @@
+"""slime's and Megatron's settings: every one of them is ours, agrees, goes to `compat_options`, or is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.compat.facts import RUNS, SHAPES
+from agentrl.compat.flags import FLAGS, Row, table
+from agentrl.config import RunSettings
+from agentrl.config.fields import all_fields
+from agentrl.config.flags import aliases
+from agentrl.errors import SettingsError
+
+STATES = ("same", "set", "agrees", "own", "refused", "called")
+
+
+def build(line: str) -> RunSettings:
+    return RunSettings.from_cli(line.split())
+
+
+def message(line: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        build(line)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("row", table().values(), ids=lambda row: row.name)
+def test_every_row_holds(row: Row) -> None:
+    flag = f"--{row.name.replace('_', '-').replace('*', 'x')}"
+    assert row.state in STATES
+    assert row.kind in ("flag", "one", "many")
+    ours = row.name in all_fields() or flag in aliases() or flag.startswith(("--no-offload", "--sglang-p"))
+    assert ours or row.state != "same"
+    if row.default:
+        assert RunSettings.from_flat({row.name: json.loads(row.default)}).given() == {row.name}
+    if ours:
+        return
+    assert bool(row.remedy) == (row.state == "refused") or row.state == "agrees"
+    match row.state:
+        case "set" | "called":
+            targets = [word.rpartition(">")[2].partition("=")[0] for word in row.target.split()]
+            assert set(targets) <= set(all_fields())
+        case "agrees" if row.target == "config":
+            assert row.name in SHAPES or row.name in RUNS
+        case "agrees":
+            assert build(f"{flag} {row.target.split()[0]}").given() == frozenset()
+            assert message(f"{flag}=17").startswith(f"{flag} 17: it is ")
+        case "own":
+            assert row.name in FLAGS.ours(flag, ["x.py:f"])["compat_options"]
+        case "refused":
+            assert message(f"{flag} 1").startswith(f"{flag}: ")
+
+
+def test_a_name_of_other_trainers_is_proposed_ours() -> None:
+    assert message("--learning-rate 1") == "unknown flag --learning-rate; did you mean --lr?"
+    assert FLAGS.called().keys().isdisjoint(all_fields())
+
+
+def test_unknown_flags_come_at_once_and_those_with_one_answer_together() -> None:
+    found = message("--moe-x 3 --lrr 1e-5 --num-experts 8 16 --sglang-router-ip 1 --hidden-dropout 0.5 --lr 1e-5")
+    assert found.splitlines() == [
+        "4 settings need attention:",
+        "  - unknown flag --lrr; did you mean --lr?",
+        "  - --moe-x, --num-experts: mixtures of experts are not trained here; leave them out",
+        "  - --sglang-router-ip: the run balances and watches its engines itself; for a router of your own give its "
+        "address to --rollout-external-engine-addrs",
+        "  - --hidden-dropout 0.5: it is 0 here; nothing is dropped: the policy that is trained is the one that sampled",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--update-weight-mode full --update-weight-transport disk", {"update_weight_mode": "disk"}),
+        ("--update-weight-transport=nccl", {"update_weight_mode": "broadcast"}),
+        ("--rollout-health-check-timeout 7", {"engine_hang_timeout": 7.0}),
+        (
+            "--rollout-function-path slime.rollout.sft_rollout.generate_rollout --loss-type sft_loss",
+            {"sft_turns": "all"},
+        ),
+        ("--rollout-function-path slime.rollout.sglang_rollout.generate_rollout", {"compat_options": {}}),
+        ("--swiglu --attention-dropout 0.0 --custom_config-path x.yaml", None),
+        (
+            "--rollout-sample-hook-path a.b --rollout-sample-hook-path c.d",
+            {"compat_options": {"rollout_sample_hook_path": ["a.b", "c.d"]}},
+        ),
+    ],
+)
+def test_what_is_said_otherwise_here(line: str, expected: dict[str, object] | None) -> None:
+    if expected is None:
+        assert "--custom-config-path: no file" in message(line)
+        return
+    flat = build(line).flat()
+    assert {name: flat[name] for name in expected} == expected
+
+
+def test_a_settings_file_says_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("num-layers: 36\nrollout_health_check_timeout: 7\nswiglu: true\nattention_dropout: 0.0\n")
+    settings = RunSettings.from_file(file)
+    assert settings.engine.engine_hang_timeout == 7
+    assert settings.args.num_layers == 36
+    file.write_text("hidden_dropout: 0.1\nmoe_x: 3\n")
+    with pytest.raises(
+        SettingsError, match=r"line 1: --hidden-dropout 0.1: it is 0 here(.|\n)*line 2: moe_x: mixtures"
+    ):
+        RunSettings.from_file(file)
