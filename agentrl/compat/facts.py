@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.settings import RunSettings
+from agentrl.config.fields import Sections
 from agentrl.modelfolder import read_config, text_config
 
 Config = Mapping[str, Any]
@@ -59,15 +59,15 @@ SHAPES: Mapping[str, Fact] = {
 }
 """By the flag's name; a KeyError where config.json does not say."""
 
-RUNS: Mapping[str, Callable[[RunSettings], Any]] = {
-    "debug_train_only": lambda s: not s.generates,
+RUNS: Mapping[str, Callable[[Sections], Any]] = {
+    "debug_train_only": lambda s: bool(s.cluster.load_debug_rollout_data or s.data.sft_turns),
     "disable_compute_advantages_and_returns": lambda s: s.algorithm.supervised,
     "use_critic": lambda s: s.algorithm.needs_critic,
     "log_probs_max_tokens_per_gpu": lambda s: s.train.max_tokens_per_gpu,
 }
 
 
-def facts(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
+def facts(settings: Sections, given: Mapping[str, Any]) -> dict[str, Any]:
     """What is so, of those names in `given` that can be known."""
     found: dict[str, Any] = {name: RUNS[name](settings) for name in given if name in RUNS}
     folder = Path(os.path.expanduser(settings.train.hf_checkpoint or ""))

@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 
 from agentrl.compat.facts import facts
 from agentrl.compat.script import read_script
-from agentrl.config.fields import all_fields
+from agentrl.config.fields import Sections, all_fields
 from agentrl.config.files import read_document
 from agentrl.config.foreign import Foreign, Part
-from agentrl.config.settings import RunSettings
 from agentrl.config.values import json_or_text
 from agentrl.errors import SettingsError
 
@@ -153,7 +152,7 @@ class Flags:
             own = {**(values.get(OWN) or {}), **taken.get(OWN, {})}
             values.update({**taken, OWN: own})
 
-    def problems(self, settings: RunSettings) -> Iterator[str]:
+    def problems(self, settings: Sections) -> Iterator[str]:
         said = {name: value for name, value in settings.compat.compat_options.items() if name not in all_fields()}
         claims = {name: value for name, value in said.items() if (row := row_of(name)) and row.target == "config"}
         for name, what in facts(settings, claims).items():
@@ -161,7 +160,7 @@ class Flags:
                 remedy = row.remedy if (row := row_of(name)) else ""
                 yield f"--{name.replace('_', '-')} {claims[name]}: it is {json.dumps(what)} here; {remedy}"
 
-    def notes(self, settings: RunSettings) -> Iterator[str]:
+    def notes(self, settings: Sections) -> Iterator[str]:
         for name, value in settings.compat.compat_options.items():
             if name in all_fields() and name in table():
                 without = " or ".join(f"--{one.replace('_', '-')}" for one in table()[name].needs.split("|"))

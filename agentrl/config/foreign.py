@@ -1,12 +1,10 @@
 """The door for other trainers' settings: what a name that is none of ours is here. `agentrl.compat` answers, where it is."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from agentrl.config.fields import Sections
 from agentrl.plugins import optional
-
-if TYPE_CHECKING:
-    from agentrl.config.settings import RunSettings
 
 Part = tuple[Mapping[str, Any], Mapping[str, str]]
 """Values by setting, and where each was written."""
@@ -37,10 +35,10 @@ class Foreign(Protocol):
     def settle(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
         """Everything that was given, with the other trainer's defaults and its files of settings where they are asked for."""
 
-    def problems(self, settings: "RunSettings") -> Iterator[str]:
+    def problems(self, settings: Sections) -> Iterator[str]:
         """What was said about the model or the run that is otherwise."""
 
-    def notes(self, settings: "RunSettings") -> Iterator[str]:
+    def notes(self, settings: Sections) -> Iterator[str]:
         """What was given that the other trainer ignores."""
 
 
