@@ -109,6 +109,10 @@ class GroupQueue:
             )
         return self._placed.build(lease.group_id, lease.place)
 
+    def adopt(self, groups: Sequence[Group], version: int) -> list[int]:
+        """Groups that no source gave; from here on they are as if leased under `version`. Returns their ids."""
+        return [lease.group_id for lease in self.ledger.lease_given(groups, version)]
+
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
         """The group is finished: stored durably, then shown to the source's `add_samples` if it is new."""
         self.ledger.complete(group_id, samples)

@@ -41,12 +41,13 @@ def _defaults() -> dict[str, str]:
 _known: list[tuple[Args, Namespace]] = []
 """The settings that a run in this process has made args of; evaluation sets have settings of their own."""
 _address: dict[str, Any] = {}
+_adapted: set[str] = set()
 
 
 def namespace(args: Args) -> Namespace:
     """The args of a run's slime functions; the same object for the same `args`."""
     for known, made in _known:
-        if known is args:
+        if known is args or known == args:
             return made
     values = {name: list(value) if isinstance(value := getattr(args, name), tuple) else value for name in args}
     values["sglang_server_concurrency"] = args.rollout_max_concurrency
@@ -71,8 +72,14 @@ def served(host: str, port: int) -> Iterator[None]:
         SingletonMeta.instances.clear()
 
 
+def in_use() -> bool:
+    """Whether this process has loaded a slime function, which may ask for the engines' address."""
+    return bool(_adapted)
+
+
 def adapted(found: Any) -> Any:
     """A slime function as our rooms call it."""
+    _adapted.add(repr(found))
     if inspect.iscoroutinefunction(found):
 
         @functools.wraps(found)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentrl.compat.calls import namespace, rendered
+from agentrl.compat.calls import adapted, namespace, rendered
 from agentrl.compat.sample import Sample
 from agentrl.config.args import Args
 from agentrl.data import source as ours
@@ -90,6 +90,7 @@ def as_slime(args: Any, sample: OurSample) -> Sample:
 
 def adapted_source(kind: type) -> type:
     """A user's data source class as our rooms build and use one."""
+    adapted(kind)
     return type(kind.__name__, (SlimeSource,), {"kind": kind})
 
 

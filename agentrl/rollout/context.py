@@ -8,12 +8,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentrl.engine.hold import Hold
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import AgentRLError
+from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.sample import Sample
 
@@ -65,6 +66,7 @@ class RolloutContext:
         context_length: most tokens of a whole trajectory, prompt included.
         teacher: asked for its log-probs of what is kept for training.
         evaluating: whether what is played now is evaluated, and not trained on.
+        hooks: told what happens.
     """
 
     settings: RolloutSettings
@@ -75,6 +77,7 @@ class RolloutContext:
     environments: "Environments | None" = None
     teacher: Scorer | None = None
     evaluating: bool = False
+    hooks: RolloutHooks = field(default_factory=RolloutHooks)
 
     def params(self, *, evaluation: bool = False) -> SamplingParams:
         """The sampling parameters of training or evaluation, without a turn's seed and budget."""

@@ -57,6 +57,11 @@ async def evaluate(player: GroupPlayer, name: str, prompts: Sequence[Group]) -> 
     return EvalResult(name, _metrics(player, graded, stats), graded)
 
 
+def counted(player: GroupPlayer, name: str, groups: list[Group]) -> EvalResult:
+    """The evaluation of groups that others played and rewarded."""
+    return EvalResult(name, _metrics(player, groups, RolloutStats()), groups)
+
+
 def _metrics(player: GroupPlayer, groups: Sequence[Group], stats: RolloutStats) -> dict[str, float]:
     settings = player.context.settings
     key, environments = settings.eval_reward_key or settings.reward_key, player.context.environments

@@ -50,6 +50,18 @@ class GenerateFunction:
         return cls.of(function, f"{flag} {path}")
 
     @classmethod
+    def of_sample(cls, path: str) -> "GenerateFunction":
+        """The function that a sample names itself (`generate_function_path`), which plays one trajectory.
+
+        Raises:
+            PluginError: as of `load`; or it plays whole groups.
+        """
+        found = cls.load(path)
+        if not found.per_sample:
+            raise PluginError(f"generate_function_path {path}: expected (args, sample, sampling_params)")
+        return found
+
+    @classmethod
     def of(cls, function: Any, name: str) -> "GenerateFunction":
         """Inspect a function; `name` is used in messages."""
         if not inspect.iscoroutinefunction(function):

@@ -166,6 +166,8 @@ class _Play:
 
     async def _play(self, sample: Sample, context: RolloutContext) -> list[Sample]:
         generate, grader = self.player.generate, self.player.grader
+        if sample.generate_function_path is not None:
+            generate = GenerateFunction.of_sample(sample.generate_function_path)
         if sample.finished:
             generated = settle([sample], sample, "the data source")
         elif generate is None:
@@ -182,6 +184,7 @@ class _Play:
                     raise
             recorder.fill(generated)
             generated = settle(generated, sample, generate.name)
+        generated = await context.hooks.generated(context.args, generated, self.evaluation)
         if not grader.by_group:
             await grader.grade(generated, generate)
             self.stats.graded += 1
@@ -199,6 +202,7 @@ class _Play:
             async with recording(recorder):
                 finished = await generate.call_group(context.args, fresh, self.evaluation)
             recorder.fill([member for members in finished for member in members])
+            finished = [await context.hooks.generated(context.args, one, self.evaluation) for one in finished]
             return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
 
         async def play(attempt: int, context: RolloutContext) -> list[Group]:

@@ -61,11 +61,13 @@ class Grader:
             GraderFailure: the function raised, timed out, or returned something that is not a finite number.
         """
         pending = [sample for sample in samples if sample.reward is None]
-        if pending:
-            rewards = await (self._built_in(pending) if self.function is None else self._own(self.function, pending))
-            for sample, reward in zip(pending, rewards, strict=True):
+        for path in dict.fromkeys(sample.custom_rm_path for sample in pending):
+            function = self.function if path is None else RewardFunction.load(path, group=False)
+            own = [sample for sample in pending if sample.custom_rm_path == path]
+            rewards = await (self._built_in(own) if function is None else self._own(function, own))
+            for sample, reward in zip(own, rewards, strict=True):
                 sample.reward = reward
-                check_reward(sample, whose(self.function))
+                check_reward(sample, whose(function))
         for sample in samples:
             check_reward(sample, whose(giver))
 

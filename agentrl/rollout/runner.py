@@ -223,6 +223,7 @@ class RolloutRunner:
             with playing.scope:
                 played = await self._player.group(leased, evaluation=False, stats=playing.stats, ended=ended)
                 playing.played = played
+                self._player.context.hooks.played(played)
                 reason = reason_to_drop(played, self._filter, self._player.context.args)
                 if reason is None:
                     await teach(played, self._player.context, playing.stats)

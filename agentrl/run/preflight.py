@@ -29,6 +29,7 @@ from agentrl.rm_hub import check_rm_type
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
+from agentrl.rollout.hooks import RolloutHooks, rollout_hooks
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import EvalSet, eval_sets, named
@@ -44,6 +45,7 @@ class Plugins:
     generate: GenerateFunction | None = None
     reward: RewardFunction | None = None
     group_filter: GroupFilter | None = None
+    hooks: RolloutHooks = field(default_factory=RolloutHooks)
 
     @classmethod
     def load(cls, settings: RunSettings, kinds: Kinds | None = None) -> "Plugins":
@@ -66,6 +68,7 @@ class Plugins:
             GenerateFunction.load(s.custom_generate_function_path) if s.custom_generate_function_path else None,
             RewardFunction.load(s.custom_rm_path, group=s.group_rm) if s.custom_rm_path else None,
             load_filter(s.dynamic_sampling_filter_path) if s.dynamic_sampling_filter_path else None,
+            rollout_hooks(settings.args),
         )
 
 

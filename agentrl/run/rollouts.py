@@ -6,6 +6,7 @@
 3. `DumpedRollouts` takes the batches from a dump instead.
 """
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
@@ -29,11 +30,12 @@ from agentrl.errors import DataError, SettingsError
 from agentrl.groups import Group, read_groups
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.evaluate import evaluate
+from agentrl.rollout.evaluate import counted, evaluate
 from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.group import GroupPlayer, group_id
 from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.runner import RolloutRunner
+from agentrl.rollout.stats import RolloutStats
 from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.run.evaluations import write_evaluation
@@ -41,6 +43,7 @@ from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_m
 from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
 from agentrl.runfolder import RunFolder
+from agentrl.tools.threads import run_in_daemon_thread
 from agentrl.train.batch import TrainBatch
 
 
@@ -87,7 +90,9 @@ class Generation:
             length = rollout.rollout_max_context_len or await _context_length(settings, pool)
             if (teacher := teacher_pool(settings, chat)) is not None:
                 await stack.enter_async_context(teacher)
-            context = RolloutContext(rollout, args, chat, pool, length, plugins.environments, teacher)
+            await stack.enter_async_context(plugins.hooks.opened(pool))
+            own = (plugins.environments, teacher)
+            context = RolloutContext(rollout, args, chat, pool, length, *own, hooks=plugins.hooks)
             named = {s.rollout.rm_type for s in (settings, *(held_out.settings for held_out, _ in sets))}
             preload = [rm_type for rm_type in named if rm_type]
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
@@ -108,16 +113,20 @@ class Generation:
             checkpoint: whose weights these are; by default the run's own.
         """
         whose = str(checkpoint or (self.folder.checkpoint(done - 1) if done else self.settings.train.hf_checkpoint))
+        hooks = self.plugins.hooks
+        hooks.begin(done)
+        results = [(self.settings, counted(self.player, *one)) for one in (await hooks.evaluate() or {}).items()]
+        for held_out, player in () if results else self._sets:
+            results.append((held_out.settings, await evaluate(player, held_out.name, held_out.groups())))
         metrics: dict[str, float] = {}
-        for held_out, player in self._sets:
-            result = await evaluate(player, held_out.name, held_out.groups())
-            own = held_out.settings
+        for own, result in results:
             key = own.rollout.eval_reward_key or own.rollout.reward_key
-            add = partial(self.store.add, "eval", held_out.name, done, result.groups, reward_key=key)
+            add = partial(self.store.add, "eval", result.name, done, result.groups, reward_key=key)
             await to_thread.run_sync(add)
-            write_evaluation(self.folder.path, own, done, whose, held_out.name, result.metrics)
-            metrics.update({f"eval/{held_out.name}/{name}": value for name, value in result.metrics.items()})
-        return metrics
+            write_evaluation(self.folder.path, own, done, whose, result.name, result.metrics)
+            metrics.update({f"eval/{result.name}/{name}": value for name, value in result.metrics.items()})
+        unlogged = hooks.log_evaluation({result.name: result.groups for _, result in results}, metrics)
+        return {} if unlogged else metrics
 
 
 class LedgerRollouts(Rollouts, WeightSink):
@@ -170,14 +179,20 @@ class LedgerRollouts(Rollouts, WeightSink):
 
         Fewer groups than a batch only when the data has ended. They are dumped if the settings ask for it.
         """
-        groups, stats = await self._runner.batch(step)
+        hooks, began = self.generation.plugins.hooks, time.monotonic()
+        hooks.begin(step)
+        played = await run_in_daemon_thread(partial(hooks.play, step, self._queue))
+        groups, stats = await self._runner.batch(step) if played is None else (played, RolloutStats())
+        stats.seconds = stats.seconds or time.monotonic() - began
+        await to_thread.run_sync(hooks.finished, groups, self._queue.source)
         await to_thread.run_sync(self._store, step, groups)
         if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)
         key = self._settings.rollout.reward_key
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key, self._names) | self._resumed
         self._resumed = {}
-        return groups, metrics | self.generation.watchdog.take()
+        metrics |= self.generation.watchdog.take()
+        return groups, {} if hooks.log(groups, metrics, stats.seconds) else metrics
 
     def _store(self, step: int, groups: Sequence[Group]) -> None:
         ledger = self._queue.ledger

@@ -1,0 +1,220 @@
+"""slime's hooks around rollouts: `hooks.tsv` has their settings, forms and moments, `compat_options` their paths.
+
+1. A rollout function plays whole rollouts on groups of the ledger: what it returns is completed, what it gives back
+   (`data_source.add_samples`) waits to be played again, and what it does neither with is dropped, with that reason.
+   Groups of its own making are taken up by the ledger. So it needs max_staleness 0.
+2. The sample filter is called with the groups of every batch, also after a resume; it marks samples by `remove_sample`.
+3. All samples are those played by this process since the batch before, groups that were dropped included.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentrl.compat.calls import adapted, in_use, namespace, served
+from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
+from agentrl.compat.modules import install
+from agentrl.compat.sample import keep_plain
+from agentrl.compat.sglang_rollout import apply_rollout_sample_hooks
+from agentrl.compat.source import as_slime
+from agentrl.engine.pool import EnginePool
+from agentrl.errors import PluginError, SettingsError
+from agentrl.groups import Group
+from agentrl.plugins import describe_error, find_object
+from agentrl.rollout.functions import settle
+from agentrl.rollout.hooks import AdoptingStore, RolloutHooks
+from agentrl.rollout.rewards import check_reward
+from agentrl.sample import Status
+from agentrl.tools.threads import run_in_daemon_thread
+
+OURS = (
+    "slime.rollout.sglang_rollout.generate_rollout",
+    "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+)
+"""Rollout functions whose work the run does itself: played in one go, or ahead of the trainer (max_staleness)."""
+
+
+class SlimeRollouts(RolloutHooks):
+    """The run's slime hooks; see the module."""
+
+    def __init__(self, args: Any) -> None:
+        install()
+        self._args, self._slime, self._all = args, namespace(args), list[Group]()
+        self._play = self._load("rollout_function_path")
+        if args.compat_options.get("rollout_function_path") == OURS[1] and not args.max_staleness:
+            raise SettingsError(
+                f"rollout_function_path {OURS[1]}: playing ahead of the trainer is --max-staleness 1 or more"
+            )
+        if self._play is not None and args.max_staleness:
+            raise SettingsError("rollout_function_path plays whole rollouts between two trainings: --max-staleness 0")
+        self._evaluate = self._load("eval_function_path") or self._play
+        self._filter = self._load("rollout_sample_filter_path")
+        self._process = self._load("rollout_all_samples_process_path")
+        self._log = self._load("custom_rollout_log_function_path")
+        self._log_evaluation = self._load("custom_eval_rollout_log_function_path")
+        self._each = args.compat_options.get("rollout_sample_hook_path")
+        for path in self._each or ():
+            find_object(path, what="rollout_sample_hook_path")
+
+    def _load(self, setting: str) -> Callable[..., Any] | None:
+        path = self._args.compat_options.get(setting)
+        return None if path is None or path in OURS else find_object(path, what=setting)
+
+    @asynccontextmanager
+    async def opened(self, pool: EnginePool) -> AsyncIterator[None]:
+        if not in_use() and not any((self._play, self._evaluate, self._each)):
+            yield
+            return
+        from agentrl.engine.router import router
+
+        async with router(pool, self._args.hf_checkpoint) as url:
+            address = urlsplit(url)
+            with served(str(address.hostname), address.port or 80):
+                yield
+
+    def begin(self, step: int) -> None:
+        self._slime.rollout_id = step
+
+    async def generated(self, args: Any, samples: Group, evaluation: bool) -> Group:
+        if not self._each:
+            return samples
+        found: Group = await adapted(apply_rollout_sample_hooks)(args, samples, evaluation=evaluation)
+        return [sample.validate() for sample in found]
+
+    def played(self, group: Group) -> None:
+        for sample in group:
+            keep_plain(sample)
+        if self._process is not None:
+            self._all.append(group)
+
+    def play(self, step: int, store: AdoptingStore) -> list[Group] | None:
+        if self._play is None:
+            return None
+        wanted: int = self._args.rollout_batch_size
+        if len(groups := store.next_batch(wanted, step)) < wanted:
+            source = _Leases(self._args, store, step)
+            try:
+                output = call_rollout_fn(self._play, self._slime, step, source, evaluation=False)
+                source.settle(output)
+            except Exception as error:
+                source.end(store.release, "the rollout function failed")
+                raise PluginError(f"rollout_function_path raised {describe_error(error)}") from error
+            groups = store.next_batch(wanted, step)
+        if len(groups) < wanted:
+            raise PluginError(f"rollout_function_path returned {len(groups)} groups, rollout_batch_size is {wanted}")
+        self._all += groups if self._process is not None else []
+        return groups
+
+    def finished(self, groups: list[Group], source: Any) -> None:
+        if self._filter is None and self._process is None:
+            return
+        if self._filter is not None:
+            before = [len(group) for group in groups]
+            adapted(self._filter)(self._args, groups)
+            if before != [len(group) for group in groups]:
+                raise PluginError("rollout_sample_filter_path took samples out; set remove_sample on them instead")
+        if self._process is not None:
+            adapted(self._process)(self._args, sorted(self._all, key=lambda group: group[0].index or 0), source)
+        self._all = []
+        for sample in (sample for group in groups for sample in group):
+            sample.validate().compact()
+
+    def log(self, groups: Sequence[Group], metrics: dict[str, float], seconds: float) -> bool:
+        if self._log is None:
+            return False
+        samples = [sample for group in groups for sample in group]
+        return bool(adapted(self._log)(self._slime.rollout_id, self._args, samples, metrics, seconds))
+
+    async def evaluate(self) -> Mapping[str, list[Group]] | None:
+        if self._evaluate is None:
+            return None
+        call = (self._evaluate, self._slime, self._slime.rollout_id, None)
+        output = await run_in_daemon_thread(lambda: call_rollout_fn(*call, evaluation=True))
+        if not isinstance(output, RolloutFnEvalOutput):
+            raise PluginError(f"eval_function_path must return RolloutFnEvalOutput, got {type(output).__name__}")
+        return {name: _groups(found["samples"], f"evaluation of {name}") for name, found in output.data.items()}
+
+    def log_evaluation(self, groups: Mapping[str, Sequence[Group]], metrics: dict[str, float]) -> bool:
+        if self._log_evaluation is None:
+            return False
+        key = self._args.eval_reward_key or self._args.reward_key
+        flat = {name: [sample for group in found for sample in group] for name, found in groups.items()}
+        data = {
+            name: {
+                "rewards": [sample.get_reward_value(key) for sample in samples],
+                "truncated": [sample.status is Status.TRUNCATED for sample in samples],
+                "samples": [as_slime(self._slime, sample) for sample in samples],
+            }
+            for name, samples in flat.items()
+        }
+        return bool(self._log_evaluation(self._slime.rollout_id, self._slime, data, metrics))
+
+
+class _Leases:
+    """The data source that a rollout function gets: groups of the ledger."""
+
+    def __init__(self, args: Any, store: AdoptingStore, step: int) -> None:
+        self._args, self._store, self._step = args, store, step
+        self._leased: set[int] = set()
+
+    def get_samples(self, num_samples: int) -> list[Any]:
+        groups = self._store.lease(num_samples, self._step)
+        self._leased |= {group[0].group_index for group in groups if group[0].group_index is not None}
+        return [[as_slime(self._args, sample) for sample in group] for group in groups]
+
+    def add_samples(self, samples: Sequence[Sequence[Any]]) -> None:
+        for group in samples:
+            number = next(_flat(group)).group_index
+            if number not in self._leased:
+                raise PluginError(f"add_samples got group_index={number}, which was not taken by get_samples")
+            self._leased.remove(number)
+            self._store.release(number, "given back by the rollout function")
+
+    def settle(self, output: Any) -> None:
+        """Complete what the function returned; drop what it neither returned nor gave back."""
+        if not isinstance(output, RolloutFnTrainOutput):
+            raise PluginError(f"expected RolloutFnTrainOutput, got {type(output).__name__}")
+        for group in _groups(output.samples, "rollout_function_path"):
+            number = group[0].group_index
+            if number not in self._leased:
+                (number,) = self._store.adopt([group], self._step)
+                self._leased.add(number)
+            for sample in group:
+                sample.group_index = number
+            self._store.complete(number, group)
+            self._leased.remove(number)
+        self.end(self._store.drop, "not returned by the rollout function")
+
+    def end(self, how: Callable[[int, str], None], reason: str) -> None:
+        while self._leased:
+            how(self._leased.pop(), reason)
+
+
+def _flat(group: Any) -> Any:
+    """The samples of a group, fanned-out ones too."""
+    for item in group if isinstance(group, (list, tuple)) else [group]:
+        yield from _flat(item) if isinstance(item, (list, tuple)) else [item]
+
+
+def _groups(samples: Sequence[Any], what: str) -> list[Group]:
+    """Finished groups as ours, checked; single samples of one `group_index` are one."""
+    listed: dict[Any, list[Any]] = {}
+    for at, item in enumerate(samples):
+        members = list(_flat(item))
+        key = (
+            ("list", at)
+            if isinstance(item, (list, tuple)) or members[0].group_index is None
+            else members[0].group_index
+        )
+        listed.setdefault(key, []).extend(members)
+    groups = []
+    for members in listed.values():
+        groups.append([settle([member.plain()], member, what)[0] for member in members])
+        for sample in groups[-1]:
+            keep_plain(sample)
+            check_reward(sample, what)
+    return groups
+
+
+HOOKS: Callable[[Any], RolloutHooks] = SlimeRollouts
