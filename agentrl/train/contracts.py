@@ -188,6 +188,22 @@ class Weights(ABC):
         """Leave the group that `init_weight_group` opened, if any."""
 
 
+class Memory(ABC):
+    """What the rank gives back while engines on the same devices generate. Nothing else is called in between."""
+
+    @abstractmethod
+    def offload(self) -> None:
+        """Give back the memory of models, gradients and optimizer states; twice is once.
+
+        Raises:
+            TrainError: there is no room for their bytes; everything is as before.
+        """
+
+    @abstractmethod
+    def onload(self) -> None:
+        """Bring it all back, bit for bit but for gradients, which are zero; twice is once."""
+
+
 class Durable(ABC):
     """What outlives the process."""
 
@@ -218,7 +234,7 @@ class Durable(ABC):
         """Write a Hugging Face folder (weights, config, tokenizer files) atomically. Collective."""
 
 
-class TrainBackend(Training, Weights, Durable, ABC):
+class TrainBackend(Training, Weights, Memory, Durable, ABC):
     """One rank of a trainer. All backends are made with the same arguments; `init` does the work.
 
     Args:

@@ -11,6 +11,7 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,18 @@ class KVCache:
     """Keys and values of `slots` sequences of up to `length` tokens."""
 
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (slots, config.num_key_value_heads, length, head_dim(config))
-        self.keys = [_zeros(shape, dtype, device) for _ in range(config.num_hidden_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(config.num_hidden_layers)]
+        self._shape = (slots, config.num_key_value_heads, length, head_dim(config))
+        self._layers, self._dtype, self._device = config.num_hidden_layers, dtype, device
+        self.restore()
+
+    def restore(self) -> None:
+        """Take the memory."""
+        make = partial(_zeros, self._shape, self._dtype, self._device)
+        self.keys, self.values = ([make() for _ in range(self._layers)] for _ in range(2))
+
+    def release(self) -> None:
+        """Give it back, with all that is in it, until `restore`."""
+        self.keys, self.values = [], []
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         for cache in (*self.keys, *self.values):

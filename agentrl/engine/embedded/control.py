@@ -15,6 +15,7 @@ from torch import Tensor
 from agentrl.engine.embedded.core import MASK_LIMIT, Engine, PauseMode
 from agentrl.engine.embedded.errors import invalid_body, refused
 from agentrl.engine.embedded.http import Handler, Json, field, object_body
+from agentrl.engine.embedded.memory import TAGS
 from agentrl.engine.embedded.service import Service
 from agentrl.engine.embedded.weights import UpdateRefused, Weights
 
@@ -91,6 +92,7 @@ async def server_info(request: Request) -> Response:
             "context_length": service.context,
             "slots": len(engine.slots),
             "sampling_mask_max_tokens": MASK_LIMIT,
+            "enable_memory_saver": True,
             "tokenizer_path": service.options.model_path,
             "version": PROTOCOL,
             "engine": "agentrl-embedded",
@@ -176,9 +178,19 @@ async def flush_cache(request: Request) -> Response:
     return PlainTextResponse("Timed out waiting for idle state." if timeout > 0 else "Flush cache failed.\n", 400)
 
 
-async def nothing_to_move(request: Request) -> Response:
-    """release/resume_memory_occupation: accepted, nothing moves (as a server without its memory saver)."""
-    await object_body(request)
+async def release_memory(request: Request) -> Response:
+    return await _occupy(request, request.app.state.memory.release)
+
+
+async def resume_memory(request: Request) -> Response:
+    return await _occupy(request, request.app.state.memory.resume)
+
+
+async def _occupy(request: Request, move: Callable[[Engine, list[str]], None]) -> Response:
+    tags: list[str] = field(await object_body(request), "tags", list, None) or list(TAGS)
+    if unknown := [tag for tag in tags if tag not in TAGS]:
+        raise invalid_body("literal_error", f"Input should be among {', '.join(TAGS)}; got {unknown[0]!r}", "tags")
+    await _service(request).worker.call(lambda engine: move(engine, tags))
     return Json(None)
 
 
@@ -290,7 +302,10 @@ async def weights_checker(request: Request) -> Response:
     action = field(body, "action", str)
     if action != "checksum":
         raise refused(f"weights_checker: action {action!r} is not supported by the embedded engine, only 'checksum'.")
-    sums = await service.worker.call(lambda _: weights.checksums())
+    try:
+        sums = await service.worker.call(weights.checksums)
+    except UpdateRefused as error:
+        raise refused(str(error)) from error
     return Json({"success": True, "message": "Success.", "ranks": [{"checksums": sums}]})
 
 

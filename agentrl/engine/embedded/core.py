@@ -67,6 +67,7 @@ class Engine:
         self.version = "default"
         self.epoch = 0
         self.paused = False
+        self.released: set[str] = set()
         self.generated = 0
         self._exclusive: deque[Callable[[], None]] = deque()
         self._clock = itertools.count(1)
@@ -122,7 +123,7 @@ class Engine:
         if self._exclusive and (self.paused or not self.running):
             self._exclusive.popleft()()
             return True
-        if self.paused:
+        if self.paused or self.released:
             return False
         if not self._exclusive:
             self._admit()

@@ -23,6 +23,7 @@ from agentrl.engine.embedded import control
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.generate import generate
 from agentrl.engine.embedded.http import Handler, answers_errors
+from agentrl.engine.embedded.memory import Memory
 from agentrl.engine.embedded.model import Vocabulary, context_length, load_model, named, read_config, slots_that_fit
 from agentrl.engine.embedded.openai import Chats, chat_completions, completions
 from agentrl.engine.embedded.service import Options, Service
@@ -62,8 +63,8 @@ POST: dict[str, Handler] = {
     "/update_weight_version": control.update_weight_version,
     "/weights_checker": control.weights_checker,
     "/get_weights_by_name": control.get_weights_by_name,
-    "/release_memory_occupation": control.nothing_to_move,
-    "/resume_memory_occupation": control.nothing_to_move,
+    "/release_memory_occupation": control.release_memory,
+    "/resume_memory_occupation": control.resume_memory,
 }
 
 
@@ -93,7 +94,7 @@ def build(options: Options, *, on_crash: Callable[[], None]) -> Starlette:
     app = Starlette(routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _no_route})
     app.state.service = service
     app.state.chats = Chats(service)
-    app.state.weights = Weights(model)
+    app.state.weights, app.state.memory = Weights(model), Memory()
     return app
 
 

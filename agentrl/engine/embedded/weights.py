@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
+from agentrl.engine.embedded.memory import WEIGHTS
 from agentrl.errors import AgentRLError
 from agentrl.weightgroup import join_group
 
@@ -166,6 +167,7 @@ class Weights:
 
     def write(self, engine: Engine, named: Sequence[tuple[str, Tensor]], version: str | None) -> None:
         """Copy the tensors in, drop cached prefixes, and take the new version label (None keeps the old one)."""
+        _there(engine)
         targets = self._targets(named)
         with torch.no_grad():
             for target, (_, tensor) in zip(targets, named, strict=True):
@@ -188,9 +190,15 @@ class Weights:
             targets.append(target)
         return targets
 
-    def checksums(self) -> dict[str, str]:
+    def checksums(self, engine: Engine) -> dict[str, str]:
         """A 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
+        _there(engine)
         return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
+
+
+def _there(engine: Engine) -> None:
+    if WEIGHTS in engine.released:
+        raise UpdateRefused("the weights' memory was released: POST /resume_memory_occupation first.")
 
 
 def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from agentrl.algorithms.ops.mismatch import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.errors import TrainError
+from agentrl.parked import Parked
 from agentrl.runfolder import CRITIC
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import check_critic
@@ -53,6 +54,7 @@ class MegatronBackend(TrainBackend):
     _followed = False
     """Whether the reference is no longer the model that it was loaded from."""
     _group: WeightGroup | None = None
+    _parked: Parked | None = None
     _details: Mapping[str, NDArray[np.float16]]
 
     # ---- start --------------------------------------------------------------------------------------------
@@ -269,6 +271,26 @@ class MegatronBackend(TrainBackend):
         if self._group is not None:
             self._group.close()
             self._group = None
+
+    # ---- turns on one device ----------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        if self._parked is not None:
+            return
+        slots = (getattr(self, "actor", None), self.critic, self.reference, self.teacher)
+        memory = [slot.memory() for slot in slots if slot is not None]
+        kept, anew = ([tensor for part in memory for tensor in part[which]] for which in (0, 1))
+        try:
+            self._parked = Parked(kept, anew)
+        except OSError as error:
+            raise TrainError(
+                f"the trainer's state could not be put aside (TMPDIR, --no-offload-train): {error}"
+            ) from error
+
+    def onload(self) -> None:
+        if self._parked is not None:
+            self._parked.restore()
+            self._parked = None
 
     # ---- what lasts ---------------------------------------------------------------------------------------
 

@@ -118,6 +118,11 @@ class ModelSlot:
         """This rank's parameters by megatron's names."""
         return dict(unwrap(self.model).named_parameters())
 
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What must come back as it was after somebody else had the device's memory, and what is computed anew."""
+        model = unwrap(self.model)
+        return [*model.parameters(), *model.buffers()], []
+
     def weight_specs(self) -> list[WeightSpec]:
         """What `export` yields, in its order."""
         return self.weights.specs(self.config.params_dtype)
@@ -147,6 +152,14 @@ class TrainedSlot(ModelSlot):
                 parameter.requires_grad_(name in learning)
             keep_gradients_flowing(model)
         return data_parallel(model, self.config, self.place.settings)
+
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        kept, _ = super().memory()
+        gradients = [p.main_grad for p in unwrap(self.model).parameters()]
+        for part in (chained.optimizer for chained in self.optimizer.inner.chained_optimizers):
+            kept += [p for group in part.param_groups for p in group["params"]]
+            kept += [value for entry in part.state.values() for value in entry.values() if torch.is_tensor(value)]
+        return kept, gradients
 
     def zero_grad(self) -> None:
         """Forget the last step's gradients."""

@@ -19,10 +19,6 @@ PLAIN = (
     "abort_unknown_field",
     "abort_wrong_type",
     "abort_all_batch_victim",
-    "release_memory",
-    "release_memory_health",
-    "release_tags",
-    "resume_tags",
     "w_get_unknown",
 )
 REPLAYED = names("generate_", "error_", "crash_", "v1_completions", "chat_")
@@ -34,6 +30,14 @@ VICTIMS = {"chat_abort", "chat_abort_victim"}
 def test_answers_as_recorded(url: str, name: str) -> None:
     request = recording(name)["request"]
     check(name, send(url, steady(request) if request["path"] in ("/generate", *OPENAI) else request))
+
+
+def test_memory_is_given_back_and_taken_again(url: str) -> None:
+    for name in ("release_memory", "release_memory_health", "resume_tags"):
+        check(name, send(url, recording(name)["request"]))
+    assert httpx.post(f"{url}/resume_memory_occupation", json={}, trust_env=False).json() is None
+    for name in ("release_tags", "resume_tags", "after_memory_generate"):
+        check(name, send(url, recording(name)["request"]))
 
 
 def test_prompt_log_probs_are_the_real_servers(url: str) -> None:

@@ -1,0 +1,113 @@
+"""Memory of tensors that is given back while somebody else computes, and comes back with the same bytes.
+
+1. What moves is the memory below tensors: they and all views of them stay the objects that they are, and are good again
+   after `restore`. Nobody may read or write them meanwhile.
+2. Bytes on a CPU go to a nameless file in the folder for temporary files (`TMPDIR`), which the kernel takes back when the
+   process ends, whatever ends it; their pages are given to the system, their addresses are kept. Bytes on a GPU go to
+   pinned host memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import tempfile
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Parked:
+    """Takes the memory of tensors away until `restore`.
+
+    Args:
+        kept: tensors whose bytes come back as they were.
+        emptied: tensors that come back as zeros, where `kept` does not share their memory.
+
+    Raises:
+        OSError: the file could not be written; nothing was taken away.
+    """
+
+    def __init__(self, kept: Iterable[Tensor], emptied: Iterable[Tensor] = ()) -> None:
+        self._kept = _storages(kept)
+        self._emptied = {at: storage for at, storage in _storages(emptied).items() if at not in self._kept}
+        self._sizes = {at: storage.nbytes() for at, storage in (self._kept | self._emptied).items()}
+        self._file: Any = tempfile.TemporaryFile(prefix="agentrl-parked-")  # noqa: SIM115 - open until `restore`
+        self._host: dict[int, Tensor] = {}
+        for at, storage in self._kept.items():
+            self._save(at, storage)
+        self._file.flush()
+        for storage in (self._kept | self._emptied).values():
+            _drop(storage)
+        give_back()
+
+    def restore(self) -> None:
+        """Bring everything back, in place.
+
+        Raises:
+            OSError: the file could not be read.
+        """
+        self._file.seek(0)
+        for at, storage in (self._kept | self._emptied).items():
+            if storage.device.type == "cpu":
+                memory = _memory(storage)
+                if at in self._emptied:
+                    ctypes.memset(memory, 0, len(memory))
+                elif self._file.readinto(memory) != len(memory):
+                    raise OSError("the file of parked tensors is shorter than it was written")
+            else:
+                storage.resize_(self._sizes[at])
+                view = _bytes(storage)
+                view.copy_(self._host[at]) if at in self._host else view.zero_()
+        self._file.close()
+
+    def _save(self, at: int, storage: Any) -> None:
+        if storage.device.type == "cpu":
+            self._file.write(_memory(storage))
+            return
+        import torch
+
+        self._host[at] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True).copy_(_bytes(storage))
+
+
+def give_back() -> None:
+    """Hand freed memory to the system: allocators keep it for whoever asks next."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if (trim := getattr(_C, "malloc_trim", None)) is not None:  # glibc's
+        trim(0)
+
+
+_C = ctypes.CDLL(None, use_errno=True)
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, Any]:
+    """By address, each once."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
+
+
+def _drop(storage: Any) -> None:
+    """Free the memory: all of a GPU's, and of a CPU's the pages that nobody else has a part of."""
+    if storage.device.type != "cpu":
+        storage.resize_(0)
+        return
+    start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last and _C.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise: the memory of tensors could not be given back")
+
+
+def _memory(storage: Any) -> Any:
+    """A CPU's bytes, to read and write."""
+    return (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+
+
+def _bytes(storage: Any) -> Tensor:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,62 @@
+"""The trainer's memory while engines generate: it leaves the process, and training goes on as if it had not."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.errors import TrainError
+from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron.helpers import PPO, backend, make_batch, settings
+
+STATE = 4
+"""Copies of the weights: they, their gradients, and two moments of Adam."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "algorithm"),
+    [
+        ({"use_distributed_optimizer": True, "bf16": True}, AlgorithmSettings(use_kl_loss=True)),
+        ({"optimizer": "muon"}, AlgorithmSettings()),
+        ({}, PPO),
+    ],
+)
+def test_training_goes_on_bit_for_bit(tmp_path: Path, changes: dict[str, Any], algorithm: AlgorithmSettings) -> None:
+    train, batch = settings(make_tiny_model(tmp_path / "model"), **changes), make_batch()
+    found = []
+    for asleep in (False, True):
+        with backend(train, algorithm) as made:
+            log = []
+            for number in range(3):
+                if asleep:
+                    made.offload()
+                    made.offload()
+                    made.onload()
+                    made.onload()
+                metrics = dict(made.train(batch, number))
+                log.append({name: value for name, value in metrics.items() if not name.endswith("seconds")})
+            found.append((log, {name: tensor.clone() for name, tensor in made.export_weights()}))
+    (log, weights), (again, later) = found
+    assert again == log
+    assert [name for name, tensor in weights.items() if not torch.equal(tensor, later[name])] == []
+
+
+def test_models_gradients_and_optimizer_leave_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_tiny_model(tmp_path / "model", hidden_size=1024)
+    with backend(settings(folder)) as made:
+        made.train(make_batch(groups=1), 0)
+        weights = sum(parameter.nbytes for parameter in made.actor.parameters().values())
+        full = psutil.Process().memory_info().rss
+        made.offload()
+        given_back = full - psutil.Process().memory_info().rss
+        made.onload()
+        assert given_back > 0.95 * STATE * weights > 250e6
+        with monkeypatch.context() as patched:
+            patched.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))  # noqa: SIM115 - closed with what holds it
+            with pytest.raises(TrainError, match="could not be put aside .*No space left"):
+                made.offload()
+        made.train(make_batch(groups=1), 1)
