@@ -47,6 +47,9 @@ class ClusterSettings(Settings):
         None,
         description="Train on a dump of rollouts (path with {rollout_id}) instead of generating; no engine starts.",
     )
+    load_debug_rollout_data_subsample: float | None = Field(
+        None, gt=0, le=1, description="Train on this share of each dump's groups, the first ones."
+    )
 
     @property
     def world_size(self) -> int:

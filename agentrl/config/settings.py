@@ -54,6 +54,8 @@ class RunSettings(Sections):
             self._fill("algorithm", use_rollout_logprobs=not self.algorithm.old_is_trainers)
         if flat["env_key"] is None and isinstance(flat["env"], dict):
             self._fill("data", env_key="env")
+        if self.train.use_pytorch_profiler and self.train.profile_dir is None:
+            self._fill("train", profile_dir=f"{self.observability.output_dir}/profile")
         details = self.observability.dump_details
         if details is not None and self.observability.save_debug_rollout_data is None:
             self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.jsonl")

@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -226,6 +227,15 @@ class EnginePool:
             await self._requests.abort(rid)
         else:
             await self._roster.all(lambda member: member.abort(rid), self.members)
+
+    def figures(self) -> dict[str, float]:
+        """How the engines did since the last call: how many are `ready`, how often one was `lost`, how many attempts at a
+        request `failed`, and the `prefix_cache_hit_rate`, the share of the prompts' tokens that lay in a cache."""
+        counts, self._roster.counts = self._roster.counts, Counter()
+        ready = sum(member.state.weights == "current" for member in self.members)
+        rate = counts["cached_tokens"] / max(counts["prompt_tokens"], 1)
+        shown = {"ready": ready, "lost": counts["lost"], "failed": counts["failed"], "prefix_cache_hit_rate": rate}
+        return {f"engines/{name}": float(value) for name, value in shown.items()}
 
     async def hold(self) -> None:
         """Generate nothing until `release`; calls under way keep their tokens and go on then.

@@ -86,7 +86,9 @@ class Requests:
                     got = await self._part(call, all_ids, rest, scored)
                     parts.append(replace(got, finish_reason=_finish(got, rest)))
                     all_ids = [*all_ids, *got.ids]
-            return join(parts, len(ids))
+            answer = join(parts, len(ids))
+            self._roster.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
+            return answer
         finally:
             del self.live[name]
 
@@ -246,6 +248,7 @@ class Requests:
 
     def _blame(self, member: Member, error: EngineFailure, retry_after: float) -> None:
         """What a failure says of the member; raised at once where it says something of the request."""
+        self._roster.counts["failed"] += 1
         if isinstance(error, EngineUnreachable):
             self._roster.lost(member)
         elif error.kind == "other_weights":

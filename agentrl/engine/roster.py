@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ class Roster:
         version: label of the weights that are sampled from.
         folder: where these weights lie, if they were sent as a folder.
         lost_at: when a member was last lost, on the event loop's clock.
+        counts: what happened, by name.
         trouble: set when a member should be looked at before the next probe.
     """
 
@@ -38,6 +40,7 @@ class Roster:
         self.folder: str | None = None
         self.lost_at = 0.0
         self.balance = Balance()
+        self.counts: Counter[str] = Counter()
         self._transport, self._settings = transport, settings
         self._changed, self.trouble = anyio.Event(), anyio.Event()
 
@@ -72,6 +75,7 @@ class Roster:
         self.balance.failed(member.state, anyio.current_time())
         if member.state.weights == "current":
             member.state.weights, self.lost_at = "unknown", anyio.current_time()
+            self.counts["lost"] += 1
         member.break_off()  # also if it was lost before: where nobody is left, it has requests
 
     def strayed(self, member: Member) -> None:

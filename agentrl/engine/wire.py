@@ -161,6 +161,9 @@ class Generation:
         """
         meta = _get(answer, "meta_info", dict, "")
         finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
+        for old, name in _NOW_CALLED.items():
+            if name in meta:
+                meta.setdefault(old, meta[name])
         ids, log_probs = _sampled(meta, answer.get("output_ids"), finish)
         _check_tokens(ids, asked)
         _check_counts(meta, len(ids), asked)
@@ -320,6 +323,11 @@ def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
 
 _NUMBERS = {float, int}
 _SPECULATION: Final = ("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
+_NOW_CALLED: Final = {
+    "spec_accept_token_num": "spec_num_correct_drafts",
+    "spec_draft_token_num": "spec_num_proposed_drafts",
+}
+"""What SGLang calls counts since it tells drafts from the token that every pass gives besides."""
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECULATION)
 
 

@@ -7,10 +7,9 @@ import anyio
 
 from agentrl.errors import ungrouped
 from agentrl.groups import Group
-from agentrl.observability.stats import SOLVED, pass_at_k
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.stats import SUMMARY, RolloutStats, by_environment, describe, mean, means
+from agentrl.rollout.stats import SUMMARY, RolloutStats, by_environment, describe, means, pass_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,4 @@ def _metrics(player: GroupPlayer, groups: Sequence[Group], stats: RolloutStats) 
     metrics = {name: found[name] for name in names} | {"samples": float(sum(map(len, rows))), "failed_groups": failed}
     metrics.update({f"failures/{name}": float(count) for name, count in stats.failures.items()})
     metrics |= by_environment(groups, key, environments.names if environments else ())
-    k = 1
-    while k <= min(map(len, rows)):
-        solved = [sum(row["reward"] >= SOLVED for row in group) for group in rows]
-        metrics[f"pass@{k}"] = mean([pass_at_k(len(g), c, k) for g, c in zip(rows, solved, strict=True)])
-        k *= 2
-    return metrics
+    return metrics | pass_rates(rows)

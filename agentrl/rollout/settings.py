@@ -106,6 +106,9 @@ class RolloutSettings(Settings):
     custom_rm_path: str | None = Field(None, description="Your own reward function: pkg.mod:fn or path/file.py[:fn].")
     group_rm: bool = Field(False, description="Call the reward function once a group with all its samples.")
     reward_key: str | None = Field(None, description="Which entry of a dict reward trains.")
+    log_reward_category: str | None = Field(
+        None, description="Entry of a dict reward by which trajectories are counted, for example why they failed."
+    )
     eval_reward_key: str | None = Field(None, description="Which entry of a dict reward evaluation counts.")
     dynamic_sampling_filter_path: str | None = Field(
         None, description="fn(args, samples) -> bool: keep this group? Built in: agentrl.rollout.filters:nonzero_std."

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import Failure
 from agentrl.groups import Group
+from agentrl.observability.stats import SOLVED, pass_at_k
 from agentrl.sample import Sample, Status
 
 SUMMARY = ("reward", "response_length", "truncated", "failed", "tool_calls", "used_tool")
@@ -163,6 +164,32 @@ def by_environment(
             numbers = means(rows)
             found |= {f"env/{name}/{what}": numbers[what] for what in SUMMARY} | {f"env/{name}/groups": float(len(own))}
     return found
+
+
+def pass_rates(rows: Sequence[Sequence[Row]]) -> dict[str, float]:
+    """`pass@k` for k = 1, 2, 4, ... up to the smallest of these groups of rows."""
+    found, k = {}, 1
+    while k <= min(map(len, rows), default=0):
+        solved = [sum(row.get("reward", 0.0) >= SOLVED for row in group) for group in rows]
+        found[f"pass@{k}"] = mean([pass_at_k(len(g), c, k) for g, c in zip(rows, solved, strict=True)])
+        k *= 2
+    return found
+
+
+def speculation(samples: Sequence[Sample]) -> dict[str, float]:
+    """`spec_accept_rate`, the drafted tokens that were kept, and `spec_accept_length`, tokens a pass, of these samples'
+    requests; nothing where the engine drafted none."""
+    names = ("spec_accept_token_num", "spec_draft_token_num", "completion_token_num", "spec_verify_ct")
+    kept, drafted, written, passes = (sum(getattr(sample.spec_info, name) for sample in samples) for name in names)
+    if not drafted or not passes:
+        return {}
+    return {"spec_accept_rate": kept / drafted, "spec_accept_length": written / passes}
+
+
+def categories(samples: Sequence[Sample], key: str) -> dict[str, float]:
+    """`error_cat/<what the reward says under key>`: its share of the samples, of the 20 most frequent ones."""
+    said = Counter(str(s.reward.get(key, "none") if isinstance(s.reward, dict) else "none")[:40] for s in samples)
+    return {f"error_cat/{name}": count / len(samples) for name, count in said.most_common(20)}
 
 
 def mean(values: Sequence[float]) -> float:

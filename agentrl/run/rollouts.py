@@ -188,8 +188,8 @@ class LedgerRollouts(Rollouts, WeightSink):
         await to_thread.run_sync(self._store, step, groups)
         if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)
-        key = self._settings.rollout.reward_key
-        metrics = await to_thread.run_sync(rollout_metrics, groups, stats, key, self._names) | self._resumed
+        metrics = await to_thread.run_sync(rollout_metrics, groups, stats, self._settings.rollout, self._names)
+        metrics |= self._resumed | self.generation.pool.figures()
         self._resumed = {}
         metrics |= self.generation.watchdog.take()
         return groups, {} if hooks.log(groups, metrics, stats.seconds) else metrics
@@ -236,6 +236,9 @@ class DumpedRollouts(Rollouts):
         groups = read_groups(dump_path(self._template, step))
         if not groups:
             raise DataError(f"--load-debug-rollout-data {self._template}: rollout {step} holds no groups")
+        share = self._settings.cluster.load_debug_rollout_data_subsample
+        if share is not None:
+            groups = groups[: max(1, round(len(groups) * share))]
         return make_batch(self._settings, groups, {}, step)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:

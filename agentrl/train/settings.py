@@ -131,6 +131,11 @@ class TrainSettings(Settings):
         None, ge=1, description="Layers per recomputed unit (uniform) or recomputed layers (block)."
     )
 
+    use_pytorch_profiler: bool = Field(False, description="Write torch's profile of some rollouts' training.")
+    profile_step_start: int = Field(10, ge=0, description="The first rollout that is profiled, counted from 0.")
+    profile_step_end: int = Field(12, ge=1, description="The rollout before which profiling ends.")
+    profile_dir: str | None = Field(None, description="Folder of the profiles; default: profile in --output-dir.")
+
     seed: int = Field(1234, ge=0, description="Seed of the trainer's random numbers.")
     train_threads: int | None = Field(
         None,

@@ -131,11 +131,12 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
         await runner.cleanup()
 
 
-def ok(ids: list[int]) -> Reply:
+def ok(ids: list[int], **meta: Any) -> Reply:
     """A good answer."""
 
     async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
-        return web.json_response(answer(ids, prompt_tokens=len(body["input_ids"]), weight_version=server.version))
+        prompt = len(body["input_ids"])
+        return web.json_response(answer(ids, prompt_tokens=prompt, weight_version=server.version, **meta))
 
     return reply
 

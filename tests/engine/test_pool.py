@@ -63,6 +63,19 @@ async def test_kept_sets_are_asked_for_and_their_absence_is_no_engines_fault() -
     assert "return_sampling_mask" not in sent["sampling_params"]
 
 
+async def test_figures_are_of_what_happened_since_the_last_ones(closed_url: str) -> None:
+    drafts = {"spec_num_correct_drafts": 3, "spec_num_proposed_drafts": 4, "spec_verify_ct": 2, "cached_tokens": 2}
+    async with serving(ok([5], **drafts)) as server, EnginePool([server.url, closed_url], FAST, vocab_size=512) as pool:
+        got = [await pool.generate([1, 2, 3, 4], PARAMS) for _ in range(2)]
+        first, second = pool.figures(), pool.figures()
+    assert (first["engines/prefix_cache_hit_rate"], first["engines/ready"]) == (0.5, 1)
+    assert first["engines/lost"] == 1 <= first["engines/failed"]
+    assert {**second, "engines/ready": 1} == {name: float(name == "engines/ready") for name in first}
+    spent = Sample().spec_info
+    spent.add(got[0].meta_info)
+    assert (spent.spec_accept_token_num, spent.spec_draft_token_num, spent.spec_verify_ct) == (3, 4, 2)
+
+
 async def test_refused_connection_is_engine_unreachable(closed_url: str) -> None:
     async with EnginePool([closed_url], FAST, vocab_size=512) as pool:
         with pytest.raises(EngineUnreachable, match="after 3 attempts") as caught:

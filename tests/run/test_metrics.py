@@ -1,8 +1,13 @@
 """A rollout's numbers are means over trajectories, also where one became several samples."""
 
+import pytest
+
+from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats, describe
 from agentrl.run.metrics import rollout_metrics
-from agentrl.sample import Sample, Status
+from agentrl.sample import Sample, SpecInfo, Status
+
+SETTINGS = RolloutSettings()
 
 
 def part(index: int, turn: int, shared: int | None, status: Status = Status.COMPLETED) -> Sample:
@@ -18,7 +23,7 @@ def part(index: int, turn: int, shared: int | None, status: Status = Status.COMP
 def test_siblings_are_one_trajectory() -> None:
     siblings = [part(0, 1, 0), part(0, 2, 0), part(0, 3, 0, Status.TRUNCATED)]
     group = [*siblings, part(1, 1, None)]
-    found = rollout_metrics([group], RolloutStats(offered=describe(group, None)), None)
+    found = rollout_metrics([group], RolloutStats(offered=describe(group, None)), SETTINGS)
     for where in ("rollout", "offered"):
         assert found[f"{where}/response_length"] == (9 + 3) / 2
         assert found[f"{where}/model_tokens"] == (6 + 2) / 2
@@ -30,14 +35,41 @@ def test_siblings_are_one_trajectory() -> None:
 
 
 def test_a_rollout_in_which_nothing_was_finished_offers_no_mean() -> None:
-    found = rollout_metrics([[part(0, 1, None)]], RolloutStats(), None)
+    found = rollout_metrics([[part(0, 1, None)]], RolloutStats(), SETTINGS)
     assert not [name for name in found if name.startswith("offered/")]
 
 
 def test_answers_that_were_not_judged_are_counted_by_kind() -> None:
     late, judged = part(0, 1, None), part(1, 1, None)
     late.metadata["grade"], judged.metadata["grade"] = {"unjudged": "grader_timeout"}, {"unjudged": ""}
-    found = rollout_metrics([[late, judged]], RolloutStats(), None)
+    found = rollout_metrics([[late, judged]], RolloutStats(), SETTINGS)
     assert {name: value for name, value in found.items() if "unjudged" in name} == {
         "rollout/unjudged/grader_timeout": 0.5
     }
+
+
+def test_pass_rates_count_trajectories_and_not_what_they_fanned_out_into() -> None:
+    groups = [[part(0, 1, None), part(1, 1, None)], [part(1, 1, 7), part(1, 2, 7), part(1, 1, None)]]
+    found = rollout_metrics(groups, RolloutStats(), SETTINGS)
+    assert found["rollout/pass@1"] == 0.75
+    assert found["rollout/pass@2"] == 1.0
+    assert "rollout/pass@4" not in found
+
+
+def test_drafted_tokens_are_shared_out_over_all_requests() -> None:
+    plain, fast = part(0, 1, None), part(1, 1, None)
+    assert "rollout/spec_accept_rate" not in rollout_metrics([[plain]], RolloutStats(), SETTINGS)
+    plain.spec_info, fast.spec_info = SpecInfo(1, 10, 5, 6), SpecInfo(9, 10, 5, 14)
+    found = rollout_metrics([[plain, fast]], RolloutStats(), SETTINGS)
+    assert (found["rollout/spec_accept_rate"], found["rollout/spec_accept_length"]) == (0.5, 2.0)
+
+
+def test_trajectories_are_counted_by_what_their_reward_says() -> None:
+    settings = RolloutSettings(reward_key="score", log_reward_category="why")
+    samples = [part(index, 1, None) for index in range(4)]
+    for sample, why in zip(samples, ("late", "late", "x" * 99, None), strict=True):
+        sample.reward = {"score": 0.0} | ({} if why is None else {"why": why})
+    found = rollout_metrics([samples], RolloutStats(), settings)
+    assert {name: value for name, value in found.items() if "error_cat" in name} == pytest.approx(
+        {"rollout/error_cat/late": 0.5, "rollout/error_cat/none": 0.25, f"rollout/error_cat/{'x' * 40}": 0.25}
+    )

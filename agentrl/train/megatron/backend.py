@@ -41,6 +41,7 @@ from agentrl.train.megatron.families import ModelShape, family_of
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.slots import CriticSlot, ModelSlot, Place, TrainedSlot
 from agentrl.train.megatron.weight_group import WeightGroup
+from agentrl.train.profiling import memory, profiled
 
 
 class MegatronBackend(TrainBackend):
@@ -55,6 +56,7 @@ class MegatronBackend(TrainBackend):
     """Whether the reference is no longer the model that it was loaded from."""
     _group: WeightGroup | None = None
     _parked: Parked | None = None
+    _seconds: dict[str, float]
     _details: Mapping[str, NDArray[np.float16]]
 
     # ---- start --------------------------------------------------------------------------------------------
@@ -69,6 +71,7 @@ class MegatronBackend(TrainBackend):
             torch.set_num_threads(self.settings.train_threads)
         self.layout = Layout.join(self.settings, where, self.device)
         self._seed()
+        self._seconds = {}
         place = Place(self.settings, self.layout, self.device, self.temperature)
         if self.learners != "critic":
             total = None if self.total_steps is None else self.total_steps - self.settings.actor_starts
@@ -112,7 +115,11 @@ class MegatronBackend(TrainBackend):
         if slot is None:
             what, remedy = _ABSENT[model]
             raise TrainError(f"there is no {what} model: set {remedy} to have one loaded")
-        return slot.log_probs(batch, rows)
+        started = time.perf_counter()
+        found = slot.log_probs(batch, rows)
+        name = _TIMED[model]
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+        return found
 
     def values(self, batch: TrainBatch) -> NDArray[np.float32]:
         if self.critic is None:
@@ -131,16 +138,30 @@ class MegatronBackend(TrainBackend):
             `critic/lr` and, before it learned, `critic/explained_variance`; `advantages/mean`, `std`, `max` and `min`;
             over tokens, `train_rollout_logprob_abs_diff` and the rest of `mismatch_metrics`: the engine's log-probs beside the
             trainer's before the first step (with `use_rollout_logprobs` only the first step's tokens, for want of
-            others); `tokens` trained in all; `steps`.
+            others); `tokens` trained in all; `steps`; `perf/actor_train_tflops`, the operations a second of one device if
+            nothing were shared; `perf/..._time`, seconds of the parts; `perf/...memory` (`profiling.memory`).
         """
+        rollout = step // self.settings.num_steps_per_rollout
+        with profiled(self.settings, rollout, self.layout.rank):
+            metrics = self._train(batch, step, prepared)
+        self._after_rollout(rollout + 1)
+        return {**metrics, **memory(self.device)}
+
+    def _train(self, batch: TrainBatch, step: int, prepared: Prepared | None) -> dict[str, float]:
         started = time.perf_counter()
+        self._seconds = {}
         prepared = prepared or self.prepare(batch)
+        learning = time.perf_counter()
         parts = list(batch.split(self.settings.num_steps_per_rollout))
         arrays = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in prepared.arrays.items()}
         seen = np.full(len(batch.loss_mask), np.nan, np.float32)
         history = [self._one_step(batch, indices, arrays, step + number, seen) for number, indices in enumerate(parts)]
         self._details = _details(batch, {"log_probs": seen, **prepared.arrays})
-        self._after_rollout(step // self.settings.num_steps_per_rollout + 1)
+        times = {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
+        if self.learners != "critic":
+            times["perf/actor_train_time"] = time.perf_counter() - learning
+            done = 3 * self.actor.shape.forward_flops(np.diff(batch.offsets)) / self.layout.world
+            times["perf/actor_train_tflops"] = done / times["perf/actor_train_time"] / 1e12
         apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
         if self.algorithm.use_rollout_logprobs:
             apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
@@ -148,7 +169,7 @@ class MegatronBackend(TrainBackend):
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
         metrics |= mismatch_metrics(apart)
         sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(parts))}
-        return {**metrics, **prepared.metrics, **sizes, "train_seconds": time.perf_counter() - started}
+        return {**metrics, **prepared.metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
 
     def _after_rollout(self, done: int) -> None:
         """What the settings ask for when `done` rollouts have been trained on."""
@@ -333,6 +354,7 @@ def _details(batch: TrainBatch, arrays: Mapping[str, NDArray[np.float32]]) -> di
     return {name: np.where(batch.loss_mask == 1, half, np.float16(np.nan)) for name, half in clipped.items()}
 
 
+_TIMED = {"actor": "log_probs", "ref": "ref_log_probs", "teacher": "teacher_log_probs"}
 _ABSENT = {"ref": ("reference", "use_kl_loss or kl_coef"), "teacher": ("teacher", "use_opd and opd_teacher_load")}
 
 _BACKEND: type[TrainBackend] = MegatronBackend

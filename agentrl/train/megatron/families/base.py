@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -57,12 +59,18 @@ class ModelShape:
         A token costs 2 operations for each of a layer's P matrix weights; attention over n tokens, halved by causality,
         2 n^2 per layer and channel of the heads.
         """
-        channels = self.heads * self.head_dim
-        kv = self.groups * self.head_dim
-        matrices = (
-            2 * self.hidden * (channels + kv) + 3 * self.hidden * self.ffn + self.hidden * self.vocab // self.layers
-        )
-        return matrices // channels
+        return (self._layer + self.hidden * self.vocab // self.layers) // (self.heads * self.head_dim)
+
+    @property
+    def _layer(self) -> int:
+        """A layer's matrix weights."""
+        return 2 * self.hidden * (self.heads + self.groups) * self.head_dim + 3 * self.hidden * self.ffn
+
+    def forward_flops(self, lengths: NDArray[np.int64]) -> float:
+        """Operations of a forward pass over sequences of these lengths, each by itself, attention halved by causality."""
+        tokens, squares = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
+        matrices = 2 * tokens * (self.layers * self._layer + self.hidden * self.vocab)
+        return matrices + 2 * squares * self.layers * self.heads * self.head_dim
 
 
 Split = Callable[[Sequence[Tensor], int, int, ModelShape], Tensor]
