@@ -33,6 +33,7 @@ COMMANDS = {
     "replay": "Score the trajectories of a run again, with a changed grader or environment.",
     "grade": "Grade a file of answers with any of the graders.",
     "serve": "Serve a model over HTTP with the built-in engine.",
+    "router": "Serve several engines as one: any HTTP client, exact ids for texts.",
     "retrieval": "Serve passages over HTTP for search tools.",
     "view": "Look at runs in a browser: curves, and every trajectory token by token.",
     "report": "Write a run's report page: curves and trajectories.",
@@ -45,7 +46,7 @@ _DISTRIBUTED_AS = {"faiss": "faiss-cpu", "megatron": "megatron-core", "punkt": "
 
 _FITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("demo", "train", "sft", "report"), ("train",)),
-    **dict.fromkeys(("init", "rollout", "eval", "serve"), ("engine", "train")),
+    **dict.fromkeys(("init", "rollout", "eval", "serve", "router"), ("engine", "train")),
     **dict.fromkeys(("check", "replay"), ("rollout",)),
     "grade": ("graders", "rollout"),
     "view": ("view",),

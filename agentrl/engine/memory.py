@@ -1,146 +1,156 @@
-"""What clients of the router said before: exact ids of their texts, and which session a conversation goes on in.
+"""What the router's clients said before: exact ids of their texts, and the session in which a conversation goes on.
 
 1. A text that goes on from an earlier prompt or answer begins with the ids that were used or sampled there, never with
-   other ids of the same text; only what is new is encoded.
-2. An answer whose end token is not in its text is known without that token too: a client writes it itself, or not.
-3. A conversation takes its session along: who goes on from an answer has the engine that holds its prefix. Who says the
-   same again, or goes on from where somebody else went on already, gets another one.
+   others of the same text; only what is new is encoded. An end token that an answer's text does not show is a piece of its
+   own: a client writes it, or leaves it out.
+2. Who goes on from an answer gets its session, and so the engine that holds its prefix. Who says the same again, or goes
+   on where somebody else did already, gets a session of his own.
+3. Texts are kept in a radix tree, which compares whole edges at once: looking one up costs about as much as reading it.
+   What was not met for longest is forgotten first.
 """
 
 from __future__ import annotations
 
 import uuid
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 
-from agentrl.engine.prefixes import Prefixes
 from agentrl.engine.wire import Generation
-
-ROOM = 1 << 26
-"""Characters of all prompts and answers that are remembered, shared beginnings counted once."""
-
-Encode = Callable[[str, bool], Awaitable[list[int]]]
-Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Ids behind those of `before`; `log_probs` where a model sampled them, by weights of `versions`."""
+    """Ids behind those of `before`; `log_probs` where a model sampled them."""
 
-    before: Piece | None
-    ids: array[int]
+    before: Piece | None = None
+    ids: array[int] = field(default_factory=lambda: array("i"))
     log_probs: array[float] | None = None
-    versions: tuple[tuple[str, int, int], ...] = ()
     session: str | None = None
 
-    def pieces(self) -> Iterator[Piece]:
-        """All pieces, the last first."""
-        piece: Piece | None = self
-        while piece is not None:
-            yield piece
-            piece = piece.before
+    def chain(self) -> list[Piece]:
+        """All pieces from the start to this one."""
+        pieces = [self]
+        while pieces[-1].before is not None:
+            pieces.append(pieces[-1].before)
+        return pieces[::-1]
 
     def all_ids(self) -> list[int]:
         """The ids from the start."""
-        return [id_ for piece in reversed(list(self.pieces())) for id_ in piece.ids]
+        return [id_ for piece in self.chain() for id_ in piece.ids]
 
 
-def session_of(found: tuple[int, Piece] | None, length: int) -> str:
-    """The session for a key of `length` characters of which `found` is known."""
-    session = None
-    if found and found[0] < length:
-        session, found[1].session = found[1].session, None
-    return session or uuid.uuid4().hex
+@dataclass(slots=True, eq=False)
+class _Node:
+    edge: str = ""
+    parent: _Node | None = None
+    children: dict[str, _Node] = field(default_factory=dict)
+    piece: Piece | None = None
+
+
+def _differs(edge: str, text: str, at: int, length: int) -> bool:
+    return not text.startswith(edge[:length], at)
+
+
+class Prefixes:
+    """A radix tree of pieces whose edges have `size` characters, at most `room`."""
+
+    def __init__(self, room: int) -> None:
+        self.size, self._room, self._root = 0, room, _Node()
+        self._recent: OrderedDict[_Node, None] = OrderedDict()
+
+    def find(self, text: str) -> tuple[int, Piece | None]:
+        """Length and piece of the longest text that `text` begins with, `text` itself included."""
+        node, at, length, piece = self._root, 0, 0, None
+        while (child := node.children.get(text[at : at + 1])) is not None and text.startswith(child.edge, at):
+            node, at = child, at + len(child.edge)
+            if node.piece is not None:
+                length, piece = at, node.piece
+                self._recent.move_to_end(node)
+        return length, piece
+
+    def put(self, text: str, piece: Piece) -> None:
+        """Keep `piece` for `text`, in place of what was there."""
+        node, at = self._root, 0
+        while at < len(text):
+            child = node.children.get(text[at])
+            if child is None:
+                child = node.children[text[at]] = _Node(text[at:], node)
+                self.size += len(child.edge)
+            elif not text.startswith(child.edge, at):
+                edge = child.edge
+                shared = bisect_left(range(1, len(edge)), True, key=partial(_differs, edge, text, at))
+                middle = node.children[text[at]] = _Node(edge[:shared], node)
+                child.edge, child.parent = edge[shared:], middle
+                middle.children[child.edge[0]] = child
+                child = middle
+            node, at = child, at + len(child.edge)
+        node.piece = piece
+        self._recent[node] = None
+        self._recent.move_to_end(node)
+        while self.size > self._room:
+            self._forget(self._recent.popitem(last=False)[0])
+
+    def _forget(self, node: _Node) -> None:
+        node.piece = None
+        while node.parent is not None and node.piece is None and not node.children:
+            del node.parent.children[node.edge[0]]
+            self.size -= len(node.edge)
+            node = node.parent
 
 
 class Memory:
-    """Of one tokenizer: `decode(ids)` shows special tokens, and so does `encode(text, whether it is a beginning)`.
+    """Used on the event loop only; `tokenizer` (of the `tokenizers` library) is for texts."""
 
-    Who asks brings `encode`, because long texts are encoded beside the event loop; all else is to run on it.
-    """
+    def __init__(self, room: int = 1 << 26) -> None:
+        self.tokenizer: Any = None
+        self._known = Prefixes(room)
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._texts: Prefixes[str, Piece] = Prefixes("", ROOM)
-
-    async def prompt(self, text: str, encode: Encode) -> tuple[Piece, str]:
-        """The ids of a text, and its session."""
-        found = self._texts.find(text)
-        session = session_of(found, len(text))
-        piece = await _reach(text, found, encode)
-        piece.session = session
-        self._texts.put(text, piece)
-        return piece, session
-
-    def answered(self, text: str, prompt: Piece, got: Generation, session: str) -> None:
-        """`got` came to the prompt `text`."""
-        ids, whole = got.ids, text + got.text
-        stop = got.finish_reason.matched if got.finish_reason.type == "stop" else None
-        if isinstance(stop, str) and not got.text.endswith(stop):  # the ids have it
-            whole = text + self._decode(ids)
-            if not whole.startswith(text + got.text):
-                return
-        piece, hidden = prompt, 0
-        if isinstance(stop, int) and ids and ids[-1] == stop and not got.text.endswith(self._decode([stop])):
-            hidden = 1
-        for start, end in ((0, len(ids) - hidden), (len(ids) - hidden, len(ids))):
-            if start < end:
-                spans = tuple(
-                    (v, max(a, start) - start, min(b, end) - start)
-                    for v, a, b in got.weight_versions
-                    if a < end and b > start
-                )
-                piece = Piece(piece, array("i", ids[start:end]), array("d", got.log_probs[start:end]), spans, session)
-                whole += self._decode(ids[start:]) if start and hidden else ""
-                self._texts.put(whole, piece)
-
-    async def retrieve(self, text: str, encode: Encode) -> dict[str, Any]:
-        """Ids of a text with a mask of the sampled ones, their log-probs (0 elsewhere) and the versions of their weights."""
-        tokens: list[int] = []
-        mask: list[int] = []
-        log_probs: list[float] = []
-        spans = []
-        for piece in reversed(list((await _reach(text, self._texts.find(text), encode)).pieces())):
-            spans += [{"version": v, "start": len(tokens) + a, "end": len(tokens) + b} for v, a, b in piece.versions]
-            tokens += piece.ids
-            mask += [int(piece.log_probs is not None)] * len(piece.ids)
-            log_probs += piece.log_probs or [0.0] * len(piece.ids)
-        return {
-            "tokens": tokens,
-            "response": text,
-            "loss_mask": mask,
-            "token_length": len(tokens),
-            "loss_mask_length": len(mask),
-            "rollout_logp": log_probs,
-            "weight_versions": spans,
-        }
-
-
-class Followed:
-    """Sessions of clients that send ids."""
-
-    def __init__(self) -> None:
-        self._seen: Prefixes[bytes, Piece] = Prefixes(b"", ROOM)
-
-    def session(self, ids: Sequence[int]) -> str:
-        """The session that these ids go on in."""
-        key = orjson.dumps(ids)[1:-1] + b","
-        session = session_of(self._seen.find(key), len(key))
-        self.answered(ids, session)
+    def ids(self, ids: Sequence[int], session: str | None = None) -> str:
+        """The session of a client that sends ids; or: whoever goes on from these ids belongs to `session`."""
+        key = f"\0{orjson.dumps(ids)[1:-1].decode()},"
+        session = session or self._follow(key)[2]
+        self._known.put(key, Piece(session=session))
         return session
 
-    def answered(self, ids: Sequence[int], session: str) -> None:
-        """Whoever goes on from these ids belongs there."""
-        self._seen.put(orjson.dumps(ids)[1:-1] + b",", Piece(None, array("i"), session=session))
+    async def text(self, text: str, aside: Callable[..., Awaitable[list[int]]]) -> tuple[Piece, str]:
+        """The piece that ends `text`, and its session; `aside` calls what may take long."""
+        length, piece, session = self._follow(text)
+        if piece is None or length < len(text):
+            piece = Piece(piece, array("i", await aside(self._encode, text[length:], piece is None)))
+        piece.session = piece.session or session
+        self._known.put(text, piece)
+        return piece, session
 
+    def answered(self, text: str, piece: Piece, got: Generation, session: str) -> None:
+        """`got` came to the prompt `text`, which `piece` ends."""
+        matched, shown, cut = got.finish_reason.matched, got.text, len(got.ids)
+        end = self._decode([matched]) if isinstance(matched, int) else matched or ""
+        if not shown.endswith(end) and isinstance(matched, int):
+            cut -= 1
+        elif not shown.endswith(end):
+            shown = self._decode(got.ids)  # they have the stop string, which a client writes or not
+        for start, stop, said in ((0, cut, shown), (cut, len(got.ids), shown + end)):
+            if start < stop:
+                piece = Piece(piece, array("i", got.ids[start:stop]), array("d", got.log_probs[start:stop]), session)
+                self._known.put(text + said, piece)
 
-async def _reach(text: str, found: tuple[int, Piece] | None, encode: Encode) -> Piece:
-    """The piece that ends `text`, of which `found` is known."""
-    length, known = found or (0, None)
-    if known is not None and length == len(text):
-        return known
-    return Piece(known, array("i", await encode(text[length:], known is None)))
+    def _follow(self, key: str) -> tuple[int, Piece | None, str]:
+        length, piece = self._known.find(key)
+        session = None
+        if piece is not None and length < len(key):
+            session, piece.session = piece.session, None
+        return length, piece, session or uuid.uuid4().hex
+
+    def _encode(self, text: str, whole: bool) -> list[int]:
+        # A batch of one: that lets other threads run meanwhile.
+        return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=whole)[0].ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))

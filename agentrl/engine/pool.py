@@ -133,7 +133,7 @@ class EnginePool:
             EngineRejected: kind `not_sglang`, or `other_model`: another architecture or size of the vocabulary.
         """
         kinds = [
-            {name: info.get(name) for name in ("model_type", "architectures")} | _vocabulary(info)
+            {name: info.get(name) for name in ("model_type", "architectures")} | vocabulary(info)
             for info in await self.model_info()
         ]
         for url, kind in zip(self.urls, kinds, strict=True):
@@ -294,7 +294,7 @@ class EnginePool:
         await self._upkeep.receive(update, version)
 
 
-def _vocabulary(info: dict[str, Any]) -> dict[str, Any]:
+def vocabulary(info: dict[str, Any]) -> dict[str, Any]:
     """How many ids the served model has, where its folder can be read from here."""
     config = Path(str(info.get("model_path"))) / "config.json"
     size = orjson.loads(config.read_bytes()).get("vocab_size") if config.is_file() else None

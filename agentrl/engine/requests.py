@@ -76,7 +76,7 @@ class Requests:
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
         """The whole answer, however often it was interrupted, with log-probs of the last `scored` ids; no deadline here."""
-        call = self.live[name] = Call(name, session, extra)
+        call = self._called(Call(name, session, extra))
         parts: list[Generation] = []
         all_ids = ids
         try:
@@ -94,7 +94,7 @@ class Requests:
 
     async def relay(self, name: str, path: str, body: Mapping[str, Any] | None, session: str | None) -> Reply:
         """What some member answers to POST `path` (GET where there is no body), whole; no deadline here."""
-        call = self.live[name] = Call(name, session)
+        call = self._called(Call(name, session))
         try:
             with call.waiting:
                 while True:
@@ -113,6 +113,14 @@ class Requests:
             call.waiting.cancel()
         else:
             await call.member.abort(call.rid)
+
+    def _called(self, call: Call) -> Call:
+        if call.rid in self.live:
+            raise EngineRejected(
+                f"a request with the id {call.rid!r:.100} is under way already", status=400, kind="rid"
+            )
+        self.live[call.rid] = call
+        return call
 
     def mark_interrupted(self) -> None:
         """Whatever is aborted from now on was aborted by us, and goes on."""

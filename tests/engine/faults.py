@@ -112,6 +112,7 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
     server = FaultyServer(list(script))
     app = web.Application()
     app.router.add_post("/generate", server.generate)
+    app.router.add_post("/v1/chat/completions", server.generate)
     app.router.add_post("/abort_request", server.abort)
     app.router.add_get("/health", server.healthy)
     app.router.add_get("/model_info", server.model_info)

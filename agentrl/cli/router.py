@@ -1,0 +1,64 @@
+"""`agentrl router`."""
+
+import signal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agentrl.cli.main import debug_option
+
+if TYPE_CHECKING:
+    from agentrl.engine.settings import EngineSettings
+
+
+@click.command("router", context_settings={"max_content_width": 100, "show_default": True})
+@click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; there are no passwords.")
+@click.option("--port", default=3000, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
+@click.option("--tokenizer", type=Path, metavar="DIR", help="Folder with tokenizer.json; default: the engines' own.")
+@click.option("--router-middleware-paths", "middleware", multiple=True, metavar="PATH", help="Class around the router.")
+@click.option("--sglang-api-key", metavar="KEY", help="What the engines ask for.")
+@debug_option
+def command(
+    engines: tuple[str, ...],
+    host: str,
+    port: int,
+    tokenizer: Path | None,
+    middleware: tuple[str, ...],
+    sglang_api_key: str | None,
+) -> int:
+    """Serve the engines at these addresses as one: /generate, OpenAI's API, exact ids for texts.
+
+    Stays until a signal comes. Engines come and go by /add_worker and /remove_worker.
+    """
+    import anyio
+
+    from agentrl.engine.settings import EngineSettings
+
+    options = {"api_key": sglang_api_key} if sglang_api_key else {}
+    settings = EngineSettings(router_middleware_paths=middleware, sglang_options=options)
+    anyio.run(partial(_serve, engines, settings, host, port, tokenizer), backend_options={"use_uvloop": True})
+    return 0
+
+
+async def _serve(
+    engines: tuple[str, ...], settings: "EngineSettings", host: str, port: int, folder: Path | None
+) -> None:
+    import anyio
+
+    from agentrl.engine.pool import EnginePool, vocabulary
+    from agentrl.engine.router import router
+    from agentrl.serving import listen
+
+    listener = listen(host, port)
+    async with EnginePool(engines, settings, vocab_size=None) as asked:
+        size = vocabulary((await asked.model_info())[0]).get("vocab_size")
+    async with EnginePool(engines, settings, vocab_size=size) as pool:
+        await pool.check()
+        async with router(pool, folder, host=host, listener=listener) as url:
+            click.echo(f"ready on {url}")
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async for _ in signals:
+                    return
