@@ -1,0 +1,230 @@
+"""The router under many foreign clients: its CPU beside bare proxies, and how much of what could be reused is.
+
+    python benchmarks/router.py [--clients 512] [--turns 6] [--engines 2] [--repeats 3]
+
+1. A client is a conversation that knows no ids: it sends its whole text, adds the answer and a question of 40 words, and
+   sends again. It is aiohttp, names no session, and all clients talk at once.
+2. An engine is a process that answers with 64 random ids whose text encodes to other ids, after 50 ms, and remembers every
+   id of every prompt and answer, as a prefix cache without bounds. It says how many ids of a prompt it knew.
+3. `bare httpx`: uvicorn, Starlette and httpx, nothing else: read the body, take the next engine in turn, send the bytes on.
+   `bare aiohttp`: the same, with neither Starlette nor httpx. `router`: `agentrl router`.
+4. CPU is user and system time of the proxy's process over all requests but those of a warm-up. `reused` is the share of
+   ids of the turns before (prompts and answers as the engines had them) that the engine asked next had in its cache.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+
+SENTENCE = "what is the answer when nine of them go to the market and seven come back with bread for all"
+SAMPLED, DELAY = 64, 0.05
+PARAMS = {"temperature": 1.0, "max_new_tokens": SAMPLED, "skip_special_tokens": False}
+
+
+def text_of(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(SENTENCE.split()) for _ in range(words))
+
+
+# ---- what runs in processes of its own ----------------------------------------------------------------------------
+
+
+def engine(listener: socket.socket, model: str) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer: Any = Tokenizer.from_file(f"{model}/tokenizer.json")
+    rng, known = random.Random(0), set[int]()
+    letters = [i for i in range(tokenizer.get_vocab_size()) if tokenizer.decode([i]).strip().isalpha()]
+
+    def chain(ids: list[int]) -> Iterator[int]:
+        state = 0
+        for id_ in ids:
+            state = hash((state, id_))
+            yield state
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raw = b""
+        while True:
+            message = await receive()
+            raw += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        answer: dict[str, Any] = {"model_path": model, "weight_version": "1"}
+        if scope["path"] == "/generate":
+            body = orjson.loads(raw)
+            prompt = body.get("input_ids") or tokenizer.encode(body["text"]).ids
+            cached = next((at for at, state in enumerate(chain(prompt)) if state not in known), len(prompt))
+            await asyncio.sleep(DELAY)
+            ids = [rng.choice(letters) for _ in range(SAMPLED)]
+            known.update(chain(prompt + ids))
+            meta = {
+                "id": body.get("rid"),
+                "finish_reason": {"type": "length", "length": SAMPLED},
+                "prompt_tokens": len(prompt),
+                "completion_tokens": SAMPLED,
+                "cached_tokens": cached,
+                "weight_version": "1",
+                "output_token_logprobs": [[-1.2345678 - 0.01 * at, id_, None] for at, id_ in enumerate(ids)],
+            }
+            answer = {"text": tokenizer.decode(ids), "output_ids": ids, "meta_info": meta}
+        await respond(send, 200, orjson.dumps(answer))
+
+    serve(app, listener)
+
+
+def bare_httpx(listener: socket.socket, engines: list[str]) -> None:
+    import itertools
+
+    import httpx
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    turn = itertools.cycle(engines)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    client = httpx.AsyncClient(limits=limits, timeout=None)
+
+    async def proxy(request: Request) -> Response:
+        headers = {"content-type": "application/json"}
+        got = await client.post(next(turn) + request.url.path, content=await request.body(), headers=headers)
+        return Response(got.content, got.status_code, media_type="application/json")
+
+    serve(Starlette(routes=[Route("/{path:path}", proxy, methods=["POST"])]), listener)
+
+
+def bare_aiohttp(listener: socket.socket, engines: list[str]) -> None:
+    import itertools
+
+    turn = itertools.cycle(engines)
+    sessions: list[aiohttp.ClientSession] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if not sessions:
+            sessions.append(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        raw, more = b"", True
+        while more:
+            message = await receive()
+            raw, more = raw + message.get("body", b""), message.get("more_body", False)
+        headers = {"content-type": "application/json"}
+        async with sessions[0].post(next(turn) + scope["path"], data=raw, headers=headers) as got:
+            await respond(send, got.status, await got.read())
+
+    serve(app, listener)
+
+
+async def respond(send: Any, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def serve(app: Any, listener: socket.socket) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", backlog=4096)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+# ---- what drives them ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def forked(work: Any, *args: Any) -> Iterator[tuple[int, str]]:
+    """`work(listener, *args)` in a process of its own; gives its id and address."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    pid = os.fork()
+    if not pid:
+        work(listener, *args)
+        os._exit(0)
+    try:
+        yield pid, f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def routed(engines: list[str]) -> Iterator[tuple[int, str]]:
+    command = [sys.executable, "-m", "agentrl", "router", *engines, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.pid, process.stdout.readline().removeprefix("ready on ").strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def talk(session: aiohttp.ClientSession, url: str, rng: random.Random, turns: int) -> tuple[int, int]:
+    """One conversation; how many ids could have been reused, and how many were."""
+    text, before, could, was = text_of(rng, 400), 0, 0, 0
+    for _ in range(turns):
+        body = {"text": text, "sampling_params": PARAMS, "return_logprob": True}
+        async with session.post(url + "/generate", json=body) as answer:
+            got = await answer.json()
+        meta = got["meta_info"]
+        could, was = could + before, was + min(before, meta["cached_tokens"])
+        before = meta["prompt_tokens"] + SAMPLED
+        text += got["text"] + " " + text_of(rng, 40)
+    return could, was
+
+
+async def measure(pid: int, url: str, clients: int, turns: int, seed: int) -> tuple[float, float]:
+    """Milliseconds of CPU a request, and the share of ids that were reused."""
+    process = psutil.Process(pid)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        rngs = [random.Random(f"{seed} {i}") for i in range(2 * clients)]
+        await asyncio.gather(*(talk(session, url, rng, 1) for rng in rngs[clients:]))
+        began = process.cpu_times()
+        sums = await asyncio.gather(*(talk(session, url, rng, turns) for rng in rngs[:clients]))
+        ended = process.cpu_times()
+    spent = ended.user + ended.system - began.user - began.system
+    return 1000 * spent / clients / turns, sum(was for _, was in sums) / sum(could for could, _ in sums)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3, help="the least CPU of so many measurements counts")
+    options = parser.parse_args()
+    from agentrl.engine.transport import raise_open_files_limit
+
+    raise_open_files_limit()
+    proxies = {"bare httpx": bare_httpx, "bare aiohttp": bare_aiohttp, "router": None}
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(Path(folder, "model"))
+        subprocess.run([sys.executable, "-m", "agentrl", "init", model], check=True, stdout=subprocess.DEVNULL)
+        print(f"{'':>14} {'ms/request':>11} {'reused':>8}   load {os.getloadavg()[0]:.1f}")
+        for name, proxy in proxies.items():
+            rows = []
+            for repeat in range(options.repeats):
+                with contextlib.ExitStack() as stack:
+                    urls = [stack.enter_context(forked(engine, model))[1] for _ in range(options.engines)]
+                    pid, url = stack.enter_context(forked(proxy, urls) if proxy else routed(urls))
+                    rows.append(asyncio.run(measure(pid, url, options.clients, options.turns, repeat)))
+            found[name] = min(ms for ms, _ in rows)
+            print(f"{name:>14} {found[name]:>11.3f} {min(share for _, share in rows):>8.3f}", flush=True)
+    for name in ("bare httpx", "bare aiohttp"):
+        print(f"router / {name}: {found['router'] / found[name]:.2f}")
+
+
+if __name__ == "__main__":
+    main()
