@@ -122,7 +122,7 @@ def _decode(raw: bytes) -> Any:
         raise ValueError(f"a body may have {MAX_MARKS} of the characters [ {{ and :, got {marks}; send several bodies")
     found = orjson.loads(raw)
     level = [found] if brackets > MAX_DEPTH else []
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH if level else 0):
         containers = [value for value in level if isinstance(value, dict | list)]
         level = [member for c in containers for member in (c.values() if isinstance(c, dict) else c)]
     if any(isinstance(value, dict | list) for value in level):

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -43,7 +44,7 @@ class Piece:
 
     def all_ids(self) -> list[int]:
         """The ids from the start."""
-        return [id_ for piece in self.chain() for id_ in piece.ids]
+        return list(chain.from_iterable(piece.ids for piece in self.chain()))
 
 
 @dataclass(slots=True, eq=False)

@@ -78,8 +78,7 @@ class Router:
         self.pool, self.memory = pool, Memory()
         self._folder, self._loading = folder, anyio.Lock()
         table = _RELAYED.split()
-        handlers: dict[tuple[str, str], Handler] = dict.fromkeys(zip(table[::2], table[1::2], strict=True), self._relay)
-        handlers |= {
+        handlers: dict[tuple[str, str], Handler] = {
             ("POST", "/generate"): self._generate,
             ("POST", "/abort_request"): self._abort,
             ("POST", "/retrieve_from_text"): self._retrieve,
@@ -87,6 +86,7 @@ class Router:
             ("GET", "/list_workers"): self._workers,
             ("POST", "/add_worker"): self._workers,
             ("POST", "/remove_worker"): self._workers,
+            **dict.fromkeys(zip(table[::2], table[1::2], strict=True), self._relay),
         }
         self.app = Starlette(
             routes=[Route(path, _answers(work), methods=[method]) for (method, path), work in handlers.items()],
