@@ -245,7 +245,15 @@ async def _awaited(value: T | Awaitable[T]) -> T:
 
 
 def grade_answer_verl(response: str, label: str) -> bool:
-    return rm_hub.grade("math", response, label).score > 0
+    return rm_hub.grade("math", response, label).correct
+
+
+def get_deepscaler_rule_based_reward(response: str, label: Any) -> float:
+    return rm_hub.grade("deepscaler", response, label).score
+
+
+def compute_gpqa_reward(response: str, label: Any, metadata: Mapping[str, Any] | None = None) -> float:
+    return rm_hub.grade("gpqa", response, label, metadata).score
 
 
 def compute_score(

@@ -21,7 +21,7 @@ from agentrl.compat.source import as_slime
 from agentrl.engine.pool import EnginePool
 from agentrl.errors import PluginError, SettingsError
 from agentrl.groups import Group
-from agentrl.plugins import describe_error, find_object
+from agentrl.plugins import describe_error, find_object, load_object
 from agentrl.rollout.functions import settle
 from agentrl.rollout.hooks import AdoptingStore, RolloutHooks
 from agentrl.rollout.rewards import check_reward
@@ -53,6 +53,10 @@ class SlimeRollouts(RolloutHooks):
         self._process = self._load("rollout_all_samples_process_path")
         self._log = self._load("custom_rollout_log_function_path")
         self._log_evaluation = self._load("custom_eval_rollout_log_function_path")
+        if args.data_source_path:  # whether it is slime's is known from here on
+            load_object(
+                args.data_source_path, what="--data-source-path", default_names=("DataSource", "RolloutDataSource")
+            )
         self._each = args.compat_options.get("rollout_sample_hook_path")
         for path in self._each or ():
             find_object(path, what="rollout_sample_hook_path")

@@ -174,7 +174,10 @@ class Sample(ours.Sample):
         if finish is None or not update_terminal_info:
             return
         self.prefix_cache_info.add(meta)
-        self.spec_info.add(meta)
+        if getattr(args, "sglang_speculative_algorithm", None):
+            self.spec_info.add(meta)
+        if (version := meta.get("weight_version")) is not None and str(version) not in self.weight_versions:
+            self.weight_versions.append(str(version))
         self.status = _FINISHED.get(finish, self.status)
 
 

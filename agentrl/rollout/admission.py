@@ -99,6 +99,11 @@ class Admission:
         left = playing + max(0, kept - self.batch)
         return not playing or left <= max(0, version + self.staleness - self.step) * self.batch + self.surplus
 
+    @property
+    def scarce(self) -> bool:
+        """If one of the groups in play does not count, another one has to start for the batch."""
+        return self.kept.total() + self.playing.total() <= self.batch
+
     def stale(self, version: int) -> bool:
         """Whether a group in play of this version is too stale for the next batch."""
         return not self.ageless and version < self.step - self.staleness

@@ -13,10 +13,14 @@ from agentrl.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class FilterOutput:
-    """A filter's verdict; `reason` goes into the ledger and the metrics when the group is dropped."""
+    """A filter's verdict; `reason` goes into the ledger and the metrics when the group is dropped.
+
+    `keep_when_insufficient`: keep it all the same where another group would have to be played in its stead.
+    """
 
     keep: bool
     reason: str | None = None
+    keep_when_insufficient: bool = False
 
 
 GroupFilter = Callable[[Any, list[Sample]], "FilterOutput | bool"]
@@ -59,10 +63,10 @@ def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]
         raise
     except Exception as raised:
         raise PluginError(describe(named_filter(group_filter), raised)) from raised
-    if isinstance(verdict, bool):
-        return FilterOutput(verdict, None if verdict else "filtered")
-    keep = getattr(verdict, "keep", None)
+    keep = getattr(verdict, "keep", verdict)
+    keep = keep.item() if hasattr(keep, "item") else keep  # a number of torch's or numpy's
     if not isinstance(keep, bool):
         what = named_filter(group_filter)
         raise PluginError(f"{what} must return a bool or an object with a bool `keep`, got {verdict!r:.80}")
-    return FilterOutput(keep, getattr(verdict, "reason", None) or (None if keep else "filtered"))
+    reason = getattr(verdict, "reason", None) or (None if keep else "filtered")
+    return FilterOutput(keep, reason, bool(getattr(verdict, "keep_when_insufficient", False)))

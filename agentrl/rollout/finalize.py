@@ -7,15 +7,19 @@ from agentrl.rollout.filters import GroupFilter, judge
 from agentrl.sample import Sample
 
 
-def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any) -> str | None:
+def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any, scarce: bool = False) -> str | None:
     """Why the group is not trained on; None if it is.
+
+    Args:
+        scarce: without it another group has to be played.
 
     Raises:
         PluginError: the group filter's own code failed.
     """
     if all(not sample.response_length or sample.remove_sample for sample in group):
         return "nothing_to_train"
-    return None if (verdict := judge(group_filter, args, group)).keep else verdict.reason
+    verdict = judge(group_filter, args, group)
+    return None if verdict.keep or (scarce and verdict.keep_when_insufficient) else verdict.reason
 
 
 def mask_older(sample: Sample, version: int) -> int:

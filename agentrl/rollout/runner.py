@@ -224,7 +224,7 @@ class RolloutRunner:
                 played = await self._player.group(leased, evaluation=False, stats=playing.stats, ended=ended)
                 playing.played = played
                 self._player.context.hooks.played(played)
-                reason = reason_to_drop(played, self._filter, self._player.context.args)
+                reason = reason_to_drop(played, self._filter, self._player.context.args, self._admission.scarce)
                 if reason is None:
                     await teach(played, self._player.context, playing.stats)
                 outcome = played if reason is None else None

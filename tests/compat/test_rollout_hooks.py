@@ -1,0 +1,156 @@
+"""slime's functions around rollouts, in a real run's rollouts: the built-in engine, the router, the ledger."""
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.states import State
+from agentrl.config import RunSettings
+from agentrl.engine.local import in_process
+from agentrl.errors import AgentRLError, PluginError, SettingsError
+from agentrl.run.driver import open_folder
+from agentrl.run.preflight import Plugins
+from agentrl.run.rollouts import LedgerRollouts
+from agentrl.runfolder import RunFolder
+from tests.support.runs import RunKit
+
+FUNCTIONS = Path(__file__).with_name("functions.py")
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    return RunKit.make(Path(tmp_path_factory.mktemp("kit")), prompts=8)
+
+
+def settings(kit: RunKit, hooks: dict[str, Any], **changes: object) -> RunSettings:
+    """Two groups of two samples a batch; `hooks` are names of FUNCTIONS by setting."""
+    paths = {k: [f"{FUNCTIONS}:{v[0]}"] if isinstance(v, list) else f"{FUNCTIONS}:{v}" for k, v in hooks.items()}
+    flat: dict[str, object] = {
+        "hf_checkpoint": str(kit.folder / "model"),
+        "prompt_data": str(kit.folder / "prompts.jsonl"),
+        "label_key": "label",
+        "apply_chat_template": True,
+        "custom_generate_function_path": f"{FUNCTIONS}:generate",
+        "custom_rm_path": f"{FUNCTIONS}:reward",
+        "rollout_batch_size": 2,
+        "n_samples_per_prompt": 2,
+        "rollout_max_response_len": 4,
+        "output_dir": str(kit.folder / uuid.uuid4().hex),
+        "compat_options": {"answer_key": "the user's", **paths},
+        **changes,
+    }
+    return RunSettings.from_flat(flat)
+
+
+@asynccontextmanager
+async def opened(s: RunSettings, folder: RunFolder) -> AsyncIterator[LedgerRollouts]:
+    async with (
+        in_process(s.engine, str(s.train.hf_checkpoint)) as (transport, url),
+        LedgerRollouts.open(s, folder, [url], None, transport) as rollouts,
+    ):
+        yield rollouts
+
+
+async def test_generate_and_reward_speak_to_the_engines_through_the_address_in_args(kit: RunKit) -> None:
+    s = settings(kit, {})
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            groups, metrics = await rollouts.play(0)
+    samples = [sample for group in groups for sample in group]
+    for sample in samples:
+        assert isinstance(sample.prompt, list), "what the data says, not what was rendered of it"
+        assert sample.metadata["slime_attributes"]["turns"] == 2
+        assert [segment.origin.value for segment in sample.segments] == ["model", "env", "model"]
+        assert {segment.version for segment in sample.segments} == {"default", None}
+        assert sample.trained_tokens < sample.response_length
+    assert metrics["rollout/reward"] == 2
+
+
+async def test_a_sample_names_its_own_functions(kit: RunKit) -> None:
+    s = settings(
+        kit, {}, data_source_path=f"{FUNCTIONS}:Source", custom_generate_function_path=None, custom_rm_path=None
+    )
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            groups, _ = await rollouts.play(0)
+        async with opened(s, folder) as rollouts:
+            again, _ = await rollouts.play(0)
+    assert [sample.reward for group in groups for sample in group] == [2, 7, 2, 7]
+    assert [[s.to_dict() for s in group] for group in again] == [[s.to_dict() for s in group] for group in groups]
+    assert json.loads(folder.ledger.with_name(folder.ledger.name + ".source").read_text()) == 0
+
+
+async def test_hooks_are_called_at_their_moments_and_the_ledger_stays_exact(kit: RunKit) -> None:
+    hooks = {
+        "rollout_sample_hook_path": ["each"],
+        "rollout_sample_filter_path": "sample_filter",
+        "rollout_all_samples_process_path": "all_samples",
+        "custom_rollout_log_function_path": "log",
+        "custom_eval_rollout_log_function_path": "eval_log",
+    }
+    data = ("dev", str(kit.folder / "prompts.jsonl"))
+    s = settings(kit, hooks, dynamic_sampling_filter_path=f"{FUNCTIONS}:dynamic_filter", eval_prompt_data=data)
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            groups, metrics = await rollouts.play(0)
+            evaluated = await rollouts.evaluate(0)
+        with Ledger(folder.ledger) as ledger:
+            counts = ledger.counts()
+    assert [[sample.remove_sample for sample in group] for group in groups] == [[False, True]] * 2
+    assert all(sample.metadata["hooked"] == [0, False] for group in groups for sample in group)
+    assert metrics["seen"] == 3 * 2
+    assert metrics["logged"] == 2 * 2
+    assert (evaluated["mine"], evaluated["eval/dev/reward"]) == (2.0, 2.0)
+    assert (counts[State.COMPLETED], counts[State.DROPPED]) == (2, 1)
+
+
+async def test_a_rollout_function_plays_on_groups_of_the_ledger(kit: RunKit) -> None:
+    s = settings(kit, {"rollout_function_path": "rollout"})
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            batch = await rollouts.next_batch(0)
+            evaluated = await rollouts.evaluate(0)
+        with Ledger(folder.ledger) as ledger:
+            counts = ledger.counts()
+        async with opened(s, folder) as rollouts:
+            again = await rollouts.next_batch(0)
+    assert batch is not None
+    assert again is not None
+    assert again.group_ids == batch.group_ids
+    # Of four leased one is returned with one of its own making, one given back; the others are dropped.
+    assert (counts[State.COMPLETED], counts[State.DROPPED], counts[State.WAITING]) == (2, 2, 1)
+    assert evaluated["eval/mine/reward"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_few", "returned 0 groups, rollout_batch_size is 2"),
+        ("fails", "ZeroDivisionError: .* at .*functions.py"),
+        ("unrewarded", "must be a finite number"),
+    ],
+)
+async def test_a_rollout_function_that_fails_loses_nothing(kit: RunKit, function: str, message: str) -> None:
+    s = settings(kit, {"rollout_function_path": function})
+    with open_folder(s) as folder:
+        with pytest.raises(AgentRLError, match=message):
+            async with opened(s, folder) as rollouts:
+                await rollouts.next_batch(0)
+        with Ledger(folder.ledger) as ledger:
+            assert not ledger.counts().get(State.LEASED)
+
+
+def test_what_cannot_be_is_refused_before_the_run(kit: RunKit) -> None:
+    with pytest.raises(SettingsError, match="--max-staleness 0"):
+        Plugins.load(settings(kit, {"rollout_function_path": "rollout"}, max_staleness=1))
+    with pytest.raises(PluginError, match="rollout_sample_filter_path .*has no 'nothing'"):
+        Plugins.load(settings(kit, {"rollout_sample_filter_path": "nothing"}))
+    ahead = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+    with pytest.raises(SettingsError, match="--max-staleness 1"):
+        Plugins.load(settings(kit, {}, compat_options={"rollout_function_path": ahead}))
