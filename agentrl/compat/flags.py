@@ -7,7 +7,8 @@ behind the arrow: accepted, it is so anyway). States:
 
 - `same`: a setting of ours. A row of another state becomes that by itself when a setting of its name is made.
 - `set`: the target's settings, with its value or that behind `=`.
-- `agrees`: accepted where it says what is so anyway: one of the target's values, or `config`, what `facts` says of this run.
+- `agrees`: accepted where it says what is so anyway: one of the target's values, `config`, what `facts` says of this run, or
+  what an environment variable says (`$NAME`).
 - `own`: none of ours, but a hook or a key that `agentrl.compat` and user functions find in `args`: goes to `compat_options`.
 - `refused`: not here; the last column says why, and what to do.
 - `called`: refused as unknown, with the target as the proposal.
@@ -19,6 +20,7 @@ One principle for what has no effect: our own command lines are refused with it;
 import csv
 import functools
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -83,6 +85,11 @@ class Flags:
     def ours(self, name: str, values: Sequence[str]) -> Mapping[str, Any]:
         row = row_of(name)
         assert row is not None
+        if row.target.startswith("$"):
+            # The value is a secret, and not even written into a message.
+            if "".join(values) == os.environ.get(row.target[1:], ""):
+                return {}
+            raise SettingsError(f"--{row.name.replace('_', '-')}: it is not what {row.target[1:]} says; {row.remedy}")
         text = " ".join(values) or "true"
         for value, arrow, assigned in (word.partition(">") for word in row.target.split()):
             if arrow and value == text:
@@ -131,6 +138,8 @@ class Flags:
         values, origins = dict(values), dict(origins)
         if path := (values.get(OWN) or {}).get("custom_config_path"):
             self._take_file(str(path), values, origins)
+        if values.get("custom_rm_path") == f"{_DISTILLATION}.reward_func":
+            _distil(values)
         if not values.get("slime_defaults"):
             return values, origins
         defaults = {row.name: json.loads(row.default) for row in table().values() if row.default}
@@ -141,11 +150,11 @@ class Flags:
         return {**values, OWN: {**(values.get(OWN) or {}), **ignored}}, origins
 
     def _take_file(self, path: str, values: dict[str, Any], origins: dict[str, str]) -> None:
-        """As slime does: its keys reach `args`, and one that is a setting wins over everything."""
+        """As slime does: its keys reach `args`, and one that is a setting there wins over everything."""
         name, document, lines = read_document(path, "--custom-config-path")
         for raw, value in document.items():
             key, where = str(raw), f"{name} line {lines.get((str(raw),), 0)}, {raw}"
-            if key in all_fields():
+            if key in all_fields() and key in table():
                 values[key], origins[key] = value, where
                 continue
             taken = self.ours(key, [] if value is True else [str(value)]) if self.kind(key) else {OWN: {key: value}}
@@ -172,6 +181,19 @@ def _assigned(words: Sequence[str], text: str) -> dict[str, Any]:
     """`field=value` or `field`, which takes the text."""
     pairs = (word.partition("=") for word in words if word)
     return {name: json_or_text(value) if equals else text for name, equals, value in pairs}
+
+
+_DISTILLATION = "slime.rollout.on_policy_distillation"
+
+
+def _distil(values: dict[str, Any]) -> None:
+    """slime asks a teacher by a reward function of its own, and rewards with 0; here the run asks, and nobody rewards."""
+    own = dict(values.get(OWN) or {})
+    own.pop("custom_reward_post_process_path", None)
+    url = str(values.pop("rm_url", "")).removesuffix("/generate")
+    del values["custom_rm_path"]
+    values.pop("use_opd", None)
+    values |= {OWN: own, "opd_teacher_url": [url], "advantage_estimator": "on_policy_distillation"}
 
 
 def _in_vain(row: Row, values: Mapping[str, Any]) -> bool:

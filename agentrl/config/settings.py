@@ -175,7 +175,7 @@ class RunSettings(Sections):
         """The read-only flat view that user functions get."""
         flat = self.flat()
         options = flat.get(SGLANG_FIELD) or {}
-        return Args({**self.compat.compat_options, **{f"sglang_{k}": v for k, v in options.items()}, **flat})
+        return Args({**{f"sglang_{k}": v for k, v in options.items()}, **flat, **self.compat.compat_options})
 
     def check_complete(self, purpose: Purpose) -> Self:
         """Check that nothing is missing, that what was given has an effect, and that training can train; returns the settings.

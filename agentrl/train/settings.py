@@ -116,6 +116,10 @@ class TrainSettings(Settings):
     sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
     use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
 
+    deterministic_mode: bool = Field(
+        False,
+        description="Let PyTorch take kernels alone whose result does not depend on timing, and fail where it has none.",
+    )
     bf16: bool | None = Field(
         None,
         description="Compute in bfloat16 with fp32 master weights; off computes in fp32. Default: on with CUDA, off without.",

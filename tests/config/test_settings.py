@@ -306,6 +306,7 @@ def test_args_pickles_copies_and_compares() -> None:
     assert args != Args({"max_turns": 4})
 
 
-def test_keys_of_a_users_own_are_in_args_and_win_over_nothing() -> None:
-    args = RunSettings.from_flat({"compat_options": {"max_tries": 3, "lr": 7.0}, "lr": 1e-3}).args
-    assert (args.max_tries, args.lr) == (3, 1e-3)
+def test_keys_of_a_users_own_are_in_args_and_win_there_alone() -> None:
+    settings = RunSettings.from_flat({"compat_options": {"max_tries": 3, "tis_mode": "clip"}})
+    assert (settings.args.max_tries, settings.args.tis_mode) == (3, "clip")
+    assert settings.algorithm.tis_mode == "truncate"

@@ -405,6 +405,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "update_weights_interval": ("run/test_driver.py", "update_weights_interval"),
     "embedded_slots": ("engine/embedded/test_core.py", "slots"),
     "stall_warning": ("test_clock.py", "Watchdog"),
+    "deterministic_mode": ("train/megatron/test_single.py", "deterministic_mode"),
     "balance_data": ("train/test_packing.py", "balance"),
     "recompute_granularity": ("train/megatron/test_single.py", "recompute_granularity"),
     "sglang_server_concurrency": ("engine/test_pool.py", "sglang_server_concurrency"),

@@ -69,6 +69,7 @@ class MegatronBackend(TrainBackend):
             self.settings = self.settings.model_copy(update={"bf16": self.device.type == "cuda"})
         if self.settings.train_threads:
             torch.set_num_threads(self.settings.train_threads)
+        torch.use_deterministic_algorithms(self.settings.deterministic_mode)
         self.layout = Layout.join(self.settings, where, self.device)
         self._seed()
         self._seconds = {}

@@ -34,7 +34,7 @@ def exported(made: MegatronBackend) -> dict[str, torch.Tensor]:
         ("qwen3", True, {"clip_grad": 0.0}),
         ("qwen2", False, {"clip_grad": 0.0}),
         ("llama", False, {"clip_grad": 0.0}),
-        ("qwen3", True, {"clip_grad": 0.05, "weight_decay": 1.0}),
+        ("qwen3", True, {"clip_grad": 0.05, "weight_decay": 1.0, "deterministic_mode": True}),
         ("qwen3", True, {"clip_grad": 0.05, "weight_decay": 1.0, "use_distributed_optimizer": True}),
     ],
 )
@@ -47,6 +47,7 @@ def test_log_probs_gradients_and_steps_match_plain_torch(
     reference = Reference(folder, train, algorithm)
     theirs = dict(reference.model.named_parameters())
     with backend(train, algorithm) as made:
+        assert torch.are_deterministic_algorithms_enabled() == train.deterministic_mode
         got = made.log_probs(batch)
         np.testing.assert_allclose(got, reference.log_probs(batch).detach().numpy(), rtol=0, atol=1e-5)
         for number in range(2):

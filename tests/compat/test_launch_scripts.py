@@ -1,0 +1,207 @@
+"""slime's 44 launch scripts, whose flags `scripts/` holds: those for dense Qwen models pass `--dry-run`, with tiny paths put
+in for model, reference, data, functions and files, also with a Llama's shape; each of the others says why it cannot."""
+
+import json
+import shlex
+import struct
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli.main import run
+from agentrl.config import RunSettings
+from agentrl.errors import SettingsError
+from tests.support.embedded_server import embedded_server
+from tests.support.tiny_models import Arch, make_tiny_model
+
+HERE = Path(__file__).parent / "scripts"
+LLAMA = (HERE / "llama3.2-3B.args").read_text().splitlines()
+SHAPES = {line.split()[0] for line in LLAMA} | {
+    "--qk-layernorm",
+    "--add-qkv-bias",
+    "--untie-embeddings-and-output-weights",
+}
+
+PASS = [
+    "multi_task",
+    "retool_qwen3_4b_rl",
+    "retool_qwen3_4b_sft",
+    "run-qwen2.5-0.5B-fully_async",
+    "run-qwen2.5-0.5B-gb10-smoke",
+    "run-qwen2.5-0.5B-reproducibility",
+    "run-qwen3-4B",
+    "run-qwen3-4B-amd",
+    "run-qwen3-4B-base-sft",
+    "run-qwen3-4b-fp8",
+    "run-qwen3-4b-mis",
+    "run-qwen3-8B-opd",
+    "run_qwen2.5_3B",
+    "run_qwen3_4B",
+    "strands_qwen3_8b",
+]
+REASONS = {
+    "--num-experts": "mixtures of experts are not trained here",
+    "--spec": "models are built from config.json",
+    "--enable-mtp-training": "layers that predict several tokens are not trained here",
+    "--optimizer-cpu-offload": "the optimizer's state stays beside the weights",
+}
+UNLABELLED = "run-qwen3-8B-opd-megatron"
+"""It has --rm-type math without --label-key: slime rewards with 0 there, and here it is asked for."""
+CUT = "run-kimi-k2-Instruct"
+"""Its command ends after a line without a backslash, in bash as well."""
+
+
+def claimed(lines: list[str]) -> dict[str, str]:
+    return {flag: value for flag, _, value in (line.partition(" ") for line in lines)}
+
+
+def model(folder: Path, lines: list[str], *, whole: bool) -> Path:
+    """A folder whose config.json says the shape that the flags say; its weights are a hole of the size of theirs."""
+    said = claimed(lines)
+    kind: Arch = "qwen3" if "--qk-layernorm" in said else "qwen2" if "--add-qkv-bias" in said else "llama"
+    if whole:
+        make_tiny_model(folder, kind)
+    folder.mkdir(exist_ok=True)
+    config: dict[str, Any] = {
+        "model_type": kind,
+        "num_hidden_layers": int(said.get("--num-layers", 2)),
+        "hidden_size": int(said.get("--hidden-size", 64)),
+        "intermediate_size": int(said.get("--ffn-hidden-size", 128)),
+        "num_attention_heads": int(said.get("--num-attention-heads", 4)),
+        "num_key_value_heads": int(said.get("--num-query-groups", said.get("--num-attention-heads", 4))),
+        "head_dim": int(said["--kv-channels"]) if "--kv-channels" in said else None,
+        "vocab_size": int(said.get("--vocab-size", 512)),
+        "rms_norm_eps": float(said.get("--norm-epsilon", 1e-5)),
+        "rope_theta": float(said.get("--rotary-base", 1e4)),
+        "max_position_embeddings": int(said.get("--max-position-embeddings", 40960)),
+        "tie_word_embeddings": "--untie-embeddings-and-output-weights" not in said,
+    }
+    if "--use-rope-scaling" in said:
+        bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        config["rope_scaling"] = {"rope_type": "llama3", "factor": float(said["--rotary-scaling-factor"]), **bands}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows, width = config["vocab_size"] // 8 + 1, config["hidden_size"]
+    header: dict[str, Any] = {"embed": {"dtype": "U8", "shape": [rows, width], "data_offsets": [0, rows * width]}}
+    for layer in range(config["num_hidden_layers"]):
+        at = rows * width + layer
+        header[f"layer.{layer}"] = {"dtype": "U8", "shape": [1], "data_offsets": [at, at + 1]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + rows * width + len(header) - 1)
+    return folder
+
+
+def argv(name: str, folder: Path, *, shape: list[str] | None = None, whole: bool = False) -> list[str]:
+    """The script's command line with tiny paths put in."""
+    title, *lines = (HERE / f"{name}.txt").read_text().splitlines()
+    if shape is not None:
+        lines = [*shape, *(line for line in lines if line.split()[0] not in SHAPES)]
+    start = str(model(folder / "model", lines, whole=whole))
+    row: dict[str, Any] = {
+        "prompt": "1+1?",
+        "label": "2",
+        "index": "Hello",
+        "reward_model": {"ground_truth": "2"},
+        "question": "1+1?",
+    }
+    taught = "sft_rollout" in "".join(lines)
+    row["messages"] = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}][: 1 + taught]
+    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * 128)
+    (folder / "f.py").write_text(
+        "async def f(args, sample, *params): ...\nasync def rm(args, sample): ...\ndef tis(*all, **named): ...\n"
+    )
+    (folder / "eval.yaml").write_text(f"eval:\n  datasets:\n    - name: a\n      path: {folder}/rows.jsonl\n")
+    (folder / "own.yaml").write_text("use_tis: true\ntis_mode: clip\ntis_upper_bound: 2.0\n")
+    put = {
+        **dict.fromkeys(("--hf-checkpoint", "--ref-load", "--opd-teacher-load"), start),
+        **dict.fromkeys(("--load", "--save"), f"{folder}/save"),
+        "--prompt-data": f"{folder}/rows.jsonl",
+        "--eval-config": f"{folder}/eval.yaml",
+        "--custom-config-path": f"{folder}/own.yaml",
+        "--custom-generate-function-path": f"{folder}/f.py:f",
+        "--custom-tis-function-path": f"{folder}/f.py:tis",
+    }
+    out = ["--slime-defaults", "--output-dir", f"{folder}/out", "--engine-python", sys.executable]
+    if title.endswith("train_async.py") and not taught:
+        out.append("--train-async")
+    for line in lines:
+        flag, *values = shlex.split(line)
+        if flag in ("--colocate", "--no-offload-train", "--no-offload-rollout"):
+            flag, values = "--rollout-num-gpus", ["8"]  # until trainer and engines can share devices
+        if flag == "--eval-prompt-data":
+            values[1::2] = [f"{folder}/rows.jsonl" for _ in values[1::2]]
+        elif flag == "--custom-rm-path" and not values[0].startswith("slime."):
+            values = [f"{folder}/f.py:rm"]
+        out += [flag, *([put[flag]] if flag in put else values)]
+    return out
+
+
+def test_all_scripts_are_spoken_of() -> None:
+    names = {path.stem for path in HERE.glob("*.txt")}
+    assert len(names) == 44
+    assert {*PASS, UNLABELLED, CUT} <= names
+    for name in sorted(names - {*PASS, UNLABELLED, CUT}):
+        assert claimed((HERE / f"{name}.txt").read_text().splitlines()).keys() & REASONS.keys(), name
+
+
+@pytest.mark.parametrize("name", [*PASS, UNLABELLED])
+def test_settings_of_scripts_for_dense_models_hold_together(name: str, tmp_path: Path) -> None:
+    settings = RunSettings.from_cli(argv(name, tmp_path))
+    assert settings.check_complete("train") is settings
+    said = claimed((HERE / f"{name}.txt").read_text().splitlines())
+    assert settings.train.lr == float(said["--lr"])
+    assert str(settings.args.num_layers) == said["--num-layers"]
+    assert settings.engine.engine == "sglang"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in HERE.glob("*.txt") if path.stem not in (*PASS, UNLABELLED))
+)
+def test_each_of_the_others_names_its_reason(name: str, tmp_path: Path) -> None:
+    line = argv(name, tmp_path)
+    expected = "--global-batch-size 16 gives 256" if name == CUT else next(REASONS[f] for f in REASONS if f in line)
+    with pytest.raises(SettingsError, match=expected):
+        RunSettings.from_cli(line)
+
+
+def test_another_shape_than_the_models_is_refused_with_both_values(tmp_path: Path) -> None:
+    line = argv("run-qwen3-4B", tmp_path)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 28, "rope_theta": 1e4}))
+    with pytest.raises(SettingsError) as caught:
+        RunSettings.from_cli(line)
+    assert "--num-layers 36: it is 28 here" in str(caught.value)
+    assert "--rotary-base 1000000: it is 10000.0 here" in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [None, LLAMA], ids=["qwen", "llama"])
+@pytest.mark.parametrize("name", PASS)
+def test_scripts_for_dense_models_pass_the_dry_run(
+    name: str,
+    shape: list[str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    line = argv(name, tmp_path, shape=shape, whole=True)
+    with ExitStack() as stack:
+        if "--rm-url" in line:
+            teacher = make_tiny_model(tmp_path / "teacher", context_length=140000)
+            line[line.index("--rm-url") + 1] = f"{stack.enter_context(embedded_server(teacher))}/generate"
+        assert run(["train", "--dry-run", *line]) == 0
+    assert "nothing stands in its way" in capsys.readouterr().out
+
+
+def test_a_script_that_slime_rewards_with_0_is_asked_for_a_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "--dry-run", *argv(UNLABELLED, tmp_path, whole=True)]) == 2
+    assert "--rm-type math compares with a label, and the prompts have none" in capsys.readouterr().err
