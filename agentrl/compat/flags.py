@@ -172,9 +172,11 @@ class Flags:
     def notes(self, settings: Sections) -> Iterator[str]:
         for name, value in settings.compat.compat_options.items():
             if name in all_fields() and name in table():
-                without = " or ".join(f"--{one.replace('_', '-')}" for one in table()[name].needs.split("|"))
-                when = f"with {without[3:]}" if without.startswith("--!") else f"without {without}"
-                yield f"--{name.replace('_', '-')} {value} is left out: slime ignores it {when}"
+                needs = table()[name].needs.replace("_", "-").replace(">", " above ")
+                others = " or ".join(f"--{one.lstrip('!')}" for one in needs.split("|"))
+                when = f"with{'' if needs.startswith('!') else 'out'} {others}"
+                text = json.dumps(value).strip('"')
+                yield f"--{name.replace('_', '-')} {text} is left out: slime ignores it {when}"
 
 
 def _assigned(words: Sequence[str], text: str) -> dict[str, Any]:

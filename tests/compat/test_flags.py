@@ -43,6 +43,8 @@ def test_every_row_holds(row: Row) -> None:
             assert set(targets) <= set(all_fields())
         case "agrees" if row.target == "config":
             assert row.name in SHAPES or row.name in RUNS
+        case "agrees" if row.target.startswith("$"):
+            assert "17" not in message(f"{flag} 17")
         case "agrees":
             assert build(f"{flag} {row.target.split()[0]}").given() == frozenset()
             assert message(f"{flag}=17").startswith(f"{flag} 17: it is ")
@@ -50,6 +52,71 @@ def test_every_row_holds(row: Row) -> None:
             assert row.name in FLAGS.ours(flag, ["x.py:f"])["compat_options"]
         case "refused":
             assert message(f"{flag} 1").startswith(f"{flag}: ")
+
+
+def test_a_key_is_taken_where_the_environment_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert build("--wandb-key secret").given() == frozenset()
+    assert "other" not in message("--wandb-key other")
+    monkeypatch.delenv("WANDB_API_KEY")
+    assert build("--wandb-key --use-wandb").given() == {"use_wandb"}
+
+
+def test_slimes_teacher_is_asked_by_the_run() -> None:
+    own = "slime.rollout.on_policy_distillation"
+    line = f"--use-opd --opd-type sglang --custom-rm-path {own}.reward_func --rm-url http://x:1/generate"
+    settings = build(f"{line} --custom-reward-post-process-path {own}.post_process_rewards")
+    assert settings.rollout.opd_teacher_url == ("http://x:1",)
+    assert settings.algorithm.advantage_estimator == "on_policy_distillation"
+    assert (settings.rollout.custom_rm_path, settings.compat.compat_options) == (None, {})
+
+
+def test_slimes_defaults_and_what_slime_ignores() -> None:
+    settings = build("--slime-defaults --kl-loss-type k3 --sequence-parallel --num-epoch 3 --num-rollout 7 --lr 1e-5")
+    assert settings.rollout.n_samples_per_prompt == 1
+    assert (settings.engine.engine, settings.train.save_interval, settings.train.lr) == ("sglang", None, 1e-5)
+    assert settings.data.num_epoch is None
+    assert list(FLAGS.notes(settings)) == [
+        "--kl-loss-type k3 is left out: slime ignores it without --use-kl-loss or --kl-coef",
+        "--num-epoch 3 is left out: slime ignores it with --num-rollout",
+        "--sequence-parallel true is left out: slime ignores it without --tensor-model-parallel-size above 1",
+    ]
+    assert settings.replace(lr=1e-4).rollout.n_samples_per_prompt == 1
+    assert (
+        build("--slime-defaults --kl-loss-type k3 --kl-coef 0.1 --advantage-estimator ppo").algorithm.kl_loss_type
+        == "k3"
+    )
+    assert build("--slime-defaults --rollout-external-engine-addrs x:1").engine.engine == "external"
+    assert "has no effect without" in message("--kl-loss-type k3")
+
+
+def test_a_custom_config_is_slimes_settings_and_keys_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("use_tis: true\ntis_mode: clip\nmax_tries: 3\nattention_dropout: 0.0\nlr: 1e-5\n")
+    settings = build(f"--custom-config-path {file} --lr 1")
+    assert (settings.algorithm.use_tis, settings.train.lr) == (True, 1e-5)
+    assert (settings.args.tis_mode, settings.args.max_tries) == ("clip", 3)
+    assert settings.args.custom_config_path == str(file)
+    file.write_text("hidden_dropout: 0.1\n")
+    assert "--hidden-dropout 0.1: it is 0 here" in message(f"--custom-config-path {file}")
+
+
+def test_a_script_is_read_below_the_flags(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "A=(\n  --lr 1e-5\n  --save ${X##y}\n  --sglang-a 1\n)\npython train_async.py ${A[@]} --moe-x $(date)\n"
+    )
+    with pytest.raises(SettingsError) as caught:
+        build(f"--slime-script {file}")
+    assert "--save: run.sh line 3: ${X##y} is not read" in str(caught.value)
+    assert "moe" not in str(caught.value), "what is refused anyway needs no value"
+    assert "run.sh: --moe-x: mixtures of experts" in message(f"--slime-script {file} --save s")
+    file.write_text(file.read_text().replace("--moe-x $(date)", ""))
+    settings = build(f"--slime-script {file} --save s --sglang-b 2 --n-samples-per-prompt 3")
+    assert (settings.train.lr, settings.train.save, settings.rollout.max_staleness) == (1e-5, "s", 1)
+    assert (settings.rollout.n_samples_per_prompt, settings.engine.sglang_options) == (3, {"a": 1, "b": 2})
+    file.write_text("python train.py --lr fast\n")
+    assert "run.sh line 1, --lr: expected a number" in message(f"--slime-script {file}")
 
 
 def test_a_name_of_other_trainers_is_proposed_ours() -> None:
