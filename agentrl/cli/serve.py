@@ -24,6 +24,7 @@ from agentrl.cli.main import debug_option
 @click.option("--chat-template", metavar="FILE", help="A Jinja template instead of the model's own.")
 @click.option("--health-while-paused", type=click.Choice(["ok", "fail"]), default="ok", help="/health: 200 or 503.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model folder.")
+@click.option("--exact", is_flag=True, help="Compute what does not depend on the batch, for --true-on-policy-mode.")
 @debug_option
 def command(**options: Any) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""

@@ -196,6 +196,23 @@ def staleness(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--mask-staleness {kept} has no effect: {why}; leave it out"
 
 
+def on_policy(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """What engine and trainer compute alike, and what they do not."""
+    if not flat["true_on_policy_mode"]:
+        return
+    same = "engine and trainer do not compute the same to the bit"
+    if flat["engine"] != "embedded":
+        remedy = "use --engine embedded, or --ci-train-rollout-logprob-abs-diff-threshold alone"
+        yield f"--true-on-policy-mode with --engine {flat['engine']}: {same}; {remedy}"
+    if flat["max_staleness"] or flat["partial_rollout"]:
+        yield "--true-on-policy-mode trains what the newest weights sampled; use --max-staleness 0 without --partial-rollout"
+    if flat["rollout_top_p"] < 1 or flat["rollout_top_k"] > 0:
+        yield f"--true-on-policy-mode: {same} where sampling is cut off; leave --rollout-top-p and --rollout-top-k out"
+    for part in ("tensor_model", "context"):
+        if (flat.get(f"{part}_parallel_size") or 1) > 1:
+            yield f"{_flag(f'{part}_parallel_size')} above 1: {same} with --true-on-policy-mode; use 1"
+
+
 def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Flags of slime's that this version knows but does not carry out: ignoring them would be worse."""
     for name in ("colocate", "offload_train", "offload_rollout"):
@@ -257,6 +274,7 @@ def evaluation(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     evaluation,
     one_process,
+    on_policy,
     sharing_devices,
     batch_arithmetic,
     layout,

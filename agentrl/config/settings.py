@@ -52,6 +52,10 @@ class RunSettings(Sections):
             self._follow_one_process()
         if flat["use_rollout_logprobs"] is None and flat["max_staleness"] > 0 and not self.algorithm.supervised:
             self._fill("algorithm", use_rollout_logprobs=not self.algorithm.old_is_trainers)
+        if flat["true_on_policy_mode"]:
+            self._fill("engine", embedded_deterministic=True)
+            most = flat["ci_train_rollout_logprob_abs_diff_threshold"] or 0.0
+            self._fill("train", share_prefixes=False, ci_train_rollout_logprob_abs_diff_threshold=most)
         if flat["env_key"] is None and isinstance(flat["env"], dict):
             self._fill("data", env_key="env")
         if self.train.use_pytorch_profiler and self.train.profile_dir is None:

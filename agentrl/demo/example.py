@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class Example:
         write_data: writes the prompts.
         warm_start: the recipe; its seed is replaced by the run's.
         goal: success on held-out prompts to end at.
+        others: has the other models of the run ready, from the cache, for as long as it lasts; gives their flags.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Example:
     write_data: WriteData
     warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
     goal: float = 0.75
+    others: Callable[[Path, Say], AbstractContextManager[Sequence[str]]] = lambda cache, say: nullcontext(())
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """The example's command line; exits the process."""
@@ -91,14 +94,15 @@ def run_example(
     train_file, test_file = example.write_data(folder / "data", seed)
     argv = ["--config", str(example.config), "--hf-checkpoint", str(model), "--prompt-data", str(train_file)]
     argv += ["--eval-prompt-data", EVAL_SET, str(test_file), "--output-dir", str(folder)]
-    argv += ["--seed", str(seed), "--rollout-seed", str(seed), *flags]
-    say(f"agentrl train {shlex.join(argv)}")
 
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
     from agentrl.observability.report import write_report
 
-    train(RunSettings.from_cli(argv))
+    with example.others(cache, say) as more:
+        argv += ["--seed", str(seed), "--rollout-seed", str(seed), *more, *flags]
+        say(f"agentrl train {shlex.join(argv)}")
+        train(RunSettings.from_cli(argv))
     success, used_tool = held_out(folder, "pass@1"), held_out(folder, "used_tool")
     result = ExampleResult(success, used_tool, warm - started, time.monotonic() - warm, example.goal)
     page = write_report(folder, title=f"{example.name}, seed {seed}")

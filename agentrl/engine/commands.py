@@ -68,6 +68,7 @@ def _embedded(settings: EngineSettings, where: tuple[str, ...]) -> tuple[str, ..
         "threads": settings.embedded_threads,
         "dtype": settings.embedded_dtype,
         "context-length": settings.engine_context_length,
+        "exact": settings.embedded_deterministic,
     }
     return (sys.executable, "-m", "agentrl", "serve", *where, *_flags(options))
 

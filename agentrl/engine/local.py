@@ -37,6 +37,7 @@ async def in_process(settings: EngineSettings, model_path: str | Path) -> AsyncI
         slots=settings.embedded_slots,
         dtype=settings.embedded_dtype,
         context_length=settings.engine_context_length,
+        exact=settings.embedded_deterministic,
     )
     loop = asyncio.get_running_loop()
 

@@ -90,6 +90,11 @@ class EngineSettings(Settings):
     embedded_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Number format of the built-in engine's weights; auto takes the model's own."
     )
+    embedded_deterministic: bool = Field(
+        False,
+        description="Have the built-in engine compute log-probs that do not depend on what else is in the batch, to the bit; "
+        "about half as fast.",
+    )
 
     engine_context_length: PositiveInt | None = Field(
         None, description="Longest sequence an engine accepts, in tokens; default: the model's own limit."

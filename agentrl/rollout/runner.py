@@ -101,6 +101,8 @@ class RolloutRunner:
     async def batch(self, step: int) -> tuple[list[Group], RolloutStats]:
         """The groups of training step `step`, when they are all there, or when the data has ended, and the counts.
 
+        They are in the data's order: which was finished first must not decide how gradients are summed.
+
         Raises:
             Failure: a failure's policy stops the run.
             AgentRLError: group after group was dropped; or the store, the filter or the grader cannot go on.
@@ -121,7 +123,7 @@ class RolloutRunner:
                 await self._give_back(lambda group: True)
             raise
         stats, self._stats = self._stats, RolloutStats()
-        return groups, stats
+        return sorted(groups, key=group_id), stats
 
     def updated(self, version: int) -> None:
         """The engines sample with weights that `version` rollouts have trained, from now on."""

@@ -67,6 +67,17 @@ class TrainSettings(Settings):
         description="Compute once what samples of a microbatch begin with in common: a group's prompt, earlier turns.",
     )
     balance_data: bool = Field(True, description="Spread samples over data-parallel ranks by estimated work.")
+    true_on_policy_mode: bool = Field(
+        False,
+        description="Trainer and built-in engine compute the same log-probs to the bit, and a difference ends the run; about half "
+        "as fast.",
+    )
+    ci_train_rollout_logprob_abs_diff_threshold: float | None = Field(
+        None,
+        ge=0,
+        description="End the run where the engine's log-probs of a step's trained tokens differ from the trainer's by more than this "
+        "in the mean, before the step; default: never, and 0 with true_on_policy_mode.",
+    )
 
     optimizer: Literal["adam", "muon"] = Field(
         "adam", description="AdamW, or Muon for the matrices with AdamW for the rest."

@@ -19,11 +19,12 @@ from agentrl.config.flags import aliases
 from agentrl.config.unused import EFFECTS, matching
 
 ROOT = Path(__file__).parents[2]
+_EXAMPLES = sorted(readme.parent.name for readme in ROOT.glob("examples/*/README.md"))
 COPIED = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    **{f"examples/{name}/README.md": f"examples/{name}.md" for name in ("retool", "search_r1")},
+    **{f"examples/{name}/README.md": f"examples/{name}.md" for name in _EXAMPLES},
 }
 """Files of the repository, and the pages that they become."""
 

@@ -236,6 +236,9 @@ RUNS: dict[str, dict[str, str]] = {
         "load_debug_rollout_data": "kept",
         "debug_rollout_only": "",
         "env_args": "bonus=2 --env plugins.py:Turns",
+        "true_on_policy_mode": "",
+        "embedded_deterministic": "",
+        "ci_train_rollout_logprob_abs_diff_threshold": "0",
     },
     "turns": {
         "max_turns": "1",

@@ -100,8 +100,7 @@ async def test_a_batch_that_an_earlier_life_began_is_only_filled_up(kit: RunKit)
             batch = await rollouts.next_batch(0)
         assert batch is not None
         assert batch.metrics["resume/released"] == 2
-        assert batch.group_ids[0] == 1
-        assert sorted(batch.group_ids) == [0, 1, 2]
+        assert list(batch.group_ids) == [0, 1, 2]
         assert engines.answers == 4
         with Ledger(folder.ledger) as ledger:
             assert ledger.counts()[State.COMPLETED] == 3, "none is over for a later step, when it would be stale"

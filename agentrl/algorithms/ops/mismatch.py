@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentrl.algorithms.base import TokenView, need
 from agentrl.algorithms.ops.clipping import MAX_LOG_RATIO
+from agentrl.errors import TrainError
 
 PREFIX = "mismatch/"
 PEAK = f"{PREFIX}ratio_max"
@@ -64,3 +65,18 @@ def mismatch_metrics(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
         found["train_rollout_logprob_abs_diff"] = found.pop("mismatch_abs_diff")
         found["mismatch_ratio_max"] = total[PEAK]
     return found
+
+
+def check_agreement(step: Mapping[str, float], most: float | None) -> None:
+    """Refuse the sums of an optimizer step whose mean difference of log-probs is above `most` (None: any will do).
+
+    Raises:
+        TrainError: it is.
+    """
+    tokens = step.get(f"{PREFIX}tokens", 0.0)
+    if most is not None and tokens and not (mean := step[f"{PREFIX}abs_diff"] / tokens) <= most:
+        raise TrainError(
+            f"engine and trainer differ by {mean:.3g} in the mean over the log-probs of {tokens:.0f} trained tokens, and at "
+            f"most {most:g} is allowed (--ci-train-rollout-logprob-abs-diff-threshold; 0 under --true-on-policy-mode); the "
+            "weights were left as they are"
+        )

@@ -26,6 +26,7 @@ from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, chunk_mask
 from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
 from agentrl.engine.embedded.sampling import adjust, choose
 from agentrl.engine.embedded.stopping import ABORTED, aborted
+from agentrl.exact import exactly
 
 PauseMode = Literal["abort", "in_place", "retract"]
 WORTH_WAITING = 32
@@ -55,8 +56,9 @@ class _Slot:
 class Engine:
     """Runs jobs over a transformers causal language model whose attention is `attention.ATTENTION`."""
 
-    def __init__(self, model: Any, *, slots: int, context_length: int, chunk: int = 1024) -> None:
+    def __init__(self, model: Any, *, slots: int, context_length: int, chunk: int = 1024, exact: bool = False) -> None:
         self.model = model
+        self.exact = exact
         self.device: torch.device = model.device
         self.context_length = context_length
         self.chunk = chunk
@@ -203,8 +205,9 @@ class Engine:
             slot.tokens[job.filled : job.filled + count] = job.tokens(job.filled, job.filled + count)
             job.filled += count
             slot.count = job.filled
-        self._prompt_log_probs(logits, wanted)
-        self._sample(logits, [(job, row) for job, row, position in wanted if position is None])
+        with exactly(self.exact):
+            self._prompt_log_probs(logits, wanted)
+            self._sample(logits, [(job, row) for job, row, position in wanted if position is None])
 
     def _positions_to_keep(self, work: list[tuple[Job, int]]) -> tuple[list[int], list[tuple[Job, int, int | None]]]:
         """Packed positions whose logits are needed, and for each (job, row, prompt position scored or None to sample)."""
@@ -242,7 +245,7 @@ class Engine:
             singles=[(job.slot, job.filled + 1) for job, _ in singles],
             chunks=chunks,
         )
-        with torch.inference_mode():
+        with torch.inference_mode(), exactly(self.exact):
             out = self.model(
                 input_ids=torch.tensor([ids], device=self.device),
                 position_ids=place[None],

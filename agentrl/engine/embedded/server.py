@@ -84,7 +84,7 @@ def build(options: Options, *, on_crash: Callable[[], None]) -> Starlette:
     )
     slots = options.slots or slots_that_fit(model, context)
     with named(f"{slots} sequences of {context} tokens do not fit; give smaller --slots or --context-length"):
-        engine = Engine(model, slots=slots, context_length=context, chunk=options.chunk)
+        engine = Engine(model, slots=slots, context_length=context, chunk=options.chunk, exact=options.exact)
     worker = Worker(engine, on_crash=on_crash)
     vocab = Vocabulary(options.model_path, config)
     service = Service(options, worker, engine, vocab, config, context, options.model_path)

@@ -44,6 +44,7 @@ class Options:
     chat_template: str | None = None
     health_while_paused: str = "ok"
     trust_remote_code: bool = False
+    exact: bool = False
 
 
 @dataclass

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.algorithm import Algorithm
+from agentrl.algorithms.ops.mismatch import check_agreement
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import Identity
@@ -72,7 +73,8 @@ class ModelSlot:
         self.model: Any = self._wrapped(model)
         frequencies, dtype = rope_frequencies(self.shape), self.config.params_dtype
         packer = Packer(layout, device, frequencies, dtype, place.settings.sequence_parallel)
-        self.passes = Passes(self.model, self.config, packer, self.shape.vocab, place.temperature)
+        exact = place.settings.true_on_policy_mode
+        self.passes = Passes(self.model, self.config, packer, self.shape.vocab, place.temperature, exact)
 
     def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
         return model.requires_grad_(False)
@@ -170,7 +172,8 @@ class TrainedSlot(ModelSlot):
         """Take optimizer step `number` (from 0) on the whole of `batch`; returns the loss and its statistics.
 
         Raises:
-            TrainError: the loss or the gradient is not finite; the weights are as before.
+            TrainError: the loss or the gradient is not finite, or the engine's log-probs are too far from the trainer's; the
+                weights are as before.
         """
         self.zero_grad()
         metrics = self._gradients(batch, inputs, algorithm)
@@ -179,6 +182,7 @@ class TrainedSlot(ModelSlot):
                 f"optimizer step {number}: the loss of {algorithm.origin} is {metrics['loss']}; the weights were left "
                 "as they are. Look at the batch's log-probs, advantages and rewards"
             )
+        check_agreement(metrics, self.place.settings.ci_train_rollout_logprob_abs_diff_threshold)
         try:
             return metrics | self.optimizer.step(number)
         except TrainError as error:

@@ -26,6 +26,7 @@ from torch import Tensor
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import TokenLoss, need
 from agentrl.algorithms.ops.mismatch import PEAK, mismatch_sums
+from agentrl.exact import exactly
 from agentrl.train.batch import TrainBatch
 from agentrl.train.megatron.data import MicrobatchTensors, Packer, Rows
 from agentrl.train.megatron.layout import Layout
@@ -37,13 +38,17 @@ from agentrl.train.packing import Plan
 
 @dataclass(slots=True)
 class Passes:
-    """Runs one model over batches; `model` is wrapped for data parallelism, `config` is its TransformerConfig."""
+    """Runs one model over batches; `model` is wrapped for data parallelism, `config` is its TransformerConfig.
+
+    With `exact` its forward passes are those of `agentrl.exact`.
+    """
 
     model: torch.nn.Module
     config: Any
     packer: Packer
     vocab: int
     temperature: float
+    exact: bool = False
 
     def __post_init__(self) -> None:
         self.config.finalize_model_grads_func = _finalize
@@ -94,9 +99,10 @@ class Passes:
         self, batch: TrainBatch, plan: Plan, rows: Rows, on_logits: Callable[..., Any], *, forward_only: bool
     ) -> list[Any]:
         def forward(iterator: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Tensor, Any]:
-            mb = next(iterator)
-            output_rows(model, mb.rows)
-            out = model(mb.tokens, mb.positions, None, packed_seq_params=mb.packed, **self._output_dtype)
+            with exactly(self.exact):
+                mb = next(iterator)  # the angles of its positions are computed here
+                output_rows(model, mb.rows)
+                out = model(mb.tokens, mb.positions, None, packed_seq_params=mb.packed, **self._output_dtype)
             return out, functools.partial(on_logits, mb=mb)
 
         found: list[Any] = get_forward_backward_func()(
@@ -129,7 +135,10 @@ class Passes:
         if batch.kept_ids is not None and (sets := batch.kept_sets(mb.flat.cpu().numpy())):
             kept = KeptSets(torch.from_numpy(sets[0]).to(logits.device, torch.int64), torch.from_numpy(sets[1]))
         group, temperature = self.layout.tp_group, self.temperature
-        return token_log_probs(logits[0], mb.targets, group=group, vocab=self.vocab, temperature=temperature, kept=kept)
+        with exactly(self.exact):
+            return token_log_probs(
+                logits[0], mb.targets, group=group, vocab=self.vocab, temperature=temperature, kept=kept
+            )
 
     def _only_log_probs(
         self, logits: Tensor, *, mb: MicrobatchTensors, batch: TrainBatch, non_loss_data: bool

@@ -1,0 +1,37 @@
+"""The examples that take the demo's way: their settings hold together, and (at night) they learn."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import RunSettings
+from agentrl.demo.example import Example, run_example
+from agentrl.envs import Environment, load_environment
+
+LEARNING = ("fully_async", "true_on_policy")
+
+
+def example(name: str) -> Example:
+    found = importlib.import_module(f"examples.{name}.run").EXAMPLE
+    assert isinstance(found, Example)
+    return found
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_the_settings_hold_together(name: str, tmp_path: Path) -> None:
+    settings = RunSettings.from_file(example(name).config)
+    assert isinstance(settings.rollout.env, str)
+    assert issubclass(load_environment(settings.rollout.env), Environment)
+    train, held_out = (file.read_text().splitlines() for file in example(name).write_data(tmp_path, 0))
+    assert len(train) >= settings.rollout.num_rollout * settings.rollout.rollout_batch_size
+    assert not set(train) & set(held_out)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", LEARNING)
+def test_it_learns(name: str, tmp_path: Path) -> None:
+    result = run_example(example(name), tmp_path / "run", Path("runs/cache").resolve(), say=print)
+    assert result.success[0] <= 0.4
+    assert result.success[-1] >= 0.8
