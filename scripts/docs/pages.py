@@ -2,8 +2,10 @@
 
 1. README, CHANGELOG, CONTRIBUTING and the examples' pages are copied, with their links turned to the site's pages.
 2. `settings.md` is made from the settings' models, `commands.md` from the commands' own help.
+3. `coming-from-slime.md` ends with what slime's flags are here, and with all that the documents promise which it was built by.
 """
 
+import csv
 import os
 import posixpath
 import re
@@ -14,6 +16,7 @@ import click
 import mkdocs_gen_files
 
 from agentrl.cli.main import COMMANDS, agentrl
+from agentrl.compat.flags import Row, row_of
 from agentrl.config.fields import FieldRef, Sections, all_fields
 from agentrl.config.flags import aliases
 from agentrl.config.unused import EFFECTS, matching
@@ -105,6 +108,61 @@ def commands_page() -> Iterator[str]:
         yield f"\n## agentrl {name}\n\n```text\n{command.get_help(own)}\n```\n"
 
 
+def read_table(path: str) -> list[dict[str, str]]:
+    """The rows of a TSV file of the repository, by the names in its first line."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def flags_of_slime() -> Iterator[str]:
+    """What each flag of slime's and Megatron's is here."""
+    yield "\n## Every flag\n\n| flag | here |\n|---|---|\n"
+    for row in sorted(read_table("agentrl/compat/flags.tsv"), key=lambda row: row["name"]):
+        name, said = _flag(row["name"]), _said(row_of(row["name"]) or Row(**row))
+        yield f"| `{name}` | {said.replace('|', '&#124;')} |\n"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _said(row: Row) -> str:
+    ours = " ".join(f"`{_flag(word.rpartition('>')[2]).replace('=', ' ')}`" for word in row.target.split())
+    match row.state:
+        case "same":
+            link = f"[the same](settings.md#{row.name})" if row.name in all_fields() else "the same"
+            return link + (f"; slime's default is `{row.default}`" if row.default else "")
+        case "set" | "called":
+            return ours
+        case "agrees" if row.target == "config":
+            return "as config.json, or the rest of the run, says it"
+        case "agrees":
+            return f"done anyway: `{row.target}`"
+        case "own":
+            return "a hook, or a key that functions find in `args`"
+    return f"refused: {_plain(row.remedy.replace('{it}', 'it'))}"
+
+
+def promises() -> Iterator[str]:
+    """Everything that the documents name: whether it works, as what, and what shows it."""
+    yield (
+        "\n## Everything that the documents name\n\nFour documents tell what slime and retrain's backend for it can do. Every item "
+        "of theirs: it *works* under its name, *differs* in how it is asked for, is *refused* with a remedy, or is *absent*; and the "
+        "test or page that shows it.\n"
+    )
+    last = ""
+    for row in read_table("docs/coming-from-slime.tsv"):
+        if row["document"] != last:
+            yield f"\n### {row['document']}\n\n| | | | here | shown by |\n|---|---|---|---|---|\n"
+        last, words = row["document"], [row[name].replace("|", "&#124;") for name in ("kind", "item", "state", "here")]
+        proof = (
+            f"[{row['proof']}]({row['proof'].removeprefix('docs/')})"
+            if row["proof"].startswith("docs/")
+            else f"`{row['proof']}`"
+        )
+        yield f"| {' | '.join([_plain(words[0]), _plain(words[1]), words[2], words[3]])} | {proof} |\n"
+
+
 def main() -> None:
     """Write all of them."""
     os.chdir(ROOT)
@@ -114,6 +172,8 @@ def main() -> None:
     for target, parts in (("settings.md", settings_page()), ("commands.md", commands_page())):
         with mkdocs_gen_files.open(target, "w") as page:
             page.writelines(parts)
+    with mkdocs_gen_files.open("coming-from-slime.md", "a") as page:
+        page.writelines((*flags_of_slime(), *promises()))
 
 
 main()
