@@ -13,13 +13,14 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from agentrl import plugins
 from agentrl.config.fields import SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import SGLANG_FIELD
 from agentrl.config.foreign import Foreign, foreign
@@ -44,8 +45,20 @@ def read_file(path: str | Path) -> FileSettings:
     Raises:
         SettingsError: no such file, not YAML or TOML, unknown or repeated keys (all of them in one message).
     """
-    name, document, lines = read_document(path, "--config")
-    return _Sorter(name, lines).run(document)
+    return sort(*read_document(path, "--config"))
+
+
+Said = tuple[tuple[str, ...], str, Any]
+"""A key's path in a file, one of our settings that it says, and its value; without a setting, what is wrong with it."""
+TakesFile = Callable[[Mapping[str, Any]], Iterable[Said] | None]
+"""Says what another trainer's file means; None if it is none of its files."""
+
+
+def sort(name: str, document: Mapping[str, Any], lines: Lines) -> FileSettings:
+    """The settings in a file's `document`; raises as `read_file` does."""
+    reads: TakesFile | None = plugins.optional("agentrl.compat.retrain.config:read")
+    sorter, foreign = _Sorter(name, lines), reads and reads(document)
+    return sorter.run(document) if foreign is None else sorter.run_foreign(foreign)
 
 
 def read_document(path: str | Path, flag: str) -> tuple[str, Mapping[str, Any], Lines]:
@@ -77,6 +90,16 @@ class _Sorter:
         self.found = FileSettings()
         self.problems: list[str] = []
 
+    def run_foreign(self, said: Iterable[Said]) -> FileSettings:
+        for path, key, value in said:
+            near = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in self.lines), path)
+            where = f"{self._where(near)}, {'.'.join(path)}"
+            if key and (key not in self.found.values or self.found.values[key] != value):  # may say one thing twice
+                self._put(None, key, value, where)
+            elif not key:
+                self.problems.append(f"{where}: {value}")
+        return self._done()
+
     def run(self, document: Mapping[str, Any]) -> FileSettings:
         for raw, value in document.items():
             key = str(raw).replace("-", "_")
@@ -88,15 +111,20 @@ class _Sorter:
                     self.problems.append(f"{self._where((str(raw),))}: {key} is a section and expects keys below it")
             else:
                 self._take(None, (str(raw),), value)
+        return self._done()
+
+    def _done(self) -> FileSettings:
         if self.problems:
             raise one_error(self.problems)
         return self.found
 
     def _take(self, section: str | None, path: tuple[str, ...], value: Any) -> None:
-        key, where = path[-1].replace("-", "_"), self._where(path)
-        known = all_fields()
+        self._put(section, path[-1], value, self._where(path))
+
+    def _put(self, section: str | None, written: str, value: Any, where: str) -> None:
+        key, known = written.replace("-", "_"), all_fields()
         if key in known and section in (None, known[key].section):
-            if key in self.found.values and key != SGLANG_FIELD:
+            if key in self.found.values and key not in (SGLANG_FIELD, "compat_options"):
                 self.problems.append(f"{where}: {key} is given twice (also {self.found.origins[key]})")
             self._set(key, _as_flags_read_it(known[key], value), where)
         elif key in known:
@@ -106,7 +134,7 @@ class _Sorter:
         elif key.startswith("sglang_") and not (door and door.answer(key)):
             self._set(SGLANG_FIELD, {key.removeprefix("sglang_"): value}, where)
         else:
-            self.problems += [f"{where}: {said}" for said in unknown([path[-1]], [*known, *SECTIONS], "setting")]
+            self.problems += [f"{where}: {said}" for said in unknown([written], [*known, *SECTIONS], "setting")]
 
     def _take_foreign(self, door: Foreign, key: str, value: Any, where: str) -> None:
         texts = [] if value is True else [str(one) for one in value] if isinstance(value, list) else [str(value)]

@@ -1,0 +1,173 @@
+"""Environments as retrain writes them, played by our agent loop, and its FastMCP environment."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from agentrl.compat.retrain.formats import KEPT, action_of
+from agentrl.compat.retrain.rewards import RewardCalculator, call
+from agentrl.data.prompts import PromptRow
+from agentrl.data.source import RolloutDataSource
+from agentrl.envs import Environment, Step, Turn
+from agentrl.errors import DataError, PluginError
+from agentrl.plugins import load_object
+from agentrl.rollout.failures import bad_result
+from agentrl.sample import Message, Sample
+from agentrl.tools.mcp import MCPTools
+
+
+class _Kept(Environment):
+    """Notes on the sample what reward functions are told of each turn."""
+
+    @classmethod
+    async def setup(cls, args: Any) -> None:
+        """Find the reward functions of `reward_setup`: a name that nobody knows ends the run before it starts."""
+        RewardCalculator(**getattr(args, "reward_setup", {}))
+
+    def begin(self, sample: Sample) -> None:
+        sample.metadata[KEPT] = {"infos": [], "actions": [], "evaluation": self.evaluating}
+
+    def note(self, turn: Turn, info: Mapping[str, Any]) -> None:
+        kept = turn.sample.metadata[KEPT]
+        action = {name: value for name, value in action_of(turn).items() if name != "old_per_token_logps"}
+        kept["actions"].append(action)
+        kept["infos"].append(json.loads(json.dumps(dict(info), default=repr)))
+
+
+class EnvironmentBridge(_Kept):
+    """Plays a class with retrain's (and Gymnasium's) form; each trajectory has an instance of its own.
+
+        class Guess:
+            async def reset(self, *, seed=None, options=None): ...            # -> (observation, info)
+            async def step(self, action): ...    # -> (observation, reward, terminated, truncated, info)
+
+    Methods may be plain, then they run in a thread, and `setup` and `close` are called where there are any. `action` is
+    an `LLMAction`. An observation is text, chat messages, or retrain's mapping: of its `current_conversation` the model is
+    shown what is new, else its `content`. `options` has the row's `initial_prompt` and `evaluation`; all samples of a
+    group have one `seed`.
+
+    Args:
+        environment: the class, or `pkg.mod:Name` or `path/file.py:Name` of it.
+        config: its keyword arguments (`env_specific_config`); `max_steps` among them limits the turns, too.
+    """
+
+    max_turns: ClassVar[int] = 20
+
+    def __init__(self, environment: Any, config: dict[str, Any] | None = None) -> None:
+        kind = load_object(environment, what="environment.type") if isinstance(environment, str) else environment
+        self._name, self._inner, self._seen = getattr(kind, "__name__", str(kind)), kind(**config or {}), 0
+        for method in ("reset", "step"):
+            if not callable(getattr(self._inner, method, None)):
+                raise PluginError(
+                    f"environment.type {self._name} has no method {method}; see docs/retrain.md for its form"
+                )
+
+    async def reset(self, sample: Sample) -> list[Message]:
+        self.begin(sample)
+        await self._optional("setup")
+        options = {"evaluation": self.evaluating, **({"initial_prompt": sample.prompt} if sample.prompt else {})}
+        answer = await call(self._inner.reset, {"seed": sample.group_index, "options": options})
+        observation, _ = self._taken("reset", answer, "observation, info")
+        return self._shown(observation) or await super().reset(sample)
+
+    async def step(self, turn: Turn) -> Step:
+        form = "observation, reward, terminated, truncated, info"
+        answer = await call(partial(self._inner.step, action_of(turn)), {})
+        observation, reward, terminated, truncated, info = self._taken("step", answer, form)
+        ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        self.note(turn, {**info, **ends})
+        numbers = {k: v for k, v in info.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        return Step(self._shown(observation), reward, any(ends.values()), numbers)
+
+    async def close(self) -> None:
+        await self._optional("close")
+
+    async def _optional(self, method: str) -> None:
+        if (function := getattr(self._inner, method, None)) is not None:
+            await call(function, {})
+
+    def _taken(self, method: str, answer: Any, form: str) -> tuple[Any, ...]:
+        if not isinstance(answer, tuple) or len(answer) != form.count(",") + 1 or not isinstance(answer[-1], Mapping):
+            raise bad_result(f"{self._name}.{method} must return ({form}), got {answer!r:.200}")
+        return answer
+
+    def _shown(self, observation: Any) -> list[Message]:
+        """What the model has not seen of an observation; its own turns are in the conversation already."""
+        if isinstance(observation, Mapping):
+            whole = observation.get("current_conversation") or []
+            new, self._seen = [m for m in whole[self._seen :] if m["role"] != "assistant"], len(whole)
+            if new or observation.get("content") is None:
+                return new
+            observation = observation["content"]
+        return list(observation) if isinstance(observation, list) else [{"role": "user", "content": str(observation)}]
+
+
+_EARNS: Mapping[str, float] = {"tool_ok": 0.1, "tool_unknown_tool": -0.2, "tool_broken": 0.0}
+"""What a tool call earns by its outcome, as in retrain; any other failure -0.5."""
+
+
+class FastMCPEnv(_Kept):
+    """retrain's `fastmcp_env`: the tools of an MCP server; a turn without calls is the final answer and earns 1.
+
+    Args:
+        server_url: the server's streamable HTTP endpoint (`http://host:port/mcp`).
+        initial_prompt_template: the prompt where the run's prompts are the environment's.
+        mcp_server_config: instead of a URL a server to start: `command`, `args` and `env`.
+    """
+
+    max_turns: ClassVar[int] = 10
+
+    def __init__(
+        self,
+        server_url: str | None = None,
+        initial_prompt_template: str = "Welcome! What would you like to do?",
+        mcp_server_config: dict[str, Any] | None = None,
+    ) -> None:
+        self._prompt = initial_prompt_template
+
+    @classmethod
+    async def setup(cls, args: Any) -> None:
+        await super().setup(args)
+        url, command = args.env_args.get("server_url"), args.env_args.get("mcp_server_config")
+        if (url is None) is (command is None):
+            raise PluginError("fastmcp_env: give env_specific_config either server_url or mcp_server_config")
+        starts = command or {"command": ""}
+        started = MCPTools.stdio(starts["command"], *starts.get("args", ()), env=starts.get("env"))
+        source = MCPTools.http(url) if url is not None else started
+        try:
+            await source.open()
+        except PluginError as error:
+            raise PluginError(f"environment.env_specific_config.server_url: {error}") from error
+        cls.tools = (source,)
+
+    @classmethod
+    async def teardown(cls) -> None:
+        sources, cls.tools = cls.tool_sources(), ()
+        for source in sources:
+            await source.close()
+
+    async def reset(self, sample: Sample) -> list[Message]:
+        self.begin(sample)
+        return await super().reset(sample) if sample.prompt else [{"role": "user", "content": self._prompt}]
+
+    async def step(self, turn: Turn) -> Step:
+        if not (turn.tool_calls or turn.broken):
+            self.note(turn, {"final_answer_detected": turn.content, "terminated": True})
+            return Step(reward=1.0, done=True)
+        step = await self.run_tools(turn)
+        kinds = {
+            k: n for k, n in step.info.items() if k.startswith("tool_") and k not in ("tool_calls", "tool_seconds")
+        }
+        self.note(turn, {**step.info, "terminated": False})
+        return Step(step.messages, sum(_EARNS.get(k, -0.5) * n for k, n in kinds.items()), False, step.info)
+
+
+class Prompts(RolloutDataSource):
+    """The prompts that `prompt_source` of type `list` has in its `source_config`."""
+
+    def __init__(self, args: Any) -> None:
+        texts = args.prompts
+        if not texts or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise DataError(f"prompt_source.source_config.prompts must be a list of texts, got {texts!r:.100}")
+        super().__init__([PromptRow(at, text) for at, text in enumerate(texts)], args)

@@ -1,0 +1,196 @@
+"""retrain's records, and how they become samples and come back."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypedDict
+
+from agentrl.chat import Chat
+from agentrl.chat.demonstration import to_sample
+from agentrl.envs import Turn
+from agentrl.errors import DataError
+from agentrl.sample import Message, Origin, Sample, Status
+
+KEPT = "retrain"
+"""The key of a sample's metadata under which stands what a sample has no place of its own for."""
+_CALL = re.compile(r"\n?<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
+
+
+class LLMAction(TypedDict, total=False):
+    """One turn of the model; `tool_call` is its first call: `{"tool_name": ..., "tool_input": {...}}`."""
+
+    action_type: str
+    text: str | None
+    tool_call: dict[str, Any] | None
+    raw_llm_output: str
+    reasoning: str | None
+    old_per_token_logps: list[float] | None
+
+
+class RawRolloutData(TypedDict):
+    """One episode as retrain's environments return it; the lists have one entry a turn of the model."""
+
+    full_conversation_history: list[dict[str, str]]
+    executed_llm_actions: list[LLMAction]
+    intrinsic_rewards_per_turn: list[float]
+    final_environment_observation: Any
+    step_info_dicts_per_turn: list[dict[str, Any]]
+    rollout_metadata: dict[str, Any]
+
+
+Steps = list[tuple[LLMAction, list[dict[str, str]]]]
+"""Actions, and the messages with which each was answered."""
+
+
+def action_of(turn: Turn) -> LLMAction:
+    """The model's turn as an environment of retrain gets it."""
+    call = turn.tool_calls[0] if turn.tool_calls else None
+    return {
+        "action_type": "tool_call" if call else "text_response",
+        "text": None if call else turn.content,
+        "tool_call": {"tool_name": call.name, "tool_input": call.arguments} if call else None,
+        "raw_llm_output": turn.text,
+        "reasoning": turn.reasoning,
+        "old_per_token_logps": list((turn.sample.rollout_log_probs or [])[-len(turn.ids) :]) if turn.ids else None,
+    }
+
+
+def _said(text: str) -> LLMAction:
+    return {"action_type": "text_response", "text": text, "tool_call": None, "raw_llm_output": text, "reasoning": None}
+
+
+class DataFormatBridge:
+    """Converts there and back: what was converted comes back equal.
+
+    Args:
+        chat: renders messages as ids; only what becomes a new sample needs it.
+    """
+
+    def __init__(self, chat: Chat | None = None) -> None:
+        self._chat = chat
+
+    def messages_to_conversation(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """Messages whose fields are all text: tool calls stand in the content, as Hermes models write them."""
+        return [_as_text(message) for message in messages]
+
+    def conversation_to_messages(self, conversation: Sequence[Mapping[str, str]]) -> list[Message]:
+        """The inverse. Calls in another form than `messages_to_conversation` writes stay the text that they are."""
+        return [_as_calls(message) for message in conversation]
+
+    def sample_to_rollout(self, sample: Sample) -> RawRolloutData:
+        """The sample's episode; its numbers travel in `rollout_metadata["sample"]`."""
+        kept: Mapping[str, Any] = sample.metadata.get(KEPT, {})
+        prompt = [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else sample.prompt
+        messages = sample.metadata.get("messages") or [*prompt, {"role": "assistant", "content": sample.response}]
+        history = self.messages_to_conversation(messages)
+        actions = [_said(m["content"]) for m in history if m["role"] == "assistant"]
+        for action, own in zip(actions, kept.get("actions", ()), strict=False):
+            action.update(own)
+        for action, turn in zip(actions, _places(sample), strict=False):
+            numbers = sample.rollout_log_probs
+            action["old_per_token_logps"] = None if numbers is None else [numbers[at] for at in turn]
+        turns, earned = len(actions), sample.metadata.get("step_rewards", [])
+        infos = [dict(info) for info in kept.get("infos", ())]
+        return {
+            "full_conversation_history": history,
+            "executed_llm_actions": actions,
+            "intrinsic_rewards_per_turn": [r or 0.0 for r in [*earned, *[None] * (turns - len(earned))]],
+            "final_environment_observation": kept.get("observation"),
+            "step_info_dicts_per_turn": infos + [{} for _ in range(turns - len(infos))],
+            "rollout_metadata": kept.get("rollout_metadata") or {"sample": sample.to_dict()},
+        }
+
+    def rollout_to_sample(self, rollout: RawRolloutData, index: int = 0) -> Sample:
+        """The episode as a sample with its tokens; the reward is the sum of those of its turns.
+
+        Log-probs are those of the actions, where each has one for every token of its turn; else the sample has none.
+
+        Raises:
+            DataError: there is no chat to render it with, or its lists disagree in length.
+            TemplateError: the chat template cannot render it.
+        """
+        if (carried := rollout["rollout_metadata"].get("sample")) is not None:
+            return Sample.from_dict(carried)
+        if self._chat is None:
+            raise DataError("a rollout without tokens needs a chat to get some: DataFormatBridge(Chat.load(MODEL))")
+        messages = self.conversation_to_messages(rollout["full_conversation_history"])
+        actions, earned = rollout["executed_llm_actions"], rollout["intrinsic_rewards_per_turn"]
+        written = sum(message["role"] == "assistant" for message in messages)
+        if not written == len(actions) == len(earned):
+            raise DataError(
+                f"a rollout has {written} assistant messages in full_conversation_history, {len(actions)} "
+                f"executed_llm_actions and {len(earned)} intrinsic_rewards_per_turn; it needs one of each for a turn"
+            )
+        last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
+        sample = to_sample(self._chat, messages[: last + 1], index=index)
+        _take_log_probs(sample, [action.get("old_per_token_logps") for action in actions])
+        sample.reward, sample.status = math.fsum(earned), Status.COMPLETED
+        kept = {"observation": rollout["final_environment_observation"], "actions": [dict(a) for a in actions]}
+        kept |= {"infos": rollout["step_info_dicts_per_turn"], "rollout_metadata": rollout["rollout_metadata"]}
+        sample.metadata |= {"messages": messages, "step_rewards": list(earned), KEPT: kept}
+        return sample
+
+    def sample_to_steps(self, sample: Sample) -> tuple[list[dict[str, str]], Steps]:
+        """The prompt, and each action with the messages that answered it."""
+        rollout = self.sample_to_rollout(sample)
+        history, actions = rollout["full_conversation_history"], rollout["executed_llm_actions"]
+        at = [i for i, message in enumerate(history) if message["role"] == "assistant"]
+        shown = [history[here + 1 : there] for here, there in pairwise([*at, len(history)])]
+        return history[: at[0]], list(zip(actions, shown, strict=True))
+
+    def steps_to_sample(self, prompt: Sequence[Mapping[str, str]], steps: Steps, index: int = 0) -> Sample:
+        """The inverse: a sample with what the model wrote under mask 1 and what it was shown under 0; reward 0."""
+        history = [dict(message) for message in prompt]
+        for action, shown in steps:
+            history += [{"role": "assistant", "content": action["raw_llm_output"]}, *map(dict, shown)]
+        rollout: RawRolloutData = {
+            "full_conversation_history": history,
+            "executed_llm_actions": [action for action, _ in steps],
+            "intrinsic_rewards_per_turn": [0.0] * len(steps),
+            "final_environment_observation": None,
+            "step_info_dicts_per_turn": [{} for _ in steps],
+            "rollout_metadata": {},
+        }
+        return self.rollout_to_sample(rollout, index)
+
+
+def _as_text(message: Message) -> dict[str, str]:
+    flat = {key: value for key, value in message.items() if key != "tool_calls"}
+    for call in message.get("tool_calls", ()):
+        flat["content"] += f"\n<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+    return flat
+
+
+def _as_calls(message: Mapping[str, str]) -> Message:
+    """With the calls at the end of an assistant's content as `tool_calls`, where they come back as the same text."""
+    found: Message = dict(message)
+    if message["role"] == "assistant" and (calls := list(_CALL.finditer(message["content"]))):
+        try:
+            read = [json.loads(call[1]) for call in calls]
+        except ValueError:
+            return found
+        parsed: Message = {**found, "content": message["content"][: calls[0].start()], "tool_calls": read}
+        if all("function" in call for call in read) and _as_text(parsed) == message:
+            return parsed
+    return found
+
+
+def _places(sample: Sample) -> list[list[int]]:
+    """Of each turn of the model the positions in the response."""
+    turns: dict[int, list[int]] = {}
+    for segment in sample.segments:
+        if segment.origin is Origin.MODEL:
+            turns.setdefault(segment.turn, []).extend(range(segment.start, segment.end))
+    return list(turns.values())
+
+
+def _take_log_probs(sample: Sample, given: Sequence[list[float] | None]) -> None:
+    numbers, places = sample.rollout_log_probs, _places(sample)
+    if numbers is None or [len(own or ()) for own in given] != [len(turn) for turn in places]:
+        sample.rollout_log_probs = None
+        return
+    for turn, own in zip(places, given, strict=True):
+        for at, log_prob in zip(turn, own or (), strict=True):
+            numbers[at] = log_prob

@@ -1,0 +1,123 @@
+"""retrain's trainer over runs of ours, and its rollout function."""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentrl.buffer.dump import save_rollout
+from agentrl.cluster.launch import train
+from agentrl.compat.retrain.config import TrainingConfig
+from agentrl.compat.retrain.environments import EnvironmentBridge
+from agentrl.compat.retrain.formats import DataFormatBridge, RawRolloutData
+from agentrl.compat.retrain.rewards import RewardBridge
+from agentrl.config import RunSettings
+from agentrl.envs import ALONE, Entry, Environments
+from agentrl.errors import CheckpointError
+from agentrl.observability.metrics import read_metrics
+from agentrl.rollout.agent_loop import run_environment
+from agentrl.rollout.context import current
+from agentrl.run.parts import Found
+from agentrl.run.preflight import load_chat, resumed
+from agentrl.runfolder import METRICS
+from agentrl.sample import Sample
+from agentrl.train.checkpoints import latest
+
+
+class SlimeTrainerAdapter:
+    """The run that a settings file asks for, in `output_dir`; each call goes on from the newest checkpoint there.
+
+    Args:
+        config: the settings file.
+        settings: settings of ours by flat name, which win over it.
+    """
+
+    def __init__(self, config: TrainingConfig, **settings: Any) -> None:
+        self.settings = config.settings(**settings).check_complete("train")
+
+    async def train(self, total_training_iterations: int | None = None) -> dict[str, Any]:
+        """Train up to so many rollouts, or as many as the file says; returns the last metrics."""
+        total = total_training_iterations
+        return await self._run(self.settings if total is None else self.settings.replace(num_rollout=total))
+
+    async def step(self, experience_batch: Sequence[RawRolloutData]) -> dict[str, Any]:
+        """Train on episodes that somebody else played: groups of `n_samples_per_prompt`, one after the other.
+
+        Rewards are those of `reward_setup`, else the sums of the environment's own.
+
+        Raises:
+            SampleError: an episode cannot be trained on.
+        """
+        bridge, setup = (
+            DataFormatBridge(load_chat(self.settings)),
+            self.settings.compat.compat_options.get("reward_setup", {}),
+        )
+        samples = [bridge.rollout_to_sample(rollout, at) for at, rollout in enumerate(experience_batch)]
+        size = self.settings.rollout.n_samples_per_prompt
+        groups = [samples[at : at + size] for at in range(0, len(samples), size)]
+        for group in groups if setup else ():
+            for sample, reward in zip(group, await RewardBridge(**setup).rewards(None, group), strict=True):
+                sample.reward = reward
+        found, dumps = resumed(self.settings), str(Path(self.settings.observability.output_dir) / "experience")
+        number = 0 if found is None else found.step + 1
+        save_rollout(dumps, number, groups)
+        return await self._run(self.settings.replace(load_debug_rollout_data=dumps, num_rollout=number + 1))
+
+    def save_checkpoint(self, checkpoint_directory: str) -> None:
+        """Copy the newest checkpoint, as a folder in that one."""
+        found = _existing(resumed(self.settings), "nothing was trained yet: there is no checkpoint to save")
+        shutil.copytree(found.path, Path(checkpoint_directory) / found.path.name)
+
+    def load_checkpoint(self, checkpoint_directory: str) -> None:
+        """Go on from the newest checkpoint in the folder, where `output_dir` has none of its own yet.
+
+        Raises:
+            CheckpointError: there is none, or the run has its own.
+        """
+        _existing(latest(checkpoint_directory), f"{checkpoint_directory}: there is no complete checkpoint in it")
+        if (own := resumed(self.settings)) is not None:
+            raise CheckpointError(f"the run goes on from its own {own.path}; give it another output_dir")
+        self.settings = self.settings.replace(load=checkpoint_directory)
+
+    async def _run(self, settings: RunSettings) -> dict[str, Any]:
+        await asyncio.to_thread(train, settings)
+        rows = read_metrics(Path(settings.observability.output_dir) / METRICS)
+        return {name: value for row in rows for name, value in row.items()}
+
+
+def _existing(found: Found | None, otherwise: str) -> Found:
+    if found is None:
+        raise CheckpointError(otherwise)
+    return found
+
+
+class RolloutBridge:
+    """Environment and rewards in one generate function: `--custom-generate-function-path file.py:generate`.
+
+        generate = RolloutBridge(MyEnvironment, RewardBridge({"task_completion": {"weight": 1.0}})).generate
+
+    Args:
+        environment: the class with retrain's form, or its path.
+        rewards: without it the reward is the sum of what the environment's steps gave.
+        config: the class's keyword arguments.
+    """
+
+    def __init__(
+        self, environment: Any, rewards: RewardBridge | None = None, config: dict[str, Any] | None = None
+    ) -> None:
+        self._arguments, self._rewards = {"environment": environment, "config": config}, rewards
+
+    async def generate(
+        self, args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+    ) -> list[Sample]:
+        """Play one episode into `sample`, and reward it; to train, or to evaluate."""
+        played = Environments({ALONE: Entry(EnvironmentBridge, args, self._arguments)})
+        context = replace(current(), environments=played, evaluating=evaluation)
+        params = replace(context.params(evaluation=evaluation), **sampling_params)
+        samples = await run_environment(context, sample, params, grade=self._rewards is None)
+        if self._rewards is not None:
+            for member in samples:
+                member.reward = await self._rewards.reward(args, member)
+        return samples
