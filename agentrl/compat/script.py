@@ -11,25 +11,24 @@ import ast
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.compat.shell import Command, Part, Word, commands, parts
+from agentrl.compat.shell import Word, commands, ends_at
 from agentrl.errors import SettingsError
 
 _TRAINERS = ("train.py", "train_async.py")
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)(?:\[(\w+)\])?(\+?)=")
-_NAME = re.compile(r"([A-Za-z_]\w*|[0-9@#?])(?:\[([@*]|\w+)\])?(?:(:?)([-=+?])(.*))?", re.DOTALL)
-_NUMBERS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+_NAME = re.compile(r"([A-Za-z_]\w*|[0-9@#?])(?:\[([@*]|\w+)\])?(?:(:?)([-=+])(.*))?", re.DOTALL)
+_OPENS = ("if", "for", "while", "until", "case", "{")
+_BLOCKS = (*_OPENS, "then", "elif", "else", "do", "fi", "done", "esac", "}")
+_SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: lambda a, b: int(a / b),
+    ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
-}
-_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
-    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 Known = bool | None
 """True, False, or not to be known without running the script."""
@@ -44,16 +43,16 @@ class Field:
     where: str
     """`run.sh line 31`."""
     why: str = ""
-    """What the text depends on, where it is None."""
+    """Why there is no text."""
 
 
 @dataclass(slots=True)
 class Launch:
     """What a script starts."""
 
-    flags: list[Field] = field(default_factory=list)
-    where: str = ""
-    asynchronous: bool = False
+    flags: list[Field]
+    where: str
+    asynchronous: bool
     """Whether it is `train_async.py`."""
     notes: list[str] = field(default_factory=list)
 
@@ -64,22 +63,16 @@ def read_script(path: str | Path, environ: Mapping[str, str] | None = None) -> L
     Raises:
         SettingsError: no such file, no or several such commands, or the script itself stops before it.
     """
-    file = Path(path).expanduser().resolve()
     shell = _Shell(os.environ if environ is None else environ)
-    shell.run(file, f"--slime-script {path}")
-    if not shell.launches:
-        raise SettingsError(f"--slime-script {path}: it starts neither train.py nor train_async.py")
-    if len(shell.launches) > 1:
+    shell.run(Path(path).expanduser().resolve(), f"--slime-script {path}")
+    if len(shell.launches) != 1:
         lines = " and ".join(launch.where for launch in shell.launches)
-        raise SettingsError(f"--slime-script {path}: {lines} each start a training; keep one of them")
+        found = (
+            f"{lines} each start a training; keep one of them" if lines else f"it starts no {' or '.join(_TRAINERS)}"
+        )
+        raise SettingsError(f"--slime-script {path}: {found}")
     shell.launches[0].notes = shell.notes
     return shell.launches[0]
-
-
-@dataclass(slots=True)
-class _Branch:
-    live: Known = True
-    taken: Known = False
 
 
 def _both(a: Known, b: Known) -> Known:
@@ -97,7 +90,6 @@ class _Shell:
         self.launches: list[Launch] = []
         self.notes: list[str] = []
         self.files: list[Path] = []
-        self.cwd = Path.cwd()
         self.said = ""
 
     def run(self, file: Path, asked: str) -> None:
@@ -108,100 +100,72 @@ class _Shell:
         if file in self.files:
             raise SettingsError(f"{asked}: {file} sources itself")
         self.files.append(file)
-        branches: list[_Branch] = []
+        branches: list[tuple[Known, Known]] = []  # whether this one is run, and whether one of the `if` was
         status: Known = True
-        before = ";"
-        for command in commands(text, file.name):
-            word = command.keyword()
-            while word in (
-                "if",
-                "elif",
-                "then",
-                "else",
-                "fi",
-                "for",
-                "while",
-                "until",
-                "case",
-                "do",
-                "done",
-                "esac",
-                "{",
-                "}",
-            ):
-                status = self._block(word, branches, status, command)
-                before = ";"
-                word = "" if word in ("for", "case") else command.keyword()
+        before = ""
+        for words, ends in commands(text, file.name):
+            while words and words[0].raw in _BLOCKS:
+                self._block(words, branches, status)
+                before = ""
             live: Known = True
-            for branch in branches:
-                live = _both(live, branch.live)
+            for branch, _ in branches:
+                live = _both(live, branch)
             if before in ("&&", "||"):
                 live = _both(live, status if before == "&&" else _not(status))
-            if command.words and live is not False:
-                status = self._command(command, live)
-            before = command.ends
+            if words and live is not False:
+                status = self._command(words, live)
+            before = ends
         self.files.pop()
 
-    def _block(self, word: str, branches: list[_Branch], status: Known, command: Command) -> Known:
-        command.words.pop(0)
-        if word in ("fi", "done", "esac", "}"):
-            if branches:
-                branches.pop()
-        elif word in ("if", "{"):
-            branches.append(_Branch())
-        elif word in ("for", "while", "until", "case"):
-            if word == "for" and command.words:
-                self._unknown(command.words[0].plain(), command.where, "a loop sets it")
-            branches.append(_Branch(live=None))
-        elif word == "then" and branches:
-            branches[-1].live = _both(branches[-1].live, status)
-            branches[-1].taken = branches[-1].taken or branches[-1].live
+    def _block(self, words: list[Word], branches: list[tuple[Known, Known]], status: Known) -> None:
+        word = words.pop(0).raw
+        if word in _OPENS:
+            if word == "for" and words:
+                self._unknown(words[0].raw, words[0].where, "a loop sets it")
+            if word in ("for", "case"):
+                words.clear()
+            branches.append((True, False) if word in ("if", "{") else (None, False))
+        elif branches and word in ("fi", "done", "esac", "}"):
+            branches.pop()
         elif branches and word != "do":
-            branches[-1].live = _not(branches[-1].taken)
-        return True
+            live, taken = branches.pop()
+            live = _both(live, status) if word == "then" else _not(taken)
+            branches.append((live, (taken or live) if word == "then" else taken))
 
-    def _command(self, command: Command, live: Known) -> Known:
-        words = command.words
-        if words[0].plain() in ("export", "declare", "local", "readonly", "typeset"):
-            words = [word for word in words[1:] if not word.plain().startswith("-")]
-        assigned = 0
-        while assigned < len(words) and _ASSIGNS.match(words[assigned].plain()):
-            assigned += 1
-        own = words[assigned:]
-        name = own[0].plain() if own else ""
-        if not own or name in ("source", "."):
-            for word in words[:assigned]:
-                self._assign(word, command.where, live)
-        if not own:
-            return True
-        fields = [found for word in own for found in self._fields(word, command.where)]
-        return self._known_command(name, fields, command, live)
-
-    def _known_command(self, name: str, fields: list[Field], command: Command, live: Known) -> Known:
+    def _command(self, words: list[Word], live: Known) -> Known:
+        if words[0].raw in ("export", "declare", "local", "readonly"):
+            words = [word for word in words[1:] if not word.raw.startswith("-")]
+        own = next((at for at, word in enumerate(words) if not _ASSIGNS.match(word.raw)), len(words))
+        name, where = (words[own].raw, words[own].where) if own < len(words) else ("", "")
+        if name in ("", "source", "."):
+            for word in words[:own]:
+                self._assign(word, live)
+        fields = [found for word in words[own:] for found in self._fields(word)]
         texts = [found.text for found in fields]
-        if name in ("source", ".") and len(fields) > 1:
-            self._source(fields[1], command.where)
-        elif name in ("[", "[[", "test"):
-            return _decided([text for text in texts[1:] if text not in ("]", "]]")])
-        elif name == "echo":
-            self.said = " ".join(text or "?" for text in texts[1:])
-        elif name == "exit" and live:
-            raise SettingsError(f"{command.where}: the script stops here{self.said and ': '}{self.said}")
-        elif name in ("printf", "read", "unset"):
-            for text in texts[1:]:
-                self._unknown(text or "", command.where, f"`{name}` sets it")
-        elif name == "cd" and len(texts) > 1 and texts[-1]:
-            self.cwd = self.cwd / texts[-1]
-        elif at := next((n for n, text in enumerate(texts) if text and Path(text).name in _TRAINERS), None):
-            self.launches.append(Launch(fields[at + 1 :], command.where, Path(str(texts[at])).name == _TRAINERS[1]))
-        else:
-            return True if name in ("cd", "true", ":", "set") else None
+        trainer = next((at for at, text in enumerate(texts) if text and Path(text).name in _TRAINERS), None)
+        match name:
+            case "source" | "." if len(fields) > 1:
+                self._source(fields[1], where)
+            case "[" | "[[" | "test":
+                return _decided([text for text in texts[1:] if text not in ("]", "]]")])
+            case "echo":
+                self.said = " ".join(text or "?" for text in texts[1:])
+            case "exit" if live:
+                raise SettingsError(f"{where}: the script stops here{self.said and ': '}{self.said}")
+            case "printf" | "read" | "unset":
+                for text in texts[1:]:
+                    self._unknown(text or "", where, f"`{name}` sets it")
+            case _ if trainer is not None:
+                asynchronous = str(texts[trainer]).endswith(_TRAINERS[1])
+                self.launches.append(Launch(fields[trainer + 1 :], where, asynchronous))
+            case _:
+                return True if name in ("", "cd", "true", ":", "set") else None
         return True
 
     def _source(self, wanted: Field, where: str) -> None:
         if wanted.text is None:
             raise SettingsError(f"{where}: which file it sources is not known: {wanted.why}")
-        file = self.cwd / wanted.text
+        file = Path(wanted.text)
         if not file.is_file():
             # Scripts name the folder in their own container; what lies likewise around this script is meant.
             tails = [Path(*file.parts[n:]) for n in range(1, len(file.parts) - 1) if ".." not in file.parts[n:]]
@@ -216,120 +180,126 @@ class _Shell:
     def _unknown(self, name: str, where: str, why: str) -> None:
         self.values[name] = [Field(None, where, f"{where}: {why}")]
 
-    def _assign(self, word: Word, where: str, live: Known) -> None:
-        found = _ASSIGNS.match(word.plain())
+    def _assign(self, word: Word, live: Known) -> None:
+        found = _ASSIGNS.match(word.raw)
         assert found is not None
-        name, index, adds = found.groups()
-        if word.array is not None:
-            new = [one for element in word.array for one in self._fields(element, where)]
+        (name, index, adds), rest = found.groups(), word.raw[found.end() :]
+        old, listed = self._lookup(name, word.where), rest.startswith("(")
+        if listed:
+            new = [
+                one for words, _ in commands(rest[1:-1], word.where) for inner in words for one in self._fields(inner)
+            ]
         else:
-            rest = [Part("text", word.parts[0].text[found.end() :], quoted=True), *word.parts[1:]]
-            new = [self._joined(rest, word.where or where)]
+            new = [self._joined(rest, word.where)]
         if adds:
-            old = self._lookup(name, where)
-            new = [*old, *new] if word.array is not None else [_glued([*old[:1], *new], where)]
+            new = [*old, *new] if listed else [_glued([*old[:1], *new], word.where)]
         elif index is not None:
-            old = self._lookup(name, where)
-            known = index.isdigit() and int(index) <= len(old)
             new = (
-                [*old[: int(index)], *new, *old[int(index) + 1 :]]
-                if known
-                else [Field(None, where, f"{where}: [{index}]")]
+                [*old[: int(index)], *new, *old[int(index) + 1 :]] if index.isdigit() and int(index) < len(old) else []
             )
-        if live is None and new != self.values.get(name):
-            self._unknown(name, where, "whether this is reached depends on what the script runs")
+        if (live is None and new != self.values.get(name)) or (index is not None and not new):
+            self._unknown(name, word.where, "whether this is reached depends on what the script runs")
         else:
             self.values[name] = new
 
     def _lookup(self, name: str, where: str) -> list[Field]:
         if name in ("BASH_SOURCE", "0"):
             return [Field(str(self.files[-1]), where)]
-        if name in self.values:
-            return self.values[name]
-        return [Field(self.environ[name], where)] if name in self.environ else []
+        if name not in self.values and name in self.environ:
+            return [Field(self.environ[name], where)]
+        return self.values.get(name, [])
 
-    def _fields(self, word: Word, where: str) -> list[Field]:
+    def _fields(self, word: Word) -> list[Field]:
         """The word's expansion, split where the shell splits."""
         out: list[list[Field]] = []
         opened = False
-        for part in word.parts:
-            for number, found in enumerate(self._value(part, word.where or where)):
-                pieces = [found]
-                if not part.quoted and part.kind != "text" and found.text is not None:
-                    pieces = [Field(text, found.where) for text in found.text.split()]
-                    opened = opened and not found.text[:1].isspace()
-                for at, piece in enumerate(pieces):
-                    if opened and not number and not at:
+        for splits, values in self._pieces(word.raw, word.where):
+            for number, found in enumerate(values):
+                text = found.text if splits and found.text is not None else None
+                pieces = [found] if text is None else [Field(piece, found.where) for piece in text.split()]
+                opened = opened and not number and not (text or "x")[0].isspace()
+                for piece in pieces:
+                    if opened:
                         out[-1].append(piece)
                     else:
                         out.append([piece])
-                    opened = True
-                opened = opened and not (found.text is not None and not part.quoted and found.text[-1:].isspace())
-        return [_glued(field, where) for field in out]
+                    opened = text is None or piece is pieces[-1]
+                opened = opened and not (text or "x")[-1].isspace()
+        return [_glued(field, word.where) for field in out]
 
-    def _joined(self, inside: list[Part], where: str) -> Field:
-        found = [one for part in inside for one in self._value(part, where)]
-        return _glued(found, where)
+    def _joined(self, raw: str, where: str) -> Field:
+        return _glued([one for _, values in self._pieces(raw, where) for one in values], where)
 
-    def _value(self, part: Part, where: str) -> list[Field]:
-        match part.kind:
-            case "text":
-                return [Field(part.text, where)]
-            case "sum":
-                return [self._sum(part.text, where)]
-            case "run":
-                return [self._output(part.text, where)]
-        read = _NAME.fullmatch(part.text)
+    def _pieces(self, raw: str, where: str, *, quoted: bool = False) -> Iterator[tuple[bool, list[Field]]]:
+        """Each part's values, and whether the shell splits them at spaces."""
+        at = 0
+        while at < len(raw):
+            end = ends_at(raw, at, where, quoted=quoted)
+            piece, at = raw[at:end], end
+            if piece[0] == "$" and len(piece) == 1 and (found := re.compile(r"[A-Za-z_]\w*|[0-9@#?]").match(raw, at)):
+                at = found.end()
+                yield not quoted, self._value(found[0], where)
+            elif piece[0] == "\\":
+                yield False, [Field(piece if quoted and piece[1:] not in '$`"\\\n' else piece[1:].strip("\n"), where)]
+            elif piece[0] == '"' and len(piece) > 1:
+                yield from list(self._pieces(piece[1:-1], where, quoted=True)) or [(False, [Field("", where)])]
+            elif piece[0] == "'" and len(piece) > 1:
+                yield False, [Field(piece[1:-1], where)]
+            elif piece.startswith("$(("):
+                yield not quoted, [self._sum(piece[3:-2], where)]
+            elif piece.startswith(("$(", "`")):
+                yield not quoted, [self._output(piece[1 if piece[0] == "`" else 2 : -1], where)]
+            elif piece.startswith("${"):
+                yield not quoted, self._value(piece[2:-1], where)
+            else:
+                yield False, [Field(piece, where)]
+
+    def _value(self, inside: str, where: str) -> list[Field]:
+        read = _NAME.fullmatch(inside)
         if read is None:
-            return [Field(None, where, f"{where}: ${{{part.text}}} is not read without running it")]
+            return [Field(None, where, f"{where}: ${{{inside}}} is not read without running it")]
         name, index, colon, action, word = read.groups()
         found = self._lookup(name, where)
         empty = not found or (bool(colon) and all(one.text == "" for one in found))
-        if (action in ("-", "=") and empty) or (action == "+" and not empty):
-            return [self._joined(parts(word), where)]
-        if not found:
-            return [] if index in ("@", "*") else [Field("", where)]
-        return found if index in ("@", "*") else found[:1]
+        if action and empty == (action != "+"):
+            return [self._joined(word, where)]
+        if index and index.isdigit():
+            found = found[int(index) :]
+        return found if index in ("@", "*") else found[:1] or [Field("", where)]
 
     def _sum(self, text: str, where: str) -> Field:
+        def number(node: ast.expr) -> int:
+            match node:
+                case ast.Constant(value=int(value)):
+                    return value
+                case ast.Name(id=name):
+                    return int(found[0].text or "") if (found := self._lookup(name, where)) else 0
+                case ast.BinOp(left=left, op=op, right=right):
+                    return _SUMS[type(op)](number(left), number(right))
+            raise ValueError(text)
+
         try:
-            return Field(str(self._number(ast.parse(text.replace("$", "").strip(), mode="eval").body, where)), where)
+            return Field(str(number(ast.parse(text.replace("$", "").strip(), mode="eval").body)), where)
         except (SyntaxError, ValueError, KeyError, ArithmeticError, RecursionError):
             return Field(None, where, f"{where}: $(({text})) is not known without running the script")
 
-    def _number(self, node: ast.expr, where: str) -> int:
-        match node:
-            case ast.Constant(value=int(value)):
-                return value
-            case ast.Name(id=name):
-                found = self._lookup(name, where)
-                return int(found[0].text or "") if found else 0
-            case ast.BinOp(left=left, op=op, right=right):
-                return _NUMBERS[type(op)](self._number(left, where), self._number(right, where))
-        raise ValueError(ast.dump(node))
-
     def _output(self, text: str, where: str) -> Field:
         """What `$(...)` prints, of the few commands whose output is known."""
-        cwd, printed = self.cwd, ""
-        for command in commands(text, where):
-            said = [one.text for word in command.words for one in self._fields(word, where) if one.text != "--"]
-            if None in said or command.ends == "|":
-                return Field(None, where, f"{where}: what `{text}` prints is not known without running it")
-            name, *args = [one or "" for one in said]
-            match name:
-                case "cd" if args:
-                    cwd = Path(os.path.normpath(cwd / args[0]))
-                case "pwd":
+        cwd, printed = Path.cwd(), ""
+        for words, ends in commands(text, where):
+            said = [one.text for word in words for one in self._fields(word) if one.text != "--"]
+            match said if None not in said and ends != "|" else []:
+                case ["cd", str(folder)]:
+                    cwd = Path(os.path.normpath(cwd / folder))
+                case ["pwd"]:
                     printed = str(cwd)
-                case "dirname" | "basename" if args:
-                    printed = getattr(os.path, name)(args[0].rstrip("/")) or "."
-                case "echo":
-                    printed = " ".join(args)
-                case "seq" if all(re.fullmatch(r"-?\d+", arg) for arg in args) and 1 <= len(args) <= 3:
-                    first, step, last = (
-                        (1, 1, *map(int, args))[-3:] if len(args) != 2 else (int(args[0]), 1, int(args[1]))
-                    )
-                    printed = " ".join(map(str, range(first, last + (1 if step > 0 else -1), step or 1)))
+                case ["dirname" | "basename" as name, str(path)]:
+                    printed = getattr(os.path, name)(path.rstrip("/")) or "."
+                case ["echo", *texts]:
+                    printed = " ".join(map(str, texts))
+                case ["seq", *texts] if 1 <= len(texts) <= 3 and all(str(one).isdigit() for one in texts):
+                    first, step = int(str(texts[0])) if texts[1:] else 1, int(str(texts[1])) if texts[2:] else 1
+                    printed = " ".join(map(str, range(first, int(str(texts[-1])) + 1, step or 1)))
                 case _:
                     return Field(None, where, f"{where}: what `{text}` prints is not known without running it")
         return Field(printed, where)
@@ -347,6 +317,8 @@ def _decided(args: list[str | None]) -> Known:
             return (text == "") == (asked == "-z")
         case [str(left), "=" | "==" | "!=" as asked, str(right)]:
             return (left == right) == (asked != "!=")
-        case [str(left), str(asked), str(right)] if asked in _COMPARED:
-            return _COMPARED[asked](int(left), int(right)) if (left + right).isdigit() else None
+        case [str(left), "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as asked, str(right)] if (
+            left + right
+        ).isdigit():
+            return bool(getattr(operator, asked[1:])(int(left), int(right)))
     return None

@@ -83,7 +83,7 @@ def test_sourced_files_are_read_where_they_are_and_where_they_must_be(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("echo hello", "neither train.py nor train_async.py"),
+        ("echo hello", "starts no train.py or train_async.py"),
         ("python train.py\npython train.py", "line 1 and run.sh line 2 each start"),
         (
             'if [ -z "${B}" ]; then\n  echo "B is not set"\n  exit 1\nfi\npython train.py',
@@ -92,10 +92,10 @@ def test_sourced_files_are_read_where_they_are_and_where_they_must_be(tmp_path: 
         ("source nothing.sh\npython train.py", "line 1: no file"),
         ('source "${BASH_SOURCE[0]}"\npython train.py', "sources itself"),
         ("source $(x)\npython train.py", "not known"),
-        ('python train.py "--lr', "line 1: a double quote is never closed"),
-        ("A=(1 2\npython train.py", "line 1: the array is never closed"),
-        ("python train.py ${A", "line 1: a bracket is never closed"),
-        ("python train.py 'x", "line 1: the quote ' is never closed"),
+        ('python train.py "--lr', 'line 1: " is never closed'),
+        ("A=(1 2\npython train.py", "line 1: ( is never closed"),
+        ("python train.py ${A", "line 1: \\${ is never closed"),
+        ("python train.py 'x", "line 1: ' is never closed"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, said: str) -> None:
