@@ -2,13 +2,14 @@
 
     python benchmarks/router.py [--clients 512] [--turns 6] [--engines 2] [--repeats 3]
 
-1. A client is a conversation that knows no ids: it sends its whole text, adds the answer and a question of 40 words, and
-   sends again. It is aiohttp, names no session, and all clients talk at once.
+1. A client is a conversation: it sends its whole text, adds the answer and a question of 40 words, and sends again; or it
+   does so with ids. It is aiohttp, names no session, and all clients talk at once.
 2. An engine is a process that answers with 64 random ids whose text encodes to other ids, after 50 ms, and remembers every
    id of every prompt and answer, as a prefix cache without bounds. It says how many ids of a prompt it knew.
 3. `bare httpx`: uvicorn, Starlette and httpx, nothing else: read the body, take the next engine in turn, send the bytes on.
    `bare aiohttp`: the same, with neither Starlette nor httpx. `router`: `agentrl router`.
-4. CPU is user and system time of the proxy's process over all requests but those of a warm-up. `reused` is the share of
+4. CPU is user and system time of the proxy's process over all requests but those of a warm-up; of texts the router also
+   makes the ids, which behind a bare proxy the engines do. `reused` is the share of
    ids of the turns before (prompts and answers as the engines had them) that the engine asked next had in its cache.
 """
 
@@ -135,7 +136,9 @@ async def respond(send: Any, status: int, body: bytes) -> None:
 def serve(app: Any, listener: socket.socket) -> None:
     import uvicorn
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", backlog=4096)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", backlog=4096, timeout_keep_alive=60
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -170,28 +173,33 @@ def routed(engines: list[str]) -> Iterator[tuple[int, str]]:
         process.wait()
 
 
-async def talk(session: aiohttp.ClientSession, url: str, rng: random.Random, turns: int) -> tuple[int, int]:
-    """One conversation; how many ids could have been reused, and how many were."""
+async def talk(
+    session: aiohttp.ClientSession, url: str, rng: random.Random, turns: int, ids: list[int] | None
+) -> tuple[int, int]:
+    """One conversation, as text or as `ids`; how many ids could have been reused, and how many were."""
     text, before, could, was = text_of(rng, 400), 0, 0, 0
     for _ in range(turns):
-        body = {"text": text, "sampling_params": PARAMS, "return_logprob": True}
+        prompt = {"text": text} if ids is None else {"input_ids": ids}
+        body = {**prompt, "sampling_params": PARAMS, "return_logprob": True}
         async with session.post(url + "/generate", json=body) as answer:
             got = await answer.json()
         meta = got["meta_info"]
         could, was = could + before, was + min(before, meta["cached_tokens"])
         before = meta["prompt_tokens"] + SAMPLED
         text += got["text"] + " " + text_of(rng, 40)
+        ids = None if ids is None else [*ids, *got["output_ids"], *rng.choices(range(4, 400), k=100)]
     return could, was
 
 
-async def measure(pid: int, url: str, clients: int, turns: int, seed: int) -> tuple[float, float]:
+async def measure(pid: int, url: str, clients: int, turns: int, form: str, seed: int) -> tuple[float, float]:
     """Milliseconds of CPU a request, and the share of ids that were reused."""
     process = psutil.Process(pid)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         rngs = [random.Random(f"{seed} {i}") for i in range(2 * clients)]
-        await asyncio.gather(*(talk(session, url, rng, 1) for rng in rngs[clients:]))
+        ids = [rng.choices(range(4, 400), k=1000) if form == "ids" else None for rng in rngs]
+        await asyncio.gather(*(talk(session, url, rngs[i], 1, ids[i]) for i in range(clients, 2 * clients)))
         began = process.cpu_times()
-        sums = await asyncio.gather(*(talk(session, url, rng, turns) for rng in rngs[:clients]))
+        sums = await asyncio.gather(*(talk(session, url, rngs[i], turns, ids[i]) for i in range(clients)))
         ended = process.cpu_times()
     spent = ended.user + ended.system - began.user - began.system
     return 1000 * spent / clients / turns, sum(was for _, was in sums) / sum(could for could, _ in sums)
@@ -208,22 +216,23 @@ def main() -> None:
 
     raise_open_files_limit()
     proxies = {"bare httpx": bare_httpx, "bare aiohttp": bare_aiohttp, "router": None}
-    found = {}
     with tempfile.TemporaryDirectory() as folder:
         model = str(Path(folder, "model"))
         subprocess.run([sys.executable, "-m", "agentrl", "init", model], check=True, stdout=subprocess.DEVNULL)
-        print(f"{'':>14} {'ms/request':>11} {'reused':>8}   load {os.getloadavg()[0]:.1f}")
-        for name, proxy in proxies.items():
-            rows = []
-            for repeat in range(options.repeats):
-                with contextlib.ExitStack() as stack:
-                    urls = [stack.enter_context(forked(engine, model))[1] for _ in range(options.engines)]
-                    pid, url = stack.enter_context(forked(proxy, urls) if proxy else routed(urls))
-                    rows.append(asyncio.run(measure(pid, url, options.clients, options.turns, repeat)))
-            found[name] = min(ms for ms, _ in rows)
-            print(f"{name:>14} {found[name]:>11.3f} {min(share for _, share in rows):>8.3f}", flush=True)
-    for name in ("bare httpx", "bare aiohttp"):
-        print(f"router / {name}: {found['router'] / found[name]:.2f}")
+        for form in ("text", "ids"):
+            print(f"{form:>14} {'ms/request':>11} {'reused':>8}   load {os.getloadavg()[0]:.1f}")
+            found = {}
+            for name, proxy in proxies.items():
+                rows = []
+                for repeat in range(options.repeats):
+                    with contextlib.ExitStack() as stack:
+                        urls = [stack.enter_context(forked(engine, model))[1] for _ in range(options.engines)]
+                        pid, url = stack.enter_context(forked(proxy, urls) if proxy else routed(urls))
+                        rows.append(asyncio.run(measure(pid, url, options.clients, options.turns, form, repeat)))
+                found[name] = min(ms for ms, _ in rows)
+                print(f"{name:>14} {found[name]:>11.3f} {min(share for _, share in rows):>8.3f}", flush=True)
+            for name in ("bare httpx", "bare aiohttp"):
+                print(f"router / {name}: {found['router'] / found[name]:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`agentrl router`."""
 
+import gc
 import signal
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,7 @@ async def _serve(
     async with EnginePool(engines, settings, vocab_size=size) as pool:
         await pool.check()
         async with router(pool, folder, host=host, listener=listener) as url:
+            gc.freeze()  # the collector need not look at what stays
             click.echo(f"ready on {url}")
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 async for _ in signals:

@@ -192,9 +192,10 @@ def _plain(body: Body) -> bool:
     if not _given(body) <= {*_OWN.split(), *_PASSED.split()}:
         return False
     text, ids, sampling = body.get("text"), body.get("input_ids"), body.get("sampling_params") or {}
-    one = (
-        isinstance(text, str) if ids is None else text is None and isinstance(ids, list) and {*map(type, ids)} == {int}
-    )
+    if ids is None:
+        one = isinstance(text, str)
+    else:
+        one = text is None and isinstance(ids, list) and bool(ids) and type(ids[0]) is int
     return one and isinstance(sampling, dict) and _given(sampling) <= _SAMPLING and sampling.get("n") in (None, 1)
 
 
