@@ -98,7 +98,7 @@ class Stretched(Trainer):
     async def save(self, path: Path, step: int) -> None:
         await self._real.save(path, step)
 
-    async def save_hf(self, path: Path) -> None:
+    async def save_hf(self, path: Path, *, served: bool = False) -> None:
         await self._real.save_hf(path)
 
 

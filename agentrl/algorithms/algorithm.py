@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.algorithms.base import AdvantageInputs, Computed, TokenLoss, TokenView, WeightInputs
-from agentrl.algorithms.own import own_weights
+from agentrl.algorithms.own import WEIGHTS as REDUCER
+from agentrl.algorithms.own import is_own, own_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +97,7 @@ class Algorithm(ABC):
         from agentrl.algorithms.ops.weights import token_weights
 
         settings = self.settings
-        if settings.custom_pg_loss_reducer_function_path:
+        if is_own(settings.custom_pg_loss_reducer_function_path, REDUCER):
             return own_weights(inputs, settings)
         return token_weights(
             inputs.loss_mask,

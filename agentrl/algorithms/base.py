@@ -118,6 +118,8 @@ class TokenView:
         rollout_log_probs: [N] as the engine reported them; None if it did not.
         ref_log_probs, teacher_log_probs, values: [N], where `Algorithm.reads` names them.
         advantages: [N].
+        amend: gives for a view and its policy term [N] the term and the view (without the tokens that it rejects) as code in
+            another trainer's form has them, and its statistics [N].
     """
 
     log_probs: Tensor
@@ -135,6 +137,7 @@ class TokenView:
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     advantages: Tensor | None = None
+    amend: Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Mapping[str, Tensor]]] | None = None
 
     def __post_init__(self) -> None:
         from torch import Tensor

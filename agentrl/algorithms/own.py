@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.algorithms.base import TokenLoss, TokenView, WeightInputs
 from agentrl.errors import PluginError, SettingsError
-from agentrl.plugins import load_object
+from agentrl.plugins import load_object, optional
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.algorithms.fields import AlgorithmFields
 
-_LOSS, _WEIGHTS = "--custom-loss-function-path", "--custom-pg-loss-reducer-function-path"
-_TIS = "--custom-tis-function-path"
+_LOSS, WEIGHTS = "--custom-loss-function-path", "--custom-pg-loss-reducer-function-path"
+TIS = "--custom-tis-function-path"
 
 
 def load_function(path: str | None, flag: str) -> Callable[..., Any]:
@@ -40,14 +40,18 @@ def load_function(path: str | None, flag: str) -> Callable[..., Any]:
     return function
 
 
+def is_own(path: str | None, flag: str) -> bool:
+    """Whether there is a path, and of no function in another trainer's form: `train.hooks` call those."""
+    foreign: Callable[[str, str], bool] | None = optional("agentrl.compat.train_hooks:FOREIGN")
+    return bool(path) and not (foreign and foreign(path or "", flag))
+
+
 def check_functions(settings: AlgorithmFields) -> None:
     """Load what the settings name, so that a wrong path is known before anything starts; raises as `load_function`."""
-    if settings.custom_loss_function_path:
-        load_function(settings.custom_loss_function_path, _LOSS)
-    if settings.custom_pg_loss_reducer_function_path:
-        load_function(settings.custom_pg_loss_reducer_function_path, _WEIGHTS)
-    if settings.custom_tis_function_path:
-        load_function(settings.custom_tis_function_path, _TIS)
+    weights, tis = settings.custom_pg_loss_reducer_function_path, settings.custom_tis_function_path
+    for flag, path in ((_LOSS, settings.custom_loss_function_path), (WEIGHTS, weights), (TIS, tis)):
+        if is_own(path, flag):
+            load_function(path, flag)
 
 
 def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
@@ -74,14 +78,14 @@ def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
 def own_weights(inputs: WeightInputs, settings: AlgorithmFields) -> Tensor:
     """The weights [N] of `custom_pg_loss_reducer_function_path`; tokens that do not train weigh 0 whatever it gave."""
     path = settings.custom_pg_loss_reducer_function_path
-    found = load_function(path, _WEIGHTS)(inputs, settings)
-    return _weights(found, inputs.loss_mask, f"{_WEIGHTS} {path}").masked_fill(inputs.loss_mask == 0, 0)
+    found = load_function(path, WEIGHTS)(inputs, settings)
+    return _weights(found, inputs.loss_mask, f"{WEIGHTS} {path}").masked_fill(inputs.loss_mask == 0, 0)
 
 
 def own_importance(view: TokenView, settings: AlgorithmFields) -> Tensor:
     """The importance weights [N] of `custom_tis_function_path`, detached."""
     path = settings.custom_tis_function_path
-    found = _weights(load_function(path, _TIS)(view, settings), view.loss_mask, f"{_TIS} {path}")
+    found = _weights(load_function(path, TIS)(view, settings), view.loss_mask, f"{TIS} {path}")
     return found.detach().to(view.log_probs.dtype)
 
 

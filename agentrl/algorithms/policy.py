@@ -104,7 +104,11 @@ class PolicyGradient(Algorithm):
         seen = corrected.view
         policy = self.surrogate(seen)
         loss = policy.loss * corrected.weights
-        stats = {**policy.stats, **corrected.stats, "pg_loss": loss.detach()}
+        stats = {**policy.stats, **corrected.stats}
+        if view.amend is not None:
+            loss, seen, more = view.amend(seen, loss)
+            stats |= more
+        stats["pg_loss"] = loss.detach()
         if settings.use_kl_loss:
             reference = need(seen.ref_log_probs, "ref_log_probs", "use_kl_loss")
             weight = None

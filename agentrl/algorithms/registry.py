@@ -27,6 +27,8 @@ from agentrl.algorithms.sft import SFT
 from agentrl.errors import SettingsError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agentrl.algorithms.fields import AlgorithmFields
 
 ESTIMATORS: Mapping[str, type[Algorithm]] = {
@@ -76,8 +78,10 @@ def algorithm_of(settings: AlgorithmFields) -> Algorithm:
     return algorithm
 
 
-def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Estimate:
-    """Advantages by the algorithm of the settings, whitened if it `whitens`, with a critic's targets.
+def compute_advantages(
+    inputs: AdvantageInputs, settings: AlgorithmFields, given: tuple[Tensor, Tensor] | None = None
+) -> Estimate:
+    """Advantages by the algorithm of the settings (or `given`), whitened if it `whitens`, with a critic's targets.
 
     Raises:
         PluginError: the algorithm gave something else than a finite number for each trained token.
@@ -93,8 +97,10 @@ def compute_advantages(inputs: AdvantageInputs, settings: AlgorithmFields) -> Es
             raise SettingsError("overlong_buffer_len needs loss_max_length, the length that it counts back from")
         inputs = overlong_shaped(inputs, settings.overlong_buffer_len, limit, settings.overlong_penalty_factor)
     what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
-    found = finite(algorithm.advantages(inputs), inputs.loss_mask, what)
-    returns = (found + need(inputs.values, "values", algorithm.name)).float() if "values" in algorithm.reads else None
+    found = finite(algorithm.advantages(inputs) if given is None else given[0], inputs.loss_mask, what)
+    returns = None
+    if "values" in algorithm.reads:
+        returns = given[1].float() if given else (found + need(inputs.values, "values", algorithm.name)).float()
     metrics = dict(algorithm.metrics(inputs, found))
     if algorithm.distills:
         distance = reverse_kl(inputs)

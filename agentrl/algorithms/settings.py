@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import field_validator, model_validator
 
 from agentrl.algorithms.fields import AlgorithmFields
+from agentrl.algorithms.own import WEIGHTS, is_own
 from agentrl.algorithms.registry import algorithm_of, built_in, check_estimator_name
 
 _SWITCHES = {"tis_": "use_tis", "custom_tis_": "use_tis", "rs_": "use_rs", "opsm_": "use_opsm"}
@@ -57,7 +58,7 @@ class AlgorithmSettings(AlgorithmFields):
     def _check_weights(self) -> None:
         apart = ("calculate_per_token_loss", "loss_denominator", "custom_pg_loss_reducer_function_path")
         given = [name for name in apart if getattr(self, name) != type(self).model_fields[name].default]
-        if len(given) > 1:
+        if len(given) > 1 and (apart[-1] not in given or is_own(self.custom_pg_loss_reducer_function_path, WEIGHTS)):
             raise ValueError(f"{' and '.join(given)} each say what a token counts in the loss; set one of them")
         if self.overlong_buffer_len is None and self.overlong_penalty_factor != 1.0:
             raise ValueError("overlong_penalty_factor has no effect without overlong_buffer_len; set both or none")

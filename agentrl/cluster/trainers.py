@@ -56,8 +56,8 @@ class TrainActor:
     def save(self, path: Path, step: int, critic: Path | None = None) -> None:
         self._backend.save(path, step, critic)
 
-    def save_hf(self, path: Path) -> None:
-        self._backend.save_hf(path)
+    def save_hf(self, path: Path, served: bool) -> None:
+        self._backend.save_hf(path, served=served)
 
     def weight_specs(self) -> list[TensorSpec]:
         return [(name, dtype, shape) for name, dtype, shape in self._backend.weight_specs()]
@@ -128,8 +128,8 @@ class RayTrainer(Trainer, WeightSource):
         await values([critic.save.remote(part, step) for critic in self.critics])
         await values([actor.save.remote(path, step, part) for actor in self.actors])
 
-    async def save_hf(self, path: Path) -> None:
-        await values([actor.save_hf.remote(path) for actor in self.actors])
+    async def save_hf(self, path: Path, *, served: bool = False) -> None:
+        await values([actor.save_hf.remote(path, served) for actor in self.actors])
 
     async def address(self) -> tuple[str, int]:
         address: tuple[str, int] = await value(self.actors[0].address.remote())

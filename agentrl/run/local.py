@@ -118,8 +118,8 @@ class LocalTrainer(Trainer):
     async def save(self, path: Path, step: int) -> None:
         await _call(self._thread, partial(self._backend.save, path, step))
 
-    async def save_hf(self, path: Path) -> None:
-        await _call(self._thread, partial(self._backend.save_hf, path))
+    async def save_hf(self, path: Path, *, served: bool = False) -> None:
+        await _call(self._thread, partial(self._backend.save_hf, path, served=served))
 
 
 async def _call(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:

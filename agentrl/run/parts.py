@@ -89,8 +89,8 @@ class Trainer(Protocol):
     async def save(self, path: Path, step: int) -> None:
         """Write a checkpoint that covers rollouts up to `step`, whole or not at all."""
 
-    async def save_hf(self, path: Path) -> None:
-        """Write the model as a Hugging Face folder."""
+    async def save_hf(self, path: Path, *, served: bool = False) -> None:
+        """Write the model as a Hugging Face folder, which engines are about to read if it is `served`."""
 
 
 class WeightSource(Protocol):

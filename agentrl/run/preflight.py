@@ -35,6 +35,7 @@ from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import EvalSet, eval_sets, named
 from agentrl.run.resuming import check_prompts
 from agentrl.train.checkpoints import Found, check_critic, check_curve, latest
+from agentrl.train.hooks import hooks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         _other_model("--opd-teacher-load", train.opd_teacher_load if needs.needs_teacher else None)
         _other_model("--critic-load", train.critic_load if needs.needs_critic else None)
         algorithm_of(settings.algorithm)
+        hooks_of(settings.args)
         resumed(settings)
 
 

@@ -45,6 +45,7 @@ from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
 from agentrl.runfolder import RunFolder
 from agentrl.tools.threads import run_in_daemon_thread
 from agentrl.train.batch import TrainBatch
+from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
 
 
 class Generation:
@@ -135,6 +136,7 @@ class LedgerRollouts(Rollouts, WeightSink):
     def __init__(self, generation: Generation, queue: GroupQueue, runner: RolloutRunner, kind: Kind) -> None:
         self.generation, self._queue, self._runner, self._kind = generation, queue, runner, kind
         self._settings = generation.settings
+        self._hooks = hooks_of(generation.player.context.args)
         environments = generation.plugins.environments
         self._names = environments.names if environments else ()
         # What the first batch tells of how the ledger was put back.
@@ -172,7 +174,7 @@ class LedgerRollouts(Rollouts, WeightSink):
         if len(groups) < self._settings.rollout.rollout_batch_size:
             return None
         # Others play on meanwhile: what takes long is done in a thread.
-        return await to_thread.run_sync(make_batch, self._settings, groups, metrics, step)
+        return await to_thread.run_sync(make_batch, self._settings, groups, metrics, step, self._hooks)
 
     async def play(self, step: int) -> tuple[list[Group], Mapping[str, float]]:
         """The groups of step `step`, those of an earlier life included, in the ledger's order, and their metrics.
@@ -230,7 +232,7 @@ class DumpedRollouts(Rollouts):
     """
 
     def __init__(self, settings: RunSettings, template: str) -> None:
-        self._settings, self._template = settings, template
+        self._settings, self._template, self._hooks = settings, template, hooks_of(settings.args)
 
     async def next_batch(self, step: int) -> Batch | None:
         groups = read_groups(dump_path(self._template, step))
@@ -239,7 +241,7 @@ class DumpedRollouts(Rollouts):
         share = self._settings.cluster.load_debug_rollout_data_subsample
         if share is not None:
             groups = groups[: max(1, round(len(groups) * share))]
-        return make_batch(self._settings, groups, {}, step)
+        return make_batch(self._settings, groups, {}, step, self._hooks)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         pass
@@ -251,11 +253,20 @@ class DumpedRollouts(Rollouts):
         return {}
 
 
-def make_batch(settings: RunSettings, groups: Sequence[Group], metrics: Mapping[str, float], step: int) -> Batch:
+def make_batch(
+    settings: RunSettings,
+    groups: Sequence[Group],
+    metrics: Mapping[str, float],
+    step: int,
+    hooks: TrainHooks = NO_HOOKS,
+) -> Batch:
     """The groups of training step `step` as arrays that a trainer takes."""
     reward_key, supervised = settings.rollout.reward_key, settings.algorithm.supervised
     truncated = settings.rollout.replays_truncation and not supervised
-    payload = TrainBatch.from_samples(groups, reward_key, supervised=supervised, trained=step, truncated=truncated)
+    chosen, rewards = hooks.samples(groups)
+    payload = TrainBatch.from_samples(
+        chosen, reward_key, supervised=supervised, trained=step, truncated=truncated, rewards=rewards
+    )
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
     found = staleness_metrics(payload) | truncation_metrics(payload, settings.rollout)
     return Batch(payload, ids, {**metrics, **found})

@@ -5,6 +5,7 @@ import socket
 from agentrl.config import RunSettings
 from agentrl.train.backends import backend_class
 from agentrl.train.contracts import Learners, RankInfo, TrainBackend
+from agentrl.train.hooks import hooks_of
 
 __all__ = ["Learners", "RankInfo", "free_port", "start_backend"]
 
@@ -18,6 +19,7 @@ def start_backend(settings: RunSettings, where: RankInfo, learners: Learners = "
         total_steps=settings.rollout.num_rollout * settings.train.num_steps_per_rollout,
         device=settings.cluster.device,
         learners=learners,
+        hooks=hooks_of(settings.args),
     )
     backend.init(where)
     return backend

@@ -30,7 +30,7 @@ class DiskWeights(Weights):
 
     async def send(self, version: int) -> None:
         target = self._folder / str(version)
-        await self._trainer.save_hf(target)
+        await self._trainer.save_hf(target, served=True)
         await self._sink.receive(DiskUpdate(str(target)), str(version))
         for old in self._folder.iterdir():
             if old != target:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import orjson
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import DataError, SampleError, TrainError
@@ -23,12 +24,20 @@ from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, we
 FORMAT = 4
 """Version of the file format written by `save`."""
 
-_OPTIONAL = {"rollout_log_probs", "teacher_log_probs", "step_rewards", "loss_weights", "kept_ids", "kept_offsets"}
+_OPTIONAL = {
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "step_rewards",
+    "loss_weights",
+    "kept_ids",
+    "kept_offsets",
+    "metadata",
+}
 _PER_TOKEN = (
     *("loss_mask", "rollout_log_probs", "teacher_log_probs", "turns", "staleness"),
     *("step_rewards", "states", "loss_weights"),
 )
-_PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices")
+_PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices", "metadata")
 _DTYPES = {
     "tokens": np.int32,
     "offsets": np.int64,
@@ -48,6 +57,7 @@ _DTYPES = {
     "sample_indices": np.int64,
     "kept_ids": np.int32,
     "kept_offsets": np.int64,
+    "metadata": np.bytes_,
 }
 
 
@@ -78,6 +88,7 @@ class TrainBatch:
         kept_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
         kept_offsets: int64 [R + 1]; token i was sampled from `kept_ids[kept_offsets[i]:kept_offsets[i + 1]]`, or from all
             tokens where that is empty (it is not where the token trains).
+        metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any.
     """
 
     tokens: NDArray[np.int32]
@@ -98,6 +109,7 @@ class TrainBatch:
     teacher_log_probs: NDArray[np.float32] | None = None
     kept_ids: NDArray[np.int32] | None = None
     kept_offsets: NDArray[np.int64] | None = None
+    metadata: NDArray[np.bytes_] | None = None
 
     def __post_init__(self) -> None:
         for name, array in self.arrays().items():
@@ -135,6 +147,7 @@ class TrainBatch:
         supervised: bool = False,
         trained: int | None = None,
         truncated: bool = False,
+        rewards: Sequence[float] | None = None,
     ) -> Self:
         """Check the samples and lay them out, in the order given.
 
@@ -152,6 +165,7 @@ class TrainBatch:
                 staleness is not either.
             truncated: every trained token must have its kept set, as it must where any sample has kept sets (sft_loss
                 does without).
+            rewards: [S], what is trained on in place of the samples' own.
 
         Raises:
             SampleError: a sample is inconsistent, has no tokens, lacks its reward, log-probs or kept sets, or has weights
@@ -164,7 +178,8 @@ class TrainBatch:
         for sample in samples:
             _check(sample, supervised)
         log_probs, step_rewards, loss_weights, kept = None, None, None, {}
-        rewards = [_reward(sample, reward_key, supervised) for sample in samples]
+        if rewards is None:
+            rewards = [_reward(sample, reward_key, supervised) for sample in samples]
         tokens, offsets = _flat([s.tokens for s in samples], np.int32), _offsets([len(s.tokens) for s in samples])
         if truncated or not (supervised or all(s.rollout_top_p_token_offsets is None for s in samples)):
             kept = _kept(samples)
@@ -193,6 +208,7 @@ class TrainBatch:
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
             sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
             **kept,
+            metadata=_metadata(samples),
         )
 
     # ---- reading ------------------------------------------------------------------------------------------
@@ -267,7 +283,7 @@ class TrainBatch:
             raise IndexError(f"sample indices must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
         response, arrays = self.response_positions(chosen), self.arrays()
         kept = {name: arrays[name][response] for name in _PER_TOKEN if name in arrays}
-        kept |= {name: arrays[name][chosen] for name in _PER_SAMPLE}
+        kept |= {name: arrays[name][chosen] for name in _PER_SAMPLE if name in arrays}
         kept["tokens"] = self.tokens[_ranges(self.offsets, chosen)]
         kept["offsets"] = _offsets(self.lengths[chosen])
         kept["response_offsets"] = _offsets(self.response_lengths[chosen])
@@ -353,6 +369,15 @@ def _kept(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
         "kept_ids": np.concatenate([ids for ids, _ in sets]),
         "kept_offsets": _offsets(np.concatenate([n for _, n in sets])),
     }
+
+
+def _metadata(samples: Sequence[Sample]) -> NDArray[np.bytes_] | None:
+    if all(sample.train_metadata is None for sample in samples):
+        return None
+    try:
+        return np.array([orjson.dumps(sample.train_metadata) for sample in samples], np.bytes_)
+    except TypeError as error:
+        raise SampleError(f"train_metadata must be plain JSON to reach the trainer: {error}") from error
 
 
 def _mask(sample: Sample) -> Sequence[int]:

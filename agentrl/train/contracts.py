@@ -21,6 +21,7 @@ from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.errors import TrainError
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hf import HFFolder
+from agentrl.train.hooks import NO_HOOKS, TrainHooks
 from agentrl.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -230,8 +231,11 @@ class Durable(ABC):
         """
 
     @abstractmethod
-    def save_hf(self, path: str | Path) -> None:
-        """Write a Hugging Face folder (weights, config, tokenizer files) atomically. Collective."""
+    def save_hf(self, path: str | Path, *, served: bool = False) -> None:
+        """Write a Hugging Face folder (weights, config, tokenizer files) atomically. Collective.
+
+        `served`: engines are about to read it.
+        """
 
 
 class TrainBackend(Training, Weights, Memory, Durable, ABC):
@@ -244,6 +248,7 @@ class TrainBackend(Training, Weights, Memory, Durable, ABC):
         total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
         device: `cuda`, `cpu`, or whichever this machine has.
         learners: the models that learn in this process; one of the critic alone knows values, training and checkpoints.
+        hooks: code in another trainer's form; by default there is none.
     """
 
     @final
@@ -256,10 +261,11 @@ class TrainBackend(Training, Weights, Memory, Durable, ABC):
         total_steps: int | None = None,
         device: Device = "auto",
         learners: Learners = "all",
+        hooks: TrainHooks = NO_HOOKS,
     ) -> None:
         if settings.hf_checkpoint is None:
             raise TrainError("the trainer needs hf_checkpoint, the Hugging Face folder to start from")
-        self.settings, self.algorithm = settings, algorithm
+        self.settings, self.algorithm, self.hooks = settings, hooks.objective(algorithm), hooks
         self.temperature, self.total_steps, self.device_kind = rollout_temperature, total_steps, device
         self.learners = learners
         self.folder = HFFolder(settings.hf_checkpoint)

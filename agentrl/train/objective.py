@@ -41,20 +41,24 @@ class StepInputs:
     num_samples: int
     returns: Tensor | None = None
 
-    def view(self, flat: Tensor, log_probs: Tensor, entropy: Tensor, join: Callable[[Tensor], Tensor]) -> TokenView:
+    def view(
+        self, flat: Tensor, log_probs: Tensor, entropy: Tensor, join: Callable[[Tensor], Tensor], amend: Any = None
+    ) -> TokenView:
         """The tokens at `flat` int64 [N], with the model's log-probs and entropies [N] of them.
 
-        `join` is that of `TokenView`. Without old log-probs the policy itself is the old one: the ratio is 1 and its
+        `join` and `amend` are those of `TokenView`. Without old log-probs the policy itself is the old one: the ratio is 1 and its
         gradient that of the log-prob.
         """
         found = {"old_log_probs": log_probs.detach()} | {name: array[flat] for name, array in self.per_token.items()}
-        return TokenView(log_probs=log_probs, entropy=entropy, num_samples=self.num_samples, join=join, **found)
+        return TokenView(
+            log_probs=log_probs, entropy=entropy, num_samples=self.num_samples, join=join, amend=amend, **found
+        )
 
 
-def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorithm) -> Estimate:
+def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorithm, given: Any = None) -> Estimate:
     """Advantages [R] of a whole rollout's response tokens, returns where a critic learns them, and their metrics.
 
-    `arrays` holds what models computed, flat [R]; the algorithm gets those that it reads.
+    `arrays` holds what models computed, flat [R]; the algorithm gets those that it reads. `given` as in `compute_advantages`.
     """
     computed: dict[str, Tensor] = {name: arrays[name] for name in algorithm.reads}
     if algorithm.settings.kl_coef:
@@ -72,7 +76,7 @@ def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorit
         states=_tensor(batch.states),
         **computed,
     )
-    return compute_advantages(inputs, algorithm.settings)
+    return compute_advantages(inputs, algorithm.settings, given)
 
 
 def step_inputs(
@@ -83,16 +87,19 @@ def step_inputs(
     Args:
         batch: the whole rollout.
         indices: the step's samples.
-        arrays: flat [R] arrays over the whole rollout, those of `train.contracts.Prepared`.
+        arrays: flat [R] arrays over the whole rollout, those of `train.contracts.Prepared`; `counted` is the mask that tokens
+            are weighed by, if it is not the batch's.
     """
     part, device = batch.select(indices), arrays["advantages"].device
     mask, lengths = _tensor(part.loss_mask), _tensor(part.response_lengths)
     rollouts = _tensor(part.rollout_ids)
-    weights = algorithm.token_weights(WeightInputs(mask, lengths, rollouts, _tensor(part.group_ids)))
+    tokens = torch.from_numpy(batch.response_positions(indices)).to(device)
+    chosen = {name: array[tokens] for name, array in arrays.items()}
+    counted = chosen.pop("counted", mask).to(mask.device)
+    weights = algorithm.token_weights(WeightInputs(counted, lengths, rollouts, _tensor(part.group_ids))) * mask
     if part.loss_weights is not None:
         weights = weights * _tensor(part.loss_weights)
     total_weight = weights.sum().item() or 1.0
-    tokens = torch.from_numpy(batch.response_positions(indices)).to(device)
     known = {
         "loss_mask": mask,
         "sample_ids": torch.arange(len(part)).repeat_interleave(lengths),
@@ -100,7 +107,6 @@ def step_inputs(
         "trajectory_ids": rollouts.repeat_interleave(lengths),
         "staleness": _tensor(part.staleness),
     }
-    chosen = {name: array[tokens] for name, array in arrays.items()}
     chosen |= {name: array.to(device) for name, array in known.items()}
     returns = chosen.pop("returns", None)
     return part, StepInputs(weights.float().to(device), total_weight, chosen, len(part), returns)

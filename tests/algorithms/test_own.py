@@ -175,7 +175,7 @@ def test_weights_that_mean_nothing_are_refused(name: str, words: str) -> None:
         ({"loss_type": "custom_loss"}, "go together"),
         ({"custom_loss_function_path": "a:b"}, "go together"),
         ({"loss_denominator": "all", "calculate_per_token_loss": True}, "set one of them"),
-        ({"loss_denominator": "all", "custom_pg_loss_reducer_function_path": "a:b"}, "set one of them"),
+        ({"loss_denominator": "all", "custom_pg_loss_reducer_function_path": path("half")}, "set one of them"),
         ({"loss_max_length": 10}, "has no effect without"),
         ({"overlong_penalty_factor": 0.5}, "without overlong_buffer_len"),
         ({"loss_type": "sft_loss", "overlong_buffer_len": 5}, "no effect with sft_loss"),

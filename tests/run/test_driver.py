@@ -57,7 +57,7 @@ class Notes(Rollouts, Trainer, Weights):
         path.mkdir(parents=True)
         self._note(f"save {path.name} {step}")
 
-    async def save_hf(self, path: Path) -> None:
+    async def save_hf(self, path: Path, *, served: bool = False) -> None:
         self._note(f"export {path.name}")
 
     async def send(self, version: int) -> None:

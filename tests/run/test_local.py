@@ -232,7 +232,7 @@ class Backend:
     def save(self, path: Path, step: int) -> None:
         self.note("save", path, step)
 
-    def save_hf(self, path: Path) -> None:
+    def save_hf(self, path: Path, *, served: bool = False) -> None:
         self.note("save_hf", path)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class Source(WeightSource, Trainer):
     async def save(self, path: Path, step: int) -> None:
         raise AssertionError("nothing is saved here")
 
-    async def save_hf(self, path: Path) -> None:
+    async def save_hf(self, path: Path, *, served: bool = False) -> None:
         path.mkdir(parents=True)
         self.log.append(f"write {path.name}")
 
@@ -164,7 +164,7 @@ async def test_weights_that_the_engines_refused_stay(folder: RunFolder) -> None:
 
 async def test_a_trainer_that_fails_sends_nothing(folder: RunFolder) -> None:
     class Failing(Source):
-        async def save_hf(self, path: Path) -> None:
+        async def save_hf(self, path: Path, *, served: bool = False) -> None:
             raise TrainError("no")
 
     source = Failing([])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agentrl.algorithms.base import TokenView, need
 from agentrl.algorithms.ops.clipping import MAX_LOG_RATIO
-from agentrl.algorithms.own import own_importance
+from agentrl.algorithms.own import TIS, is_own, own_importance
 
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
@@ -45,11 +45,13 @@ def correct(view: TokenView, settings: AlgorithmFields) -> Correction:
         PluginError: a function of one's own gave no weights.
     """
     found = Correction(view, torch.ones_like(view.log_probs))
-    if settings.use_tis:
+    path = settings.custom_tis_function_path
+    here = path is None or is_own(path, TIS)
+    if settings.use_tis and here:
         _weigh(found, settings)
     if settings.use_opsm:
         _mask_sequences(found, settings)
-    if settings.use_rs:
+    if settings.use_rs and here:
         _reject(found, settings)
     return found
 

@@ -73,7 +73,8 @@ class MegatronBackend(TrainBackend):
         self.layout = Layout.join(self.settings, where, self.device)
         self._seed()
         self._seconds = {}
-        place = Place(self.settings, self.layout, self.device, self.temperature)
+        self.hooks.started()
+        place = Place(self.settings, self.layout, self.device, self.temperature, self.hooks)
         if self.learners != "critic":
             total = None if self.total_steps is None else self.total_steps - self.settings.actor_starts
             self.actor = TrainedSlot(self.folder, place, total)
@@ -116,6 +117,7 @@ class MegatronBackend(TrainBackend):
         if slot is None:
             what, remedy = _ABSENT[model]
             raise TrainError(f"there is no {what} model: set {remedy} to have one loaded")
+        self.hooks.before_log_probs(slot.model, "" if model == "actor" else f"{model}_")
         started = time.perf_counter()
         found = slot.log_probs(batch, rows)
         name = _TIMED[model]
@@ -126,6 +128,7 @@ class MegatronBackend(TrainBackend):
         if self.critic is None:
             raise TrainError(f"there is no critic: {algorithm_of(self.algorithm).name} learns none, or it is elsewhere")
         self._check_ids(batch, self.critic, self.settings.critic_load or self.folder.path)
+        self.hooks.before_log_probs(self.critic.model, "")
         return self.critic.values(batch)
 
     # ---- training -----------------------------------------------------------------------------------------
@@ -153,11 +156,15 @@ class MegatronBackend(TrainBackend):
         self._seconds = {}
         prepared = prepared or self.prepare(batch)
         learning = time.perf_counter()
-        parts = list(batch.split(self.settings.num_steps_per_rollout))
+        arrays: Mapping[str, Tensor]
         arrays = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in prepared.arrays.items()}
+        if self.learners != "critic":
+            batch, arrays = self.hooks.prepared(batch, step // self.settings.num_steps_per_rollout, arrays)
+        parts = list(batch.split(self.settings.num_steps_per_rollout))
         seen = np.full(len(batch.loss_mask), np.nan, np.float32)
         history = [self._one_step(batch, indices, arrays, step + number, seen) for number, indices in enumerate(parts)]
-        self._details = _details(batch, {"log_probs": seen, **prepared.arrays})
+        read = {name: array.cpu().numpy() for name, array in arrays.items()}
+        self._details = _details(batch, {"log_probs": seen, **read})
         times = {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
         if self.learners != "critic":
             times["perf/actor_train_time"] = time.perf_counter() - learning
@@ -194,7 +201,7 @@ class MegatronBackend(TrainBackend):
         algorithm = algorithm_of(self.algorithm)
         found = self._computed(batch, values)
         arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
-        advantages = estimate(batch, arrays, algorithm)
+        advantages = estimate(batch, arrays, algorithm, self.hooks.advantages(batch, arrays, algorithm))
         found["advantages"], metrics = advantages.advantages.numpy(), dict(advantages.metrics)
         if advantages.returns is not None:
             found["returns"], mask = advantages.returns.numpy(), torch.from_numpy(batch.loss_mask.copy())
@@ -214,7 +221,7 @@ class MegatronBackend(TrainBackend):
     def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
         """What models say of the batch before the first step, [R] each."""
         algorithm = algorithm_of(self.algorithm)
-        reads, several = algorithm.reads, self.settings.num_steps_per_rollout > 1
+        reads, several = algorithm.reads | self.hooks.reads, self.settings.num_steps_per_rollout > 1
         found: dict[str, NDArray[np.float32]] = {}
         if batch.rollout_log_probs is not None:
             found["rollout_log_probs"] = batch.rollout_log_probs
@@ -332,7 +339,7 @@ class MegatronBackend(TrainBackend):
             _, self._followed = checkpoint.load(newest.path, self.actor, self.reference)
         return newest.step
 
-    def save_hf(self, path: str | Path) -> None:
+    def save_hf(self, path: str | Path, *, served: bool = False) -> None:
         stream = self.export_weights()
         if self.layout.rank == 0:
             write_hf(path, stream, source=self.folder)
@@ -340,6 +347,9 @@ class MegatronBackend(TrainBackend):
             for _ in stream:
                 pass
         torch.distributed.barrier()
+        if served:
+            self.hooks.weights_written(str(path))
+            torch.distributed.barrier()
 
     def close(self) -> None:
         self.close_weight_group()

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -46,6 +46,7 @@ class MicrobatchTensors:
         targets: int64 [n], token ids.
         flat: int64 [n], indices into flat response arrays [R].
         computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
+        samples: the microbatch's, by their numbers in the batch.
     """
 
     tokens: Tensor
@@ -55,6 +56,7 @@ class MicrobatchTensors:
     targets: Tensor
     flat: Tensor
     computed: int
+    samples: tuple[int, ...] = ()
 
 
 def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
@@ -87,7 +89,7 @@ class Packer:
             prefixes = Prefixes.of(sequences) if plan.shares else Prefixes.none(len(sequences))
             laid = self._laid(Tree.of([len(ids) for ids in sequences], prefixes), plan.alignment)
             outputs = [laid.outputs(number, _Outputs.of(batch, i, rows)) for number, i in enumerate(samples)]
-            yield self._tensors(laid, sequences, outputs)
+            yield replace(self._tensors(laid, sequences, outputs), samples=tuple(samples))
 
     def _laid(self, tree: Tree, alignment: int) -> Laid:
         pad = self.layout.tp if self.sequence_parallel else 1

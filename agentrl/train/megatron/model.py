@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from agentrl.errors import TrainError
+from agentrl.train.hooks import TrainHooks
 from agentrl.train.megatron.families import Family, ModelShape
 from agentrl.train.megatron.layers import block_spec
 from agentrl.train.megatron.layout import Layout
@@ -89,24 +91,30 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
 
 
 def build_model(
-    config: Any, shape: ModelShape, layout: Layout, device: torch.device, *, values: bool = False
+    config: Any,
+    shape: ModelShape,
+    layout: Layout,
+    device: torch.device,
+    hooks: TrainHooks,
+    *,
+    values: bool = False,
 ) -> torch.nn.Module:
     """This rank's part of the model on `device`, in bf16 wrapped as megatron wraps half-precision models.
 
     With `values` it ends in a `ValueHead` in place of the layer to the vocabulary; `shape` is then not tied.
     """
     vocab = shape.vocab + -shape.vocab % layout.tp
-    model = GPTModel(
+    build = partial(
+        GPTModel,
         config,
         block_spec(config),
         vocab_size=vocab,
         max_sequence_length=shape.max_positions,
-        pre_process=layout.first_stage,
-        post_process=layout.last_stage,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="none",  # `PackedAttention` rotates by the positions of the pack
         parallel_output=True,
     )
+    model = hooks.model(build, pre_process=layout.first_stage, post_process=layout.last_stage)
     if layout.last_stage:
         if values:
             model.output_layer = ValueHead(config)

@@ -27,6 +27,7 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import Identity
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
+from agentrl.train.hooks import TrainHooks
 from agentrl.train.megatron.data import Packer, Rows, inputs_of
 from agentrl.train.megatron.families import ModelShape, family_of
 from agentrl.train.megatron.layout import Layout
@@ -54,6 +55,7 @@ class Place:
     layout: Layout
     device: torch.device
     temperature: float
+    hooks: TrainHooks
 
 
 class ModelSlot:
@@ -68,13 +70,13 @@ class ModelSlot:
         family, layout, device = family_of(folder.config), place.layout, place.device
         self.config = transformer_config(self.shape, family, place.settings, device)
         self.weights = WeightMap(family, self.shape, layout, values=self.ends_in_values)
-        model = build_model(self.config, self.shape, layout, device, values=self.ends_in_values)
+        model = build_model(self.config, self.shape, layout, device, place.hooks, values=self.ends_in_values)
         self.weights.load(model, folder)
         self.model: Any = self._wrapped(model)
         frequencies, dtype = rope_frequencies(self.shape), self.config.params_dtype
         packer = Packer(layout, device, frequencies, dtype, place.settings.sequence_parallel)
-        exact = place.settings.true_on_policy_mode
-        self.passes = Passes(self.model, self.config, packer, self.shape.vocab, place.temperature, exact)
+        score = (place.temperature, place.hooks, place.settings.true_on_policy_mode)
+        self.passes = Passes(self.model, self.config, packer, self.shape.vocab, *score)
 
     def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
         return model.requires_grad_(False)
@@ -176,6 +178,8 @@ class TrainedSlot(ModelSlot):
                 weights are as before.
         """
         self.zero_grad()
+        before = 0 if self.ends_in_values else self.place.settings.actor_starts
+        self.place.hooks.before_step(before + number, self.model, self.optimizer.inner)
         metrics = self._gradients(batch, inputs, algorithm)
         if not math.isfinite(metrics["loss"]):
             raise TrainError(

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from agentrl.algorithms.base import TokenLoss, need
 from agentrl.algorithms.ops.mismatch import PEAK, mismatch_sums
 from agentrl.exact import exactly
 from agentrl.train.batch import TrainBatch
+from agentrl.train.hooks import Microbatch, TrainHooks
 from agentrl.train.megatron.data import MicrobatchTensors, Packer, Rows
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.logprobs import KeptSets, token_log_probs
@@ -48,6 +50,7 @@ class Passes:
     packer: Packer
     vocab: int
     temperature: float
+    hooks: TrainHooks
     exact: bool = False
 
     def __post_init__(self) -> None:
@@ -83,7 +86,8 @@ class Passes:
         """
         seen: list[tuple[Tensor, Tensor]] = []
         loss = functools.partial(self._loss, batch=batch, inputs=inputs, algorithm=algorithm, seen=seen)
-        totals = self._reduce(self._run(batch, plan, "trained", loss, forward_only=False))
+        rows: Rows = "response" if self.hooks.takes_logits else "trained"
+        totals = self._reduce(self._run(batch, plan, rows, loss, forward_only=False))
         computed = totals.pop("computed_tokens")
         shares = {"computed_tokens_share": computed, "copied_tokens_share": computed - plan.distinct}
         return totals | {name: tokens / plan.tokens for name, tokens in shares.items()}, self._everywhere(batch, seen)
@@ -166,13 +170,25 @@ class Passes:
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         log_probs, entropy = self._score(logits, mb, batch)
         seen.append((mb.flat, log_probs.detach()))
-        view = inputs.view(mb.flat, log_probs, entropy, self._join)
-        loss, one, sums = _weighted(algorithm.token_loss(view), inputs, mb)
+        part = Microbatch(batch, inputs, mb.samples, mb.flat, self._join)
+        view = inputs.view(mb.flat, log_probs, entropy, self._join, self.hooks.amend(part))
+        if self.hooks.takes_logits:
+            loss, one, sums = self._hooked(part, logits[0])
+        else:
+            loss, one, sums = _weighted(algorithm.token_loss(view), inputs, mb)
         computed = mb.computed / self.layout.cp
         sums["computed_tokens"] = torch.tensor(computed, dtype=torch.float64, device=loss.device)
         if view.rollout_log_probs is not None:
             sums |= mismatch_sums(view, engine_is_old=bool(algorithm.settings.use_rollout_logprobs))
         return loss, one, sums
+
+    def _hooked(self, part: Microbatch, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """As `_weighted`, of a hook's loss, which every rank of a sample computes whole."""
+        whole = gather_from_tensor_model_parallel_region(logits, group=self.layout.tp_group)[:, : self.vocab]
+        loss, stats = self.hooks.loss(part, whole.float())
+        share = loss / self.layout.cp
+        sums = {name: value / self.layout.cp for name, value in stats.items()} | {"loss": share.detach().double()}
+        return share, torch.ones((), dtype=torch.int, device=loss.device), sums
 
     def _join(self, sums: Tensor) -> Tensor:
         return sums if self.layout.cp == 1 else _Joined.apply(sums, self.layout.cp_group)

@@ -1,0 +1,142 @@
+"""slime's functions inside a loss: importance weights, reducers and whole losses, with whole samples on every rank.
+
+1. What ranks of context parallelism hold of a sample is joined before a function sees it, and its part taken back from the
+   result; gradients go the same way. So slime's helpers for cut samples have nothing to do here.
+2. Logits are of the whole vocabulary. Rows that predict a prompt's tokens are 0: they were not computed.
+3. `sum_of_sample_mean` sums by the weights that the run's settings give tokens, times what slime divides by afterwards:
+   with `--loss-denominator all` it is slime's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.base import TokenView, need
+from agentrl.compat.rollout_batch import PER_TOKEN, RolloutBatch, rollout_batch
+from agentrl.errors import PluginError, TrainError
+from agentrl.train.hooks import Microbatch
+
+Lists = list[Tensor]
+
+
+class Whole:
+    """The response tokens of a microbatch's samples one after the other, [n], of which this rank computed [N]."""
+
+    def __init__(self, part: Microbatch, args: Any) -> None:
+        self.part, self.batch = part, part.batch.select(part.samples)
+        self.positions = torch.from_numpy(part.batch.response_positions(part.samples)).to(part.flat.device)
+        order = torch.empty_like(part.inputs.weights, dtype=torch.int64)
+        order[self.positions] = torch.arange(len(self.positions), device=order.device)
+        self.places, self.lengths = order[part.flat], self.batch.response_lengths.tolist()
+        trajectories = len(np.unique(part.batch.rollout_ids))
+        self.divisor = int(part.batch.loss_mask.sum()) or 1 if args.calculate_per_token_loss else trajectories
+        """What slime divides a step's sum by."""
+
+    def join(self, own: Tensor, places: Tensor | None = None, size: int | None = None) -> Tensor:
+        """[N, ...] of this rank to [n, ...] (or to `places` of `size`), 0 where no rank has it; differentiable."""
+        found = own.new_zeros(len(self.positions) if size is None else size, *own.shape[1:])
+        return self.part.join(found.index_copy(0, self.places if places is None else places, own))
+
+    def split(self, values: Tensor) -> Lists:
+        """[n] as one tensor a sample."""
+        return list(values.split(self.lengths))
+
+    def data(self) -> RolloutBatch:
+        """As slime's losses get a microbatch: all of their keys are there."""
+        inputs = self.part.inputs
+        arrays = {**inputs.per_token, **({} if inputs.returns is None else {"returns": inputs.returns})}
+        found = rollout_batch(self.batch, {name: array[self.positions] for name, array in arrays.items()})
+        absent = dict.fromkeys((*PER_TOKEN, "multimodal_train_inputs", "packed_seq_params"))
+        return {**absent, **found, "tokens": torch.cat(found["unconcat_tokens"])[None]}
+
+
+def own_loss(
+    function: Callable[..., Any], args: Any, part: Microbatch, logits: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """See `TrainHooks.loss`."""
+    if part.batch.kept_ids is not None:
+        raise TrainError("a loss of slime's form knows nothing of truncated sampling; sample with top-p 1 and no top-k")
+    whole = Whole(part, args)
+    ends = zip(whole.batch.offsets[1:].tolist(), whole.lengths, strict=True)
+    rows = torch.cat([torch.arange(end - n - 1, end - 1, device=logits.device) for end, n in ends])
+    packed = whole.join(logits, rows[whole.places], len(whole.batch.tokens))[None]
+    weights, count = part.inputs.weights[whole.positions], whole.divisor
+    loss, stats = function(args, whole.data(), packed, lambda values: (values * weights).sum() * count)
+    return loss / count, {name: torch.as_tensor(value).detach().double() / count for name, value in stats.items()}
+
+
+def amended(
+    tis: Callable[..., Any] | None,
+    reducer: Callable[..., Any] | None,
+    args: Any,
+    part: Microbatch,
+    view: TokenView,
+    loss: Tensor,
+) -> tuple[Tensor, TokenView, Mapping[str, Tensor]]:
+    """See `TokenView.amend`."""
+    whole, stats = Whole(part, args), {}
+    masks = whole.split(part.inputs.per_token["loss_mask"][whole.positions].int())
+    lengths = {"total_lengths": whole.batch.lengths.tolist(), "response_lengths": whole.lengths}
+    if tis is not None:
+        names = ("old_log_probs", "rollout_log_probs")
+        old, rollout = (whole.split(whole.join(need(getattr(view, n), n, "use_tis").detach())) for n in names)
+        logs = {"train_log_probs": old, "rollout_log_probs": rollout}
+        joined, masks, found = tis(args=args, pg_loss=whole.join(loss), loss_masks=masks, **logs, **lengths)
+        kept = torch.cat(masks)[whole.places]
+        loss, stats = joined[whole.places] * kept, {name: found[name].detach()[whole.places] for name in found}
+        view = replace(view, loss_mask=view.loss_mask * (kept != 0))
+    if reducer is not None:
+        loss = loss * _factors(reducer(*lengths.values(), masks, args.calculate_per_token_loss), whole, loss)
+    return loss, view, stats
+
+
+def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) -> Tensor:
+    """What a token [N] of the policy term weighs by slime's reducer, over what it weighs by the settings."""
+    part, values = whole.part, whole.join(loss.detach()).requires_grad_()
+    total = reducer(values)
+    (slopes,) = torch.autograd.grad(total, values)
+    if not torch.allclose(total, (slopes * values).sum(), rtol=1e-4, atol=1e-6):
+        raise PluginError(
+            "--custom-pg-loss-reducer-function-path: the reducer is no weighted sum of the tokens' losses"
+        )
+    weights, given = part.inputs.weights[part.flat], part.batch.loss_weights
+    users = 1 if given is None else torch.from_numpy(given.copy()).to(loss.device)[part.flat]
+    return torch.where(weights > 0, slopes[whole.places] / whole.divisor * users / weights, 0.0)
+
+
+# ---- slime's helpers, for functions that import them --------------------------------------------------------
+
+
+def all_gather_with_cp(tensor: Tensor, total_length: int, response_length: int) -> Tensor:
+    """The tensor: a sample is whole already. Also in the place of slime's opposite of it."""
+    return tensor
+
+
+def get_responses(
+    logits: Tensor,
+    *,
+    args: Any,
+    unconcat_tokens: Sequence[Tensor],
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    apply_temperature: bool = True,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each sample the logits [response, vocabulary] that predict its response, over the temperature, and its tokens."""
+    scaled = logits[0] / args.rollout_temperature if apply_temperature else logits[0]
+    for part, tokens, n in zip(scaled.split(list(total_lengths)), unconcat_tokens, response_lengths, strict=True):
+        yield part[len(part) - n - 1 : -1], tokens[len(tokens) - n :]
+
+
+def get_log_probs_and_entropy(
+    logits: Tensor, *, with_entropy: bool = False, non_loss_data: bool = True, **where: Any
+) -> tuple[Tensor, dict[str, Lists]]:
+    """Log-probs (and entropies) of the response tokens, one tensor a sample; `where` as of `get_responses`."""
+    logs = [(part.log_softmax(-1), tokens) for part, tokens in get_responses(logits, **where)]
+    found = {"log_probs": [part.gather(-1, tokens[:, None])[:, 0] for part, tokens in logs]}
+    if with_entropy:
+        found["entropy"] = [-(part.exp() * part).sum(-1) for part, _ in logs]
+    return logits.new_empty(0), found

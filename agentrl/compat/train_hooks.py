@@ -1,0 +1,202 @@
+"""slime's hooks of training, at slime's moments and in slime's form: the rows of `hooks.tsv` whose side is training.
+
+1. A path is loaded, and its parameters compared with the form, before anything starts; an exception out of a hook names the
+   flag, the path and the user's line.
+2. Hooks of a whole rollout see all of it on every rank, where slime's see their rank's part; what they write has to be the
+   same on every rank.
+3. Rewards that a hook gave are final, as in slime: no estimator compares them within their group again.
+4. Three settings are our own as well (`OURS`): their functions have our form if they can be called with two arguments.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from agentrl.algorithms.base import Computed, TokenView
+from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.compat.calls import adapted
+from agentrl.compat.modules import install
+from agentrl.compat.train_data import converted
+from agentrl.errors import AgentRLError, PluginError, SettingsError
+from agentrl.plugins import describe_error, find_object
+from agentrl.train.batch import TrainBatch
+from agentrl.train.hooks import Groups, Microbatch, TrainHooks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.algorithms.algorithm import Algorithm
+    from agentrl.train.hooks import Arrays
+
+REWARDS, CONVERT = "custom_reward_post_process_path", "custom_convert_samples_to_train_data_path"
+ADVANTAGE, AFTER = "custom_advantage_function_path", "rollout_data_postprocess_path"
+MODEL, WRITTEN = "custom_model_provider_path", "custom_update_weight_post_write_path"
+STEP = "custom_megatron_before_train_step_hook_path"
+LOSS, REDUCER, TIS = OURS = tuple(f"custom_{name}_function_path" for name in ("loss", "pg_loss_reducer", "tis"))
+
+
+@functools.cache
+def forms() -> dict[str, str]:
+    """What each hook of training is called with, by its setting."""
+    with Path(__file__).with_name("hooks.tsv").open(encoding="utf-8") as file:
+        rows = csv.DictReader(file, delimiter="\t")
+        return {row["setting"]: row["form"] for row in rows if row["side"] == "training"}
+
+
+class SlimeHooks(TrainHooks):
+    """The hooks of a run in one process."""
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        paths = {name: path for name in forms() if (path := getattr(args, name, None))}
+        self._hooks = {n: _load(n, path) for n, path in paths.items() if n not in OURS or foreign(path, _flag(n))}
+        if {ADVANTAGE, AFTER, LOSS} & self._hooks.keys():
+            self.reads = frozenset[Computed]({"old_log_probs"})
+        self.takes_logits, self._final = LOSS in self._hooks, bool({REWARDS, CONVERT} & self._hooks.keys())
+        if WRITTEN in self._hooks and args.update_weight_mode != "disk":
+            raise SettingsError(f"{_flag(WRITTEN)} has no effect on a broadcast; set --update-weight-mode disk")
+        if self._final and args.advantage_estimator in ("rloo", "reinforce_plus_plus_baseline"):
+            raise SettingsError(
+                f"--advantage-estimator {args.advantage_estimator} compares rewards within their group, and a hook gives final "
+                "ones; use grpo (with --normalize-advantages it whitens them as reinforce_plus_plus_baseline does)"
+            )
+
+    def _call(self, name: str, *given: Any, **named: Any) -> Any:
+        return self._hooks[name](*given, **named) if name in self._hooks else None
+
+    def samples(self, groups: Groups) -> tuple[Groups, list[float] | None]:
+        samples = [sample for group in groups for sample in group]
+        if CONVERT in self._hooks:
+            return converted(self._call(CONVERT, self.args, samples), groups)
+        if REWARDS not in self._hooks:
+            return groups, None
+        found, count = self._call(REWARDS, self.args, samples), len(samples)
+        if not isinstance(found, tuple) or len(found) != 2 or len(found[1]) != count:
+            raise PluginError(f"{_flag(REWARDS)}: expected (raw_rewards, rewards), {count} each, got {found!r:.80}")
+        return groups, list(map(float, found[1]))
+
+    def objective(self, algorithm: AlgorithmSettings) -> AlgorithmSettings:
+        return algorithm.model_copy(update={"rewards_normalization": False}) if self._final else algorithm
+
+    def started(self) -> None:
+        self._call("custom_megatron_init_path", self.args)
+
+    def model(self, build: Callable[..., Any], *, pre_process: bool, post_process: bool) -> Any:
+        _default[:] = [build]
+        return self._hooks.get(MODEL, build)(pre_process=pre_process, post_process=post_process)
+
+    def before_log_probs(self, model: Any, prefix: str) -> None:
+        self._call("custom_megatron_before_log_prob_hook_path", self.args, [model], prefix)
+
+    def advantages(self, batch: TrainBatch, arrays: Arrays, algorithm: Algorithm) -> tuple[Tensor, Tensor] | None:
+        if ADVANTAGE not in self._hooks:
+            return None
+        from agentrl.algorithms.ops.kl import approximate_kl
+        from agentrl.compat.rollout_batch import flat, rollout_batch
+
+        data, what, old = rollout_batch(batch, arrays, algorithm), _flag(ADVANTAGE), arrays["old_log_probs"]
+        reference = arrays["ref_log_probs"] if self.args.kl_coef else old
+        data["kl"] = list(approximate_kl(old, reference, self.args.kl_loss_type).split(data["response_lengths"]))
+        self._call(ADVANTAGE, self.args, data)
+        return flat(data, "advantages", what), flat(data, "returns", what)
+
+    def prepared(self, batch: TrainBatch, rollout: int, arrays: Arrays) -> tuple[TrainBatch, Arrays]:
+        if AFTER not in self._hooks:
+            return batch, arrays
+        import torch
+
+        from agentrl.compat.rollout_batch import PER_TOKEN, flat, rollout_batch
+
+        data, what = rollout_batch(batch, arrays), _flag(AFTER)
+        self._call(AFTER, self.args, rollout, data)
+        changed = {ours: flat(data, key, what).to(arrays[ours]) for key, ours in PER_TOKEN.items() if ours in arrays}
+        mask = flat(data, "loss_masks", what).cpu().numpy().astype("uint8")
+        if (mask > batch.loss_mask).any():
+            raise PluginError(f"{what}: loss_masks may only take tokens out; nothing was computed of the others")
+        if not self.args.calculate_per_token_loss:  # slime divides by the trajectories' masks as they were before
+            changed["counted"] = torch.from_numpy(batch.loss_mask.copy())
+        return replace(batch, loss_mask=mask), {**arrays, **changed}
+
+    def before_step(self, number: int, model: Any, optimizer: Any) -> None:
+        if STEP in self._hooks:
+            schedule = SimpleNamespace(num_steps=number, get_lr=lambda group: group["lr"])
+            numbers = divmod(number, self.args.num_steps_per_rollout)
+            self._call(STEP, self.args, *numbers, [model], optimizer, schedule)
+
+    def amend(self, part: Microbatch) -> Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Arrays]] | None:
+        if not {TIS, REDUCER} & self._hooks.keys():
+            return None
+        from agentrl.compat.losses import amended
+
+        return functools.partial(amended, self._hooks.get(TIS), self._hooks.get(REDUCER), self.args, part)
+
+    def loss(self, part: Microbatch, logits: Tensor) -> tuple[Tensor, Arrays]:
+        from agentrl.compat.losses import own_loss
+
+        return own_loss(self._hooks[LOSS], self.args, part, logits)
+
+    def weights_written(self, folder: str) -> None:
+        self._call(WRITTEN, self.args, folder, [])
+
+
+_default: list[Callable[..., Any]] = []
+"""What builds our own model, for a provider of the user's that changes that."""
+
+
+def get_model_provider_func(args: Any, role: str = "actor") -> Callable[..., Any]:
+    """slime's default provider, `(pre_process, post_process, vp_stage)`."""
+    return lambda pre_process=True, post_process=True, vp_stage=None: _default[0](
+        pre_process=pre_process, post_process=post_process
+    )
+
+
+def foreign(path: str, flag: str) -> bool:
+    """Whether a path names a function of slime's form for a flag that also takes ours."""
+    install()
+    found, form = find_object(path, what=flag), forms()[flag[2:].replace("-", "_")]
+    return callable(found) and not _binds(found, "view, settings") and _binds(found, form)
+
+
+def _binds(function: Callable[..., Any], form: str) -> bool:
+    plain, _, named = form.strip("()").partition("*, ")
+    try:
+        inspect.signature(function).bind(
+            *plain.replace(",", " ").split(), **dict.fromkeys(named.split(", ") * bool(named))
+        )
+    except TypeError:
+        return False
+    return True
+
+
+def _load(setting: str, path: str) -> Callable[..., Any]:
+    install()
+    what, form = f"{_flag(setting)} {path}", forms()[setting]
+    found = find_object(path, what=_flag(setting))
+    if not callable(found) or not _binds(found, form):
+        raise PluginError(f"{what}: expected a function {form}, got {found!r:.80}")
+    function = adapted(found)
+
+    def called(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise PluginError(f"{what}: {describe_error(error)}") from error
+
+    return called
+
+
+def _flag(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
+
+
+HOOKS: Callable[[Any], TrainHooks] = SlimeHooks
+FOREIGN: Callable[[str, str], bool] = foreign

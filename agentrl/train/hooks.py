@@ -1,0 +1,111 @@
+"""`TrainHooks`: the moments of training at which code in another trainer's form has a say.
+
+The base class changes nothing; `hooks_of` gives what `agentrl.compat` makes of a run's args. All ranks make the same calls
+with the same batch. Losses, weights and corrections in our own form are settings of the algorithm and none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl.algorithms.base import Computed, TokenView
+from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.plugins import optional
+from agentrl.sample import Sample
+from agentrl.train.batch import TrainBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.algorithms.algorithm import Algorithm
+    from agentrl.train.objective import StepInputs
+
+    Arrays = Mapping[str, Tensor]
+    """Flat [R] over a batch's response tokens, by the names of `train.contracts.Prepared`."""
+
+Groups = Sequence[Sequence[Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """A microbatch of the optimizer step on `batch`, and which of its tokens this rank computes.
+
+    Attributes:
+        samples: the microbatch's, by their numbers in `batch`.
+        flat: int64 [N], the tokens with an output on this rank, as indices into the step's flat response arrays.
+        join: adds tensors up over the ranks that have the same samples, and their gradients too.
+    """
+
+    batch: TrainBatch
+    inputs: StepInputs
+    samples: tuple[int, ...]
+    flat: Tensor
+    join: Callable[[Tensor], Tensor]
+
+
+class TrainHooks:
+    """Does nothing."""
+
+    reads: frozenset[Computed] = frozenset()
+    """What must be computed beside what the algorithm reads."""
+    takes_logits: bool = False
+    """Whether `loss` is asked in the algorithm's place."""
+
+    def samples(self, groups: Groups) -> tuple[Groups, Sequence[float] | None]:
+        """What is trained of a rollout, and the samples' rewards if these are not their own."""
+        return groups, None
+
+    def objective(self, algorithm: AlgorithmSettings) -> AlgorithmSettings:
+        """The objective's settings, as the trainer takes them."""
+        return algorithm
+
+    def started(self) -> None:
+        """The ranks have joined; no model is there yet."""
+
+    def model(self, build: Callable[..., Any], *, pre_process: bool, post_process: bool) -> Any:
+        """This rank's part of a model, not yet with its weights."""
+        return build(pre_process=pre_process, post_process=post_process)
+
+    def before_log_probs(self, model: Any, prefix: str) -> None:
+        """A pass without gradients begins; `prefix` is "" for a model that learns, else "ref_" or "teacher_"."""
+
+    def advantages(self, batch: TrainBatch, arrays: Arrays, algorithm: Algorithm) -> tuple[Tensor, Tensor] | None:
+        """Advantages and returns [R] in the algorithm's place."""
+        return None
+
+    def prepared(self, batch: TrainBatch, rollout: int, arrays: Arrays) -> tuple[TrainBatch, Arrays]:
+        """The rollout as it is trained on; `counted` among the arrays is the mask [R] that the weights are of."""
+        return batch, arrays
+
+    def before_step(self, number: int, model: Any, optimizer: Any) -> None:
+        """An optimizer step begins, counted over the run; gradients are zero."""
+
+    def amend(self, part: Microbatch) -> Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Arrays]] | None:
+        """`TokenView.amend`."""
+        return None
+
+    def loss(self, part: Microbatch, logits: Tensor) -> tuple[Tensor, Arrays]:
+        """The microbatch's share of the step's loss and of its statistics, scalars.
+
+        `logits` are float32 [N, vocabulary]; the part's tokens are all response tokens, also those that do not train.
+        """
+        raise NotImplementedError
+
+    def weights_written(self, folder: str) -> None:
+        """Weights lie in a folder from which the engines are about to read them."""
+
+
+NO_HOOKS = TrainHooks()
+
+
+def hooks_of(args: Any) -> TrainHooks:
+    """The hooks that the run's args name.
+
+    Raises:
+        PluginError: one cannot be loaded, or has another signature.
+        SettingsError: one would have no effect.
+    """
+    door: Callable[[Any], TrainHooks] | None = optional("agentrl.compat.train_hooks:HOOKS")
+    return door(args) if door else NO_HOOKS
