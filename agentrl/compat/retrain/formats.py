@@ -17,6 +17,8 @@ KEPT = "retrain"
 """The key of a sample's metadata under which stands what a sample has no place of its own for."""
 _CALL = re.compile(r"\n?<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 
+_TOOL = re.compile(r"<tool>(.*?)</tool>", re.DOTALL)
+
 
 class LLMAction(TypedDict, total=False):
     """One turn of the model; `tool_call` is its first call: `{"tool_name": ..., "tool_input": {...}}`."""
@@ -46,15 +48,26 @@ Steps = list[tuple[LLMAction, list[dict[str, str]]]]
 
 def action_of(turn: Turn) -> LLMAction:
     """The model's turn as an environment of retrain gets it."""
-    call = turn.tool_calls[0] if turn.tool_calls else None
+    calls = [{"tool_name": call.name, "tool_input": call.arguments} for call in turn.tool_calls] or _tagged(turn.text)
     return {
-        "action_type": "tool_call" if call else "text_response",
-        "text": None if call else turn.content,
-        "tool_call": {"tool_name": call.name, "tool_input": call.arguments} if call else None,
+        "action_type": "tool_call" if calls else "text_response",
+        "text": None if calls else turn.content,
+        "tool_call": calls[0] if calls else None,
         "raw_llm_output": turn.text,
         "reasoning": turn.reasoning,
         "old_per_token_logps": list((turn.sample.rollout_log_probs or [])[-len(turn.ids) :]) if turn.ids else None,
     }
+
+
+def _tagged(text: str) -> list[dict[str, Any]]:
+    """The call in retrain's own form, `<tool>{"name": ..., "args": {...}}</tool>`."""
+    found = _TOOL.search(text)
+    try:
+        call = json.loads(found[1]) if found else {}
+    except ValueError:
+        return []
+    named = isinstance(call, dict) and isinstance(call.get("name"), str)
+    return [{"tool_name": call["name"], "tool_input": call.get("args")}] if named else []
 
 
 def _said(text: str) -> LLMAction:

@@ -90,6 +90,16 @@ async def test_text_is_an_observation_too(chat: Chat) -> None:
     assert sample.reward == 1.0
 
 
+async def test_calls_in_our_form_and_in_retrains_are_actions(chat: Chat) -> None:
+    ours = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    theirs = '<tool>{"name": "add", "args": {"a": 1}}</tool>'
+    await play(chat, Guess, [ours, theirs, "<tool>[1]</tool>", "<tool>{</tool>", "7"])
+    *calls, listed, broken, last = Guess.made[-1].said
+    assert [call["tool_call"] for call in calls] == [{"tool_name": "add", "tool_input": {"a": 1}}] * 2
+    assert [call["action_type"] for call in calls] == ["tool_call"] * 2
+    assert [call["action_type"] for call in (listed, broken, last)] == ["text_response"] * 3
+
+
 async def test_each_trajectory_has_an_instance_of_its_own(chat: Chat) -> None:
     Guess.made.clear()
     first, second = [await play(chat, Guess, replies) for replies in (["3", "7"], ["7"])]
