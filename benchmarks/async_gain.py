@@ -95,6 +95,12 @@ class Stretched(Trainer):
     async def details(self) -> Any:
         return await self._real.details()
 
+    async def offload(self) -> None:
+        await self._real.offload()
+
+    async def onload(self) -> None:
+        await self._real.onload()
+
     async def save(self, path: Path, step: int) -> None:
         await self._real.save(path, step)
 

@@ -1,5 +1,6 @@
 """Engines as Ray actors, one an engine, so that they land on the cluster's nodes and end with the run."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ class EngineActor:
         enter_workspace(workspace)
         self._settings, self._stack = settings, ExitStack()
 
-    def start(self, index: int, logs: Path) -> tuple[str, int | None]:
-        """Start the server; returns its URL and process id."""
+    def start(self, index: int, logs: Path, gpus: Sequence[int] | None = None) -> tuple[str, int | None]:
+        """Start the server, on the GPUs of others if they are given; returns its URL and process id."""
         own, address = self._settings.engine.engine_host, node_address()
         host = own if address == "127.0.0.1" else address
-        process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host))
+        process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host, gpus=gpus))
         return process.url, process.pid
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agentrl.cluster.engines import engine_actor
 from agentrl.cluster.quiet import library_output
 from agentrl.cluster.rollouts import RayRollouts, rollout_actor
+from agentrl.cluster.room import bundles, engines, fitting
 from agentrl.cluster.runtime import ray_runtime, worker_environment
 from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
 from agentrl.cluster.waiting import values
@@ -39,15 +40,22 @@ async def start(
         resume: the checkpoint to go on from.
         progress: told what is being started, and when it is there.
     """
-    own_engines = settings.generates and settings.engine.engine != "external"
-    engines = settings.cluster.num_engines if own_engines else 0
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(library_output(folder.logs / "ray.log"))
         joined, began = settings.cluster.ray_address, time.monotonic()
         progress.begin(f"joining Ray at {joined}" if joined else "starting Ray")
-        stack.enter_context(ray_runtime(settings.cluster, cpus=_trainers(settings) + engines + 1))
+        cpus = 1 + sum(int(bundle["CPU"]) for bundle in bundles(settings))
+        stack.enter_context(ray_runtime(settings.cluster, cpus=cpus))
         progress.ready("Ray is up", began)
-        yield await _Starting(settings, folder, resume, progress, engines).on(stack)
+        fits = settings if joined and not settings.cluster.reduce_to_fit else fitting(settings, ray.cluster_resources())
+        if fits is not settings:
+            c = fits.cluster
+            progress.note(
+                f"--reduce-to-fit: {counted(c.world_size, 'trainer process', 'trainer processes')} instead of "
+                f"{settings.cluster.world_size}, --rollout-num-gpus {c.rollout_num_gpus} instead of "
+                f"{settings.cluster.rollout_num_gpus}"
+            )
+        yield await _Starting(fits, folder, resume, progress, engines(fits)).on(stack)
 
 
 _checked: Start = start
@@ -77,9 +85,9 @@ class _Starting:
         worker = rollout_actor(s, self.here, self.folder) if s.generates else None
         if worker is not None:
             stack.callback(ray.kill, worker)  # a cluster of somebody else's stays, and would keep it
-        placement = await stack.enter_async_context(_placed(s, self.engines))
+        placement = await stack.enter_async_context(_placed(s))
         trainer, ranks = self._trainer(placement)
-        actors = [self._engine(placement, _trainers(s) + i) for i in range(self.engines)]
+        actors = [self._engine(placement, i) for i in range(self.engines)]
         stack.push_async_callback(_stop_engines, actors)
         urls: list[str] = list(s.engine.rollout_external_engine_addrs)
         pids: list[int] = []
@@ -92,16 +100,21 @@ class _Starting:
 
         async def start_engines() -> None:
             with within(timeout, "starting the inference engines"):
-                found = await values([a.start.remote(i, self.folder.logs) for i, a in enumerate(actors)])
+                gpus = [await self._gpus(trainer, i) for i in range(self.engines)]
+                found = await values([a.start.remote(i, self.folder.logs, gpus[i]) for i, a in enumerate(actors)])
             urls[:], pids[:] = [url for url, _ in found], [pid for _, pid in found]
             self.progress.ready(f"{names[0]} ready", began)
 
         with ungrouped():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(start_trainer)
-                if actors:
+                if actors and not s.cluster.colocate:
                     tasks.start_soon(start_engines)
         await self._load(trainer)
+        if actors and s.cluster.colocate:
+            if s.cluster.offload_train:
+                await trainer.offload()
+            await start_engines()
         parts, generating = await self._rollouts(stack, trainer, urls, worker)
         with within(timeout, "asking for process ids"):
             trainers = await values([process.pid.remote() for process in trainer.processes])
@@ -155,10 +168,30 @@ class _Starting:
         actors = [kind.options(**chosen).remote(self.settings, self.here, learners) for chosen in options]
         return actors, [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
 
-    def _engine(self, placement: PlacementGroup, bundle: int) -> Any:
+    def _engine(self, placement: PlacementGroup, index: int) -> Any:
         cluster = self.settings.cluster
-        gpus = cluster.rollout_num_gpus_per_engine if cluster.device == "cuda" else 0
+        each = cluster.rollout_num_gpus_per_engine
+        if cluster.colocate:
+            nodes = _nodes(placement)
+            ranks = rank_order(nodes[: cluster.world_size])[index * each : (index + 1) * each]
+            if len({nodes[rank] for rank in ranks}) > 1:
+                raise SettingsError(
+                    f"--colocate: engine {index} would lie on several machines, with trainer processes {ranks}; choose "
+                    f"--actor-num-gpus-per-node so that --rollout-num-gpus-per-engine {each} divides it"
+                )
+            bundle, gpus = ranks[0], 0  # it has those of the trainers there
+        else:
+            bundle, gpus = _trainers(self.settings) + index, each if cluster.device == "cuda" else 0
         return engine_actor(self.settings, self.here, _options(placement, bundle, gpus, worker_environment()))
+
+    async def _gpus(self, trainer: RayTrainer, index: int) -> list[int] | None:
+        """The GPUs that an engine has in turns with trainer processes; None where it has its own, or none are there."""
+        cluster = self.settings.cluster
+        if not cluster.colocate or cluster.device != "cuda":
+            return None
+        each = cluster.rollout_num_gpus_per_engine
+        found = await values([actor.gpus.remote() for actor in trainer.actors[index * each : (index + 1) * each]])
+        return [gpu for gpus in found for gpu in gpus]
 
 
 def _trainers(settings: RunSettings) -> int:
@@ -176,18 +209,15 @@ def _options(placement: PlacementGroup, bundle: int, gpus: int, environment: dic
 
 
 @contextlib.asynccontextmanager
-async def _placed(settings: RunSettings, engines: int) -> AsyncIterator[PlacementGroup]:
+async def _placed(settings: RunSettings) -> AsyncIterator[PlacementGroup]:
     """Room for the trainer's ranks, the critic's own, then for the engines."""
-    cluster, cuda = settings.cluster, settings.cluster.device == "cuda"
-    bundles = [{"CPU": 1.0, **({"GPU": 1.0} if cuda else {})} for _ in range(_trainers(settings))]
-    per_engine = float(cluster.rollout_num_gpus_per_engine)
-    bundles += [{"CPU": 1.0, **({"GPU": per_engine} if cuda else {})} for _ in range(engines)]
-    placement = placement_group(bundles, strategy="PACK")
+    cluster, wanted = settings.cluster, bundles(settings)
+    placement = placement_group(wanted, strategy="PACK")
     try:
         seconds = cluster.start_timeout if cluster.ray_address else 60
         if not await to_thread.run_sync(placement.wait, seconds, abandon_on_cancel=True):
             raise SettingsError(
-                f"the cluster has no room for {len(bundles)} processes ({bundles}); it has {ray.available_resources()}; "
+                f"the cluster has no room for {len(wanted)} processes ({wanted}); it has {ray.available_resources()}; "
                 "lower --actor-num-gpus-per-node, --critic-num-gpus-per-node or --rollout-num-gpus, or join a larger cluster"
             )
         yield placement

@@ -78,6 +78,9 @@ class RolloutActor:
     async def checkpointed(self, step: int) -> None:
         await self._during(self._rollouts.checkpointed(step))
 
+    async def occupy(self, memory: frozenset[str]) -> None:
+        await self._during(self._rollouts.occupy(memory))
+
     async def evaluate(self, done: int) -> Mapping[str, float]:
         return await self._during(self._rollouts.evaluate(done))
 
@@ -135,6 +138,9 @@ class RayRollouts(Rollouts, WeightSink):
 
     async def checkpointed(self, step: int) -> None:
         await self._ask(self._actor.checkpointed.remote(step))
+
+    async def occupy(self, memory: frozenset[str]) -> None:
+        await self._ask(self._actor.occupy.remote(memory))
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         metrics: Mapping[str, float] = await self._ask(self._actor.evaluate.remote(done))

@@ -44,6 +44,8 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
         options["address"] = settings.ray_address
     else:
         options.update(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, address="local")
+        if settings.device == "cuda" and settings.num_gpus_per_node:
+            options["num_gpus"] = settings.num_gpus_per_node
     try:
         with interrupted_at_once():
             _start(options, attempts=1 if settings.ray_address else 3)

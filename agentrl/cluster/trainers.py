@@ -27,6 +27,10 @@ class TrainActor:
         """This node's address and a free port on it, for others to meet at."""
         return node_address(), free_port()
 
+    def gpus(self) -> list[int]:
+        """The GPUs of this process, as the node numbers them."""
+        return [int(gpu) for gpu in ray.get_gpu_ids()]
+
     def pid(self) -> int:
         """The process id."""
         return os.getpid()
@@ -52,6 +56,12 @@ class TrainActor:
 
     def details(self) -> Any:
         return self._backend.details()
+
+    def offload(self) -> None:
+        self._backend.offload()
+
+    def onload(self) -> None:
+        self._backend.onload()
 
     def save(self, path: Path, step: int, critic: Path | None = None) -> None:
         self._backend.save(path, step, critic)
@@ -122,6 +132,13 @@ class RayTrainer(Trainer, WeightSource):
         prepared = [actor.prepare.remote(batch.payload, found[0]) for actor in self.actors]
         await values(prepared)
         return prepared[0]
+
+    async def offload(self) -> None:
+        """The actor's processes alone: a critic's own have devices of their own."""
+        await values([actor.offload.remote() for actor in self.actors])
+
+    async def onload(self) -> None:
+        await values([actor.onload.remote() for actor in self.actors])
 
     async def save(self, path: Path, step: int) -> None:
         part = path.with_name(f".{path.name}.critic") if self.critics else None

@@ -214,10 +214,34 @@ def on_policy(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 
 
 def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
-    """Flags of slime's that this version knows but does not carry out: ignoring them would be worse."""
-    for name in ("colocate", "offload_train", "offload_rollout"):
-        if flat.get(name):
-            yield f"{_flag(name)} is not supported yet: trainer and engines run on devices of their own; leave it out"
+    """Whoever takes turns has the devices of the other, and waits for it."""
+    offloads = [_flag(name) for name in ("offload_train", "offload_rollout") if flat[name]]
+    if not flat["colocate"]:
+        if offloads:
+            yield (
+                f"{', '.join(offloads)} without --colocate: trainer and engines have devices of their own, and nobody waits "
+                "for that memory; leave it out, or set --colocate"
+            )
+        return
+    if (allowed := flat["max_staleness"]) > 0:
+        yield (
+            f"--colocate with --max-staleness {allowed}: on shared devices nothing is generated while the trainer trains; "
+            "leave one of them out"
+        )
+    trainers, devices = flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"], flat["rollout_num_gpus"]
+    if devices > trainers:
+        yield (
+            f"--colocate: the trainer has {trainers} devices, and --rollout-num-gpus is {devices}; use at most {trainers}, "
+            "or leave it out"
+        )
+
+
+def machines(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """What must lie on one machine fits onto it."""
+    most = flat["num_gpus_per_node"]
+    for name in ("actor_num_gpus_per_node", "critic_num_gpus_per_node", "rollout_num_gpus_per_engine"):
+        if most is not None and (flat[name] or 0) > most:
+            yield f"{_flag(name)} {flat[name]} is more than --num-gpus-per-node {most}; use at most {most}"
 
 
 def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
@@ -229,8 +253,9 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--backend local has one trainer process, and {trainers} were asked for; use --backend ray"
     if flat["engine"] == "embedded" and devices > 1:
         yield f"--backend local has one built-in engine, and --rollout-num-gpus is {devices}; use --backend ray"
-    if flat["ray_address"] is not None:
-        yield "--ray-address has no effect with --backend local; leave one of them out"
+    for name in ("ray_address", "num_gpus_per_node", "reduce_to_fit"):
+        if flat[name]:
+            yield f"{_flag(name)} has no effect with --backend local; leave one of them out"
     for name in _CRITICS_PROCESSES:
         if flat[name] is not None:
             yield f"{_flag(name)} has no effect with --backend local, whose critic learns in its one process; use --backend ray"
@@ -276,6 +301,7 @@ CHECKS: tuple[Check, ...] = (
     one_process,
     on_policy,
     sharing_devices,
+    machines,
     batch_arithmetic,
     layout,
     critic,

@@ -150,7 +150,8 @@ def _engine_lines(settings: RunSettings) -> Iterator[str]:
     else:
         for index in range(settings.cluster.num_engines):
             devices = ", ".join(map(str, range(index * each, (index + 1) * each)))
-            yield f"engine {index}: {engine.engine}, on engine devices {devices}"
+            where = "in turns with the trainer on its" if settings.cluster.colocate else "on engine"
+            yield f"engine {index}: {engine.engine}, {where} devices {devices}"
 
 
 def render(value: Any) -> str:

@@ -24,11 +24,24 @@ class ClusterSettings(Settings):
         None,
         description="The critic's own processes a node; by default the trainer's number if it has nodes of its own.",
     )
-    rollout_num_gpus: PositiveInt = Field(1, description="Devices for all inference engines together.")
+    rollout_num_gpus: PositiveInt = Field(
+        1, description="Devices for all inference engines together; with colocate by default the trainer's."
+    )
     rollout_num_gpus_per_engine: PositiveInt = Field(1, description="Devices one inference engine uses.")
     colocate: bool = Field(False, description="Trainer and engines share the same devices and take turns.")
-    offload_train: bool = Field(False, description="Move the trainer's state to host memory while engines generate.")
-    offload_rollout: bool = Field(False, description="Release the engines' memory while the trainer trains.")
+    offload_train: bool | None = Field(
+        None, description="Move the trainer's state to host memory while engines generate; by default with colocate."
+    )
+    offload_rollout: bool | None = Field(
+        None, description="Release the engines' memory while the trainer trains; by default with colocate."
+    )
+    num_gpus_per_node: PositiveInt | None = Field(
+        None, description="Devices of one machine that the run may use; by default all that Ray finds."
+    )
+    reduce_to_fit: bool = Field(
+        False,
+        description="Where fewer devices are there than asked for, use those: fewer replicas of the model, fewer engines.",
+    )
 
     update_weight_mode: Literal["broadcast", "disk"] = Field(
         "broadcast", description="How new weights reach the engines: a process group, or files in the run's folder."

@@ -39,6 +39,8 @@ class RunSettings(Sections):
             self._fill("engine", engine="external")
         if self.algorithm.needs_length and self.algorithm.loss_max_length is None:
             self._fill("algorithm", loss_max_length=self.rollout.rollout_max_response_len)
+        if self.cluster.colocate:
+            self._follow_colocate()
         flat = self.flat()
         said = {**flat, **{name: None for name in _FOLLOWS if name not in self.given()}}
         problems = checks.contradictions(said, read_model_info(flat["hf_checkpoint"]))
@@ -64,6 +66,18 @@ class RunSettings(Sections):
         if details is not None and self.observability.save_debug_rollout_data is None:
             self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.jsonl")
         return self
+
+    def _follow_colocate(self) -> None:
+        """Both sides leave their memory to the other one; SGLang has to be started so that it can."""
+        cluster = self.cluster
+        devices = cluster.rollout_num_gpus if "rollout_num_gpus" in cluster.model_fields_set else cluster.world_size
+        offload = {
+            name: True if getattr(cluster, name) is None else getattr(cluster, name)
+            for name in ("offload_train", "offload_rollout")
+        }
+        self._fill("cluster", rollout_num_gpus=devices, **offload)
+        if self.engine.engine == "sglang" and offload["offload_rollout"]:
+            self._fill("engine", sglang_options={"enable_memory_saver": True, **self.engine.sglang_options})
 
     def _follow_one_process(self) -> None:
         """A process cannot broadcast to itself, and its threads are everybody's."""

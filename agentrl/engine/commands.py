@@ -85,6 +85,8 @@ def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[
         options["tp-size"] = gpus
     options |= {name.replace("_", "-"): value for name, value in settings.sglang_options.items()}
     start = (str(_CPU_LAUNCHER),) if cpu else ("-m", "sglang.launch_server")
+    if cpu and options.get("enable-memory-saver"):
+        raise SettingsError("SGLang on a CPU gives no memory back; set --no-offload-rollout, or --engine embedded")
     python = settings.engine_python or sys.executable
     return EngineCommand((python, *start, "--model-path", *where, *_flags(options)), environment)
 

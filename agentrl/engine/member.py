@@ -19,7 +19,7 @@ import orjson
 from agentrl.engine.balance import EngineState
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionLost, Reply, Transport
-from agentrl.engine.weights import TensorSpec, WeightGroup
+from agentrl.engine.weights import WHOLE, TensorSpec, WeightGroup
 from agentrl.engine.wire import error_message
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
 
@@ -44,6 +44,8 @@ class Member:
         self._transport, self._timeout = transport, settings.engine_control_timeout
         self._has_update_sessions = True
         self._calls: set[anyio.CancelScope] = set()
+        self._started: Any = None
+        self._given_back: frozenset[str] = frozenset()
 
     def break_off(self) -> None:
         """The engine is out of reach: all calls under way fail."""
@@ -126,6 +128,32 @@ class Member:
             await self._call("POST", "/flush_cache")  # with a timeout, a server would wait for retracted requests too
         except EngineRejected:
             await self._call("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT:g}")
+
+    # ---- memory -------------------------------------------------------------------------------------------
+
+    async def occupy(self, memory: frozenset[str]) -> None:
+        """Keep or take this part of `WHOLE`, and give back the rest; no request may be running then.
+
+        SGLang ends when it is asked for what it has, so it is remembered here, for as long as the server lives.
+        """
+        if memory == WHOLE and not self._given_back:
+            return
+        info = await self.server_info()
+        if info.get("enable_memory_saver") is not True:
+            raise EngineRejected(
+                f"{self.url} cannot give its memory back while the trainer trains; start it with --enable-memory-saver, or "
+                "set --no-offload-rollout",
+                kind="no_memory_saver",
+            )
+        if self._started != info.get("startup_time"):
+            self._started, self._given_back = info.get("startup_time"), frozenset()
+        if back := self._given_back & memory:
+            await self._call("POST", "/resume_memory_occupation", {"tags": sorted(back)})
+            self._given_back -= back
+        if rest := WHOLE - memory - self._given_back:
+            await self.flush_cache()
+            await self._call("POST", "/release_memory_occupation", {"tags": sorted(rest)})
+            self._given_back |= rest
 
     # ---- weights ------------------------------------------------------------------------------------------
 

@@ -247,8 +247,19 @@ class EnginePool:
 
     async def release(self) -> None:
         """Go on generating."""
-        if not self._upkeep.updating:
+        if self._upkeep.generates:
             self.held.open()
+
+    async def occupy(self, memory: frozenset[str]) -> None:
+        """Have the engines keep or take this part of their memory (`weights`, `kv_cache`) and give back the rest.
+
+        Without both nothing is generated: calls under way keep their tokens, and go on when both are there again. Weights
+        that were given back are as before in the built-in engine, and any in SGLang, which needs an update then.
+
+        Raises:
+            EngineFailure: none answers, or one cannot: kind `no_memory_saver`.
+        """
+        await self._upkeep.occupy(memory)
 
     # ---- asking -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@
 3. A member that misses a folder is left out and given it when it can take it; the update fails when nobody took it.
    A broadcast is all or nothing: the group that it goes to is that of one set of members (`epoch`), and whatever happened
    to one of them since it joined ends it.
+4. Memory that the members give back (`occupy`) a member that comes back gives back too. Without all of it nothing is
+   generated.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from agentrl.engine.member import Member
 from agentrl.engine.requests import Requests
 from agentrl.engine.roster import Roster
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, WeightGroup, WeightUpdate
-from agentrl.errors import EngineFailure, EngineUnreachable
+from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, WeightGroup, WeightUpdate
+from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 from agentrl.settings import shown
 
 _RESUME_TIMEOUT = 10.0
@@ -37,7 +39,7 @@ class Upkeep:
     """The only writer of weights and of `held` while an update runs."""
 
     def __init__(self, roster: Roster, requests: Requests, held: Hold, settings: EngineSettings) -> None:
-        self.updating = False
+        self.updating, self.memory = False, WHOLE
         self._roster, self._requests, self._held, self._settings = roster, requests, held, settings
         self._lock = anyio.Lock()
         self._misses: dict[Member, int] = {}
@@ -75,7 +77,9 @@ class Upkeep:
             if member.state.weights != "current" and not self.updating:
                 with anyio.CancelScope() as scope:
                     self._regains.append(scope)
-                    await self._roster.regain(member)
+                    await member.occupy(self.memory)
+                    if "weights" in self.memory:
+                        await self._roster.regain(member)
         elif not self.updating or path == "/model_info":  # else it was paused meanwhile
             self._misses[member] = self._misses.get(member, 0) + 1
             if self._misses[member] >= _MISSES:
@@ -103,19 +107,44 @@ class Upkeep:
 
     async def receive(self, update: WeightUpdate, version: str) -> None:
         """See `EnginePool.receive`."""
+        async with self._alone():
+            if isinstance(update, BroadcastUpdate):
+                await self._broadcast(update, version)
+            else:
+                await self._load(update, version)
+
+    @property
+    def generates(self) -> bool:
+        """Whether requests may be sent, as far as weights and memory go."""
+        return not self.updating and self.memory == WHOLE
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Nothing is sent and nobody is brought back meanwhile."""
         async with self._lock:
             self.updating = True
             self._held.close()
             while self._regains:
                 self._regains.pop().cancel()
             try:
-                if isinstance(update, BroadcastUpdate):
-                    await self._broadcast(update, version)
-                else:
-                    await self._load(update, version)
+                yield
             finally:
                 self.updating = False
-                self._held.open()
+                if self.generates:
+                    self._held.open()
+
+    # ---- memory -------------------------------------------------------------------------------------------
+
+    async def occupy(self, memory: frozenset[str]) -> None:
+        """See `EnginePool.occupy`."""
+        async with self._alone():
+            self.memory = memory
+            await self._requests.interrupt()
+            _, failures = await self._roster.each(lambda member: member.occupy(memory), await self._answering())
+            if refused := [failure for failure in failures.values() if isinstance(failure, EngineRejected)]:
+                raise refused[0]
+
+    # ---- steps of an update -------------------------------------------------------------------------------
 
     async def _load(self, update: DiskUpdate, version: str) -> None:
         async with self._paused(await self._answering()) as paused:

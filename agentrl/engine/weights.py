@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WHOLE = frozenset({"weights", "kv_cache"})
+"""All that an engine can give back of its memory, by SGLang's names; it needs all of it to generate."""
+
 TensorSpec = tuple[str, str, list[int]]
 """A tensor's Hugging Face name, its dtype (as `bfloat16`) and its shape."""
 

@@ -109,6 +109,9 @@ class Demonstrations(Rollouts):
     async def checkpointed(self, step: int) -> None:
         await to_thread.run_sync(self._queue.checkpointed, step)
 
+    async def occupy(self, memory: frozenset[str]) -> None:
+        pass
+
     async def evaluate(self, done: int) -> Mapping[str, float]:
         return {}
 

@@ -20,6 +20,7 @@ from agentrl.run.preflight import preflight, resumed
 from agentrl.run.resuming import changed
 from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
+from agentrl.run.turns import Turns
 from agentrl.runfolder import RunFolder
 from agentrl.train.checkpoints import latest
 
@@ -111,9 +112,11 @@ class Driver:
 
     async def run(self, first: int = 0) -> None:
         """From step `first` to the planned end, or to the end of the data."""
+        self._turns = Turns(self._settings.cluster, self._parts)
         self._schedule = Schedule(cadence(self._settings, engines=self._parts.weights is not None), first)
         self._first = first
         while (action := self._schedule.next()) is not None:
+            await self._turns.before(action.do)
             await self._do(action)
 
     async def _do(self, action: Action) -> None:
@@ -169,6 +172,7 @@ class Driver:
         now = time.monotonic()
         times = {"perf/wait_seconds": self._waited, "perf/train_seconds": now - began}
         times["perf/step_seconds"] = now - self._began
+        times |= self._turns.taken()
         times["perf/wait_time_ratio"] = self._waited / max(now - self._began, 1e-9)
         named = {k if k.startswith("perf/") else f"train/{k}": v for k, v in metrics.items()}
         self._log(step, {**batch.metrics, **named, **times})

@@ -1,7 +1,7 @@
 """Engines that a run starts on this machine."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -31,11 +31,14 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
 
 
 @contextmanager
-def serve_one(settings: RunSettings, index: int, logs: Path, *, host: str | None = None) -> Iterator[EngineProcess]:
+def serve_one(
+    settings: RunSettings, index: int, logs: Path, *, host: str | None = None, gpus: Sequence[int] | None = None
+) -> Iterator[EngineProcess]:
     """Run engine `index` of several, for code without an event loop.
 
     Args:
         host: address to listen on; default the settings'.
+        gpus: CUDA devices; default: leave the choice to the engine.
     """
     base = settings.engine.engine_port_base
     own = settings.engine.model_copy(update={"engine_port_base": None if base is None else base + index})
@@ -46,6 +49,7 @@ def serve_one(settings: RunSettings, index: int, logs: Path, *, host: str | None
         log_dir=logs / f"engine_{index}",
         host=host,
         gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
+        gpu_ids=gpus,
     )
     with context as engines:
         yield engines[0]

@@ -115,6 +115,12 @@ class LocalTrainer(Trainer):
     async def details(self) -> Any:
         return self._backend.details()
 
+    async def offload(self) -> None:
+        await _call(self._thread, self._backend.offload)
+
+    async def onload(self) -> None:
+        await _call(self._thread, self._backend.onload)
+
     async def save(self, path: Path, step: int) -> None:
         await _call(self._thread, partial(self._backend.save, path, step))
 

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import anyio
 
 from agentrl.config import RunSettings
-from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
+from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.errors import AgentRLError
 from agentrl.observability.progress import Progress, counted
 from agentrl.runfolder import RunFolder
 from agentrl.train.checkpoints import Found
 
 __all__ = [
+    "WHOLE",
     "Batch",
     "BroadcastUpdate",
     "DiskUpdate",
@@ -73,6 +74,9 @@ class Rollouts(Protocol):
     async def checkpointed(self, step: int) -> None:
         """A durable checkpoint covers everything up to `step`."""
 
+    async def occupy(self, memory: frozenset[str]) -> None:
+        """Have the engines keep or take this part of `WHOLE`, and give back the rest."""
+
     async def evaluate(self, done: int) -> Mapping[str, float]:
         """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
 
@@ -85,6 +89,12 @@ class Trainer(Protocol):
 
     async def details(self) -> Any:
         """What the last `train` said of each token (`Training.details`), or whatever `Rollouts.trained` takes for it."""
+
+    async def offload(self) -> None:
+        """Give back the devices' memory; only `onload` may follow. Twice is once."""
+
+    async def onload(self) -> None:
+        """Take it again, with the same state. Twice is once."""
 
     async def save(self, path: Path, step: int) -> None:
         """Write a checkpoint that covers rollouts up to `step`, whole or not at all."""

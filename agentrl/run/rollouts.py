@@ -220,6 +220,9 @@ class LedgerRollouts(Rollouts, WeightSink):
     async def checkpointed(self, step: int) -> None:
         await to_thread.run_sync(self._queue.checkpointed, step)
 
+    async def occupy(self, memory: frozenset[str]) -> None:
+        await self.generation.pool.occupy(memory)
+
     async def evaluate(self, done: int) -> Mapping[str, float]:
         return await self.generation.evaluate(done)
 
@@ -247,6 +250,9 @@ class DumpedRollouts(Rollouts):
         pass
 
     async def checkpointed(self, step: int) -> None:
+        pass
+
+    async def occupy(self, memory: frozenset[str]) -> None:
         pass
 
     async def evaluate(self, done: int) -> Mapping[str, float]:

@@ -83,7 +83,8 @@ class BroadcastWeights(Weights):
         )
 
     async def _join(self, members: tuple[str, ...]) -> BroadcastUpdate:
-        backend = "nccl" if self._settings.device == "cuda" else "gloo"
+        alone = self._settings.device == "cuda" and not self._settings.colocate  # NCCL takes one process a GPU
+        backend = "nccl" if alone else "gloo"
         per_engine = self._settings.rollout_num_gpus_per_engine
         # External engines outlive a run, and would refuse a group name that an earlier life has used.
         name = f"agentrl_weights_{uuid.uuid4().hex[:8]}"

@@ -143,8 +143,30 @@ def test_a_custom_generate_may_use_the_tools_of_an_environment() -> None:
     assert build("--env a:B --custom-generate-function-path c.py").rollout.env == "a:B"
 
 
-def test_flags_that_would_be_ignored_are_refused() -> None:
-    assert "--colocate is not supported yet" in message("--colocate")
+def test_shared_devices() -> None:
+    found = build("--colocate --actor-num-gpus-per-node 4 --rollout-num-gpus-per-engine 2 --engine sglang")
+    c = found.cluster
+    assert (c.rollout_num_gpus, c.num_engines, c.offload_train, c.offload_rollout) == (4, 2, True, True)
+    assert found.args.sglang_enable_memory_saver is True
+    assert "rollout_num_gpus" not in found.given()
+    assert found.replace(actor_num_gpus_per_node=2).cluster.rollout_num_gpus == 2
+    fewer = build("--colocate --actor-num-gpus-per-node 4 --rollout-num-gpus 2 --no-offload-train").cluster
+    assert (fewer.rollout_num_gpus, fewer.offload_train, fewer.offload_rollout) == (2, False, True)
+    assert "the trainer has 2 devices, and --rollout-num-gpus is 3; use at most 2" in message(
+        "--colocate --actor-num-gpus-per-node 2 --rollout-num-gpus 3"
+    )
+    assert "--colocate with --max-staleness 1: on shared devices nothing" in message("--colocate --max-staleness 1")
+    alone = message("--offload-train --offload-rollout")
+    assert "--offload-train, --offload-rollout without --colocate" in alone
+    assert build("--no-offload-train").cluster.offload_train is False
+
+
+def test_what_lies_on_one_machine_fits_onto_it() -> None:
+    assert build("--num-gpus-per-node 4 --actor-num-gpus-per-node 4").cluster.num_gpus_per_node == 4
+    for name in ("actor-num-gpus-per-node", "critic-num-gpus-per-node", "rollout-num-gpus-per-engine"):
+        assert f"--{name} 8 is more than --num-gpus-per-node 4; use at most 4" in message(
+            f"--num-gpus-per-node 4 --{name} 8 --rollout-num-gpus 8"
+        )
 
 
 def test_details_are_samples_of_every_rollout() -> None:

@@ -372,9 +372,10 @@ SAID: dict[str, tuple[str, str]] = {
     "tensor_model_parallel_size": ("2", "cannot hold"),
     "pipeline_model_parallel_size": ("2", "cannot hold"),
     "context_parallel_size": ("2", "cannot hold"),
-    "colocate": ("", "not supported yet"),
-    "offload_train": ("", "not supported yet"),
-    "offload_rollout": ("", "not supported yet"),
+    "offload_train": ("", "without --colocate"),
+    "offload_rollout": ("", "without --colocate"),
+    "num_gpus_per_node": ("1", "has no effect with --backend local"),
+    "reduce_to_fit": ("", "has no effect with --backend local"),
     "update_weight_mode": ("broadcast", "sends weights by disk"),
     "update_weight_buffer_size": ("4096", "has no effect with --update-weight-mode disk"),
     "wandb_project": ("x", "has no effect without --use-wandb"),
@@ -389,6 +390,7 @@ SAID: dict[str, tuple[str, str]] = {
 }
 
 ELSEWHERE: dict[str, tuple[str, str]] = {
+    "colocate": ("run/test_driver.py", "colocate"),
     "slime_defaults": ("config/test_unused.py", "slime_defaults"),
     "compat_options": ("config/test_settings.py", "compat_options"),
     "router_middleware_paths": ("engine/test_router.py", "router_middleware_paths"),

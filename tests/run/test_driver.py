@@ -60,6 +60,15 @@ class Notes(Rollouts, Trainer, Weights):
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         self._note(f"export {path.name}")
 
+    async def occupy(self, memory: frozenset[str]) -> None:
+        self._note(f"engines keep {sorted(memory)}")
+
+    async def offload(self) -> None:
+        self._note("trainer away")
+
+    async def onload(self) -> None:
+        self._note("trainer back")
+
     async def send(self, version: int) -> None:
         self._note(f"send {version}")
 
@@ -94,6 +103,26 @@ async def test_a_run_from_its_first_weights_to_its_model(tmp_path: Path) -> None
     assert rows[1]["rollout/reward"] == 0.5
     assert 0 <= rows[1]["perf/train_seconds"] <= rows[1]["perf/step_seconds"]
     assert rows[3]["eval/set/reward"] == 1.0
+
+
+async def test_trainer_and_engines_take_turns_on_shared_devices(tmp_path: Path) -> None:
+    s = settings(tmp_path, colocate=True, eval_prompt_data=("set", "x.jsonl"), eval_interval=1, save_interval=1)
+    engines, trainer = ("trainer away", "engines keep ['kv_cache', 'weights']"), "trainer back"
+    sending, training = ("engines keep ['weights']", trainer), ("engines keep []", trainer)
+    trained = (*training, "train payload 0 after 0 steps", "details", "trained [0, 1] at 0")
+    assert (await drive(s, Notes()))[:24] == [
+        *(*sending, "send 0", *engines, "evaluate 0", "batch 0", *trained),
+        *(*sending, "send 1", *engines, "evaluate 1", *sending, "save rollout_000000 0", "checkpointed 0"),
+        *engines,
+    ]
+    assert next(iter(read_metrics(tmp_path / METRICS)))["step"] == -1
+    assert [row["perf/turns_seconds"] >= 0 for row in read_metrics(tmp_path / METRICS) if "train/loss" in row]
+    only_engines = await drive(settings(tmp_path / "b", colocate=True, offload_train=False), Notes())
+    assert not [entry for entry in only_engines if entry.startswith("trainer")]
+    only_trainer = await drive(settings(tmp_path / "c", colocate=True, offload_rollout=False), Notes())
+    assert not [entry for entry in only_trainer if entry.startswith("engines")]
+    assert trainer in only_trainer
+    assert not [entry for entry in await drive(settings(tmp_path / "d"), Notes()) if "engines" in entry]
 
 
 async def test_data_that_ends_and_a_dump_without_engines(tmp_path: Path) -> None:

@@ -34,6 +34,12 @@ class Source(WeightSource, Trainer):
     def __init__(self, log: list[str]) -> None:
         self.log, self.meeting = log, anyio.Event()
 
+    async def offload(self) -> None:
+        raise NotImplementedError
+
+    async def onload(self) -> None:
+        raise NotImplementedError
+
     async def address(self) -> tuple[str, int]:
         return "node", 7
 

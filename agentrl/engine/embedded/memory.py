@@ -9,10 +9,11 @@ from collections.abc import Collection
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.errors import refused
+from agentrl.engine.weights import WHOLE
 from agentrl.parked import Parked, give_back
 
 WEIGHTS, CACHE = "weights", "kv_cache"
-TAGS = (CACHE, WEIGHTS, "cuda_graph")
+TAGS = (*WHOLE, "cuda_graph")
 """As SGLang calls them; there are no graphs here."""
 
 
@@ -40,7 +41,7 @@ class Memory:
                 self._parked = Parked(engine.model.state_dict().values())
             except OSError as error:
                 raise refused(f"release_memory_occupation: the weights could not be put aside: {error}.") from error
-        engine.released |= {tag for tag in tags if tag in (CACHE, WEIGHTS)}
+        engine.released |= {tag for tag in tags if tag in WHOLE}
 
     def resume(self, engine: Engine, tags: Collection[str]) -> None:
         """Bring back."""

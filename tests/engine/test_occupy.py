@@ -1,0 +1,114 @@
+"""Engines of a pool that give their memory back while somebody else needs it."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+
+from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, SamplingParams
+from agentrl.engine.local import in_process
+from agentrl.engine.transport import ConnectionLost, Reply
+from agentrl.engine.weights import WHOLE
+from agentrl.errors import EngineRejected
+from tests.engine.test_weight_update import Recorder
+
+SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0, engine_probe_interval=0.05)
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=1.0, max_new_tokens=300, ignore_eos=True)
+WEIGHTS = frozenset({"weights"})
+
+
+class Saver(Recorder):
+    """Engines that say what they can do, and which life of theirs this is."""
+
+    def __init__(self, saver: bool) -> None:
+        super().__init__()
+        self.info: dict[str, Any] = {"enable_memory_saver": saver, "startup_time": 1.0}
+        self.misses, self.released = 0, anyio.Event()
+
+    async def exchange(self, method: str, url: str, *rest: Any, **more: Any) -> Reply:
+        if self.misses:
+            self.misses -= 1
+            raise ConnectionLost("it is being started again", kind="engine_lost")
+        if url.endswith("/server_info"):
+            return Reply(200, orjson.dumps(self.info))
+        reply = await super().exchange(method, url, *rest, **more)
+        if url.endswith("/release_memory_occupation"):
+            self.released.set()
+        return reply
+
+    def moved(self) -> list[tuple[str, list[str]]]:
+        """What one engine was asked for since the last look."""
+        found = [(path.split("_")[0][1:], body["tags"]) for host, path, body in self.calls if body and host == "one"]
+        self.calls.clear()
+        return found
+
+
+async def test_calls_wait_with_their_tokens_until_everything_is_there_again(
+    tiny_model: Path, other_model: Path
+) -> None:
+    async with (
+        in_process(SETTINGS, tiny_model) as (transport, url),
+        EnginePool([url], SETTINGS, vocab_size=512, transport=transport) as pool,
+        anyio.create_task_group() as tasks,
+    ):
+        before = await pool.generate([10, 60, 61], GREEDY)
+        done: list[int] = []
+
+        async def play() -> None:
+            done.extend((await pool.generate([10, 60, 61], LONG)).ids)
+
+        tasks.start_soon(play)
+        await anyio.wait_all_tasks_blocked()
+        await pool.occupy(frozenset())
+        await pool.release()
+        assert pool.held.closed
+        await pool.occupy(WEIGHTS)
+        await pool.receive(DiskUpdate(str(other_model)), "1")
+        await anyio.wait_all_tasks_blocked()
+        assert pool.held.closed
+        assert not done
+        await pool.occupy(WHOLE)
+        other = await pool.generate([10, 60, 61], GREEDY)
+        assert other.ids != before.ids
+        await pool.occupy(frozenset())
+        await pool.occupy(WHOLE)
+        again = await pool.generate([10, 60, 61], GREEDY)
+        assert again.ids == other.ids
+    assert len(done) == 300
+
+
+async def test_engines_are_asked_for_what_they_have_and_no_more() -> None:
+    engines = Saver(True)
+    pool = EnginePool(["http://one", "http://two"], SETTINGS, vocab_size=8, transport=engines)
+    await pool.occupy(WHOLE)
+    assert engines.moved() == []
+    await pool.occupy(WEIGHTS)
+    assert engines.moved() == [("release", ["kv_cache"])]
+    await pool.occupy(frozenset())
+    assert engines.moved() == [("release", ["weights"])]
+    engines.info["startup_time"] = 2.0
+    await pool.occupy(frozenset())
+    assert engines.moved() == [("release", ["kv_cache", "weights"])], "an engine that was started again has all of it"
+    await pool.occupy(WHOLE)
+    assert engines.moved() == [("resume", ["kv_cache", "weights"])]
+
+
+async def test_an_engine_without_a_memory_saver_is_named() -> None:
+    pool = EnginePool(["http://one"], SETTINGS, vocab_size=8, transport=Saver(False))
+    with pytest.raises(EngineRejected, match="http://one cannot give its memory back .*--enable-memory-saver, or set"):
+        await pool.occupy(frozenset())
+
+
+async def test_one_that_comes_back_meanwhile_gives_its_memory_back_too() -> None:
+    engines = Saver(True)
+    async with EnginePool(["http://one"], SETTINGS, vocab_size=8, transport=engines) as pool:
+        await pool.occupy(frozenset())
+        engines.moved()
+        engines.info["startup_time"], engines.misses, engines.released = 2.0, 2, anyio.Event()
+        with anyio.fail_after(10):
+            await engines.released.wait()
+        assert engines.moved() == [("release", ["kv_cache", "weights"])]
+        assert pool.members[0].state.weights == "unknown", "it has none to play with"
