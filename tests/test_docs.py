@@ -112,6 +112,10 @@ PYTHON = each("python")
 
 @pytest.mark.parametrize(("page", "code"), [p for p in PYTHON if not takes_processes(p.values[1])])  # type: ignore[attr-defined]
 def test_python_blocks_run(page: Path, code: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "from slime" in code:
+        if (install := optional("agentrl.compat.modules:install")) is None:
+            pytest.skip("slime's module names are agentrl.compat's")
+        install()
     run_block(code, monkeypatch)
 
 
@@ -234,7 +238,9 @@ def test_flags_exist(page: Path) -> None:
     other = r"python -m|pytest|pip install|mypy|ray start|hf download"
     ours = "\n".join(line for line in text.splitlines() if not re.search(other, line))
     own = {flag for flag in _FLAG.findall(ours) if not flag.startswith("--sglang-")}  # the prefix of SGLang's flags
-    if page.name.startswith("coming-from"):  # flags of other trainers; nobody knows them without agentrl.compat
+    if page.name.startswith(
+        ("coming-from", "slime-")
+    ):  # flags of other trainers; nobody knows them without agentrl.compat
         row_of = optional("agentrl.compat.flags:row_of")
         own = {flag for flag in own if row_of is not None and row_of(flag) is None}
     assert own - known_flags() - NOT_PARAMETERS == set()

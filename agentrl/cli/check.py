@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from agentrl.cli.main import debug_option
 from agentrl.cli.settings_command import PlayedCommand
 from agentrl.config.flags import options
 from agentrl.errors import SettingsError
+from agentrl.plugins import optional
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
         click.Option(["--play"], is_flag=True, help="Be the model: what you type is its turn."),
         click.Option(["--model"], metavar="URL", help="Have a model play: an OpenAI-compatible server's address."),
         click.Option(["--schemas"], is_flag=True, help="Print the schemas of the tools."),
+        click.Option(
+            ["--hook"],
+            multiple=True,
+            metavar="NAME[=PATH]",
+            help="Call one of slime's hooks as a run does (docs/slime-hooks.md); without a path, the one of the settings.",
+        ),
         *options(),
     ],
     context_settings={"max_content_width": 100},
@@ -40,6 +48,7 @@ def command(
     play: bool,
     model: str | None,
     schemas: bool,
+    hook: tuple[str, ...],
     **params: Any,
 ) -> int:
     """Play episodes before a run does, without a model: a script writes the turns (or you do, or a served model).
@@ -61,6 +70,8 @@ def command(
     settings = given_settings(params, config, **more)
     for folder in folders:
         check_model(folder)
+    if hook:
+        return check_hooks(settings, hook)
     if not envs and not settings.rollout.env and settings.rollout.custom_generate_function_path is None:
         if not folders:
             raise SettingsError("nothing to check: name an environment, a model folder, or --config FILE")
@@ -68,6 +79,17 @@ def command(
     live = _live(play, model)
     played = [settings.replace(env=env) for env in envs] or [settings]
     return max([check_env(one, seconds, schemas, live) for one in played])
+
+
+def check_hooks(settings: "RunSettings", hooks: tuple[str, ...]) -> int:
+    """Call hooks, and print what was found of each."""
+    check: Callable[[str, str | None, RunSettings], str] | None = optional("agentrl.compat.conformance:CHECK")
+    if check is None:
+        raise SettingsError("--hook: slime's hooks are those of agentrl.compat, which this installation does not have")
+    for hook in hooks:
+        name, _, path = hook.partition("=")
+        click.echo(check(name, path or None, settings))
+    return 0
 
 
 def check_model(folder: str) -> None:

@@ -102,8 +102,9 @@ def log(rollout_id, args, samples, rollout_extra_metrics, rollout_time):
 
 
 def eval_log(rollout_id, args, data, extra_metrics):
-    rewards = data["dev"]["rewards"]
-    assert len(rewards) == len(data["dev"]["truncated"]) == len(data["dev"]["samples"])
+    (found,) = data.values()
+    rewards = found["rewards"]
+    assert len(rewards) == len(found["truncated"]) == len(found["samples"])
     extra_metrics["mine"] = sum(rewards) / len(rewards)
     return False
 
@@ -140,3 +141,17 @@ def unrewarded(args, rollout_id, data_source, evaluation=False):
     for sample in copy.copy(groups[0]):
         _finished(sample).reward = None
     return groups
+
+
+def newest(args, rollout_id, buffer, num_samples):
+    chosen = buffer[-num_samples:]
+    del buffer[-num_samples:]
+    return chosen
+
+
+async def fails_to_reward(args, sample, **kwargs):
+    return None
+
+
+def divides(args, sample, **kwargs):
+    return 1 / 0

@@ -1,0 +1,233 @@
+"""`agentrl check --hook NAME=PATH`: a slime hook is called once, with small values of the types that a run hands over.
+
+Its parameters must be those of `hooks.tsv`, and what it returns what is said there. Hooks that need a model or its optimizer
+are looked at only; those that generate are called where there is a model folder, with the built-in engine.
+"""
+
+import ast
+import csv
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import anyio
+
+from agentrl.compat.calls import Namespace, namespace, served
+from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_dynamic_filter
+from agentrl.compat.modules import install
+from agentrl.compat.sample import Sample
+from agentrl.config import RunSettings
+from agentrl.errors import PluginError, SettingsError
+from agentrl.plugins import defined_at, describe_error, find_object
+from agentrl.tools.threads import run_in_daemon_thread
+
+
+class Hook(NamedTuple):
+    """A row of the table."""
+
+    setting: str
+    side: str
+    form: str
+    returns: str
+    moment: str
+
+
+@functools.cache
+def hooks() -> Mapping[str, Hook]:
+    """slime's hooks by setting."""
+    lines = files("agentrl.compat").joinpath("hooks.tsv").read_text(encoding="utf-8").splitlines()
+    return {row[0]: Hook(*row) for row in csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE)}
+
+
+def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
+    """What was found of a hook; without a path, of the one that the settings name.
+
+    Raises:
+        PluginError: it cannot be called as a run calls it, it raised, or what it returned cannot be used.
+        SettingsError: there is no such hook, or no path.
+    """
+    setting = name.strip("-").replace("-", "_").removesuffix("_path") + "_path"
+    if (hook := hooks().get(setting)) is None:
+        raise SettingsError(f"--hook {name}: no such hook; slime's are {', '.join(hooks())}")
+    given = getattr(settings.args, setting, None) if path is None else path
+    paths = [path for path in (given if isinstance(given, (list, tuple)) else [given]) if path]
+    if not paths:
+        raise SettingsError(f"--hook {name}: give {name}=PATH, or set {setting}")
+    install()
+    return "\n".join(_check(hook, one, settings) for one in paths)
+
+
+def _check(hook: Hook, path: str, settings: RunSettings) -> str:
+    found, args = find_object(path, what=hook.setting), namespace(settings.args)
+    where = f"{hook.setting} {path} ({defined_at(found)})"
+    form = hook.form.rpartition("with group_rm ")[2] if args.group_rm else hook.form
+    try:
+        call, values = _call(found, form, args)
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"{where}: expected {form}: {error}") from error
+    generates, good = hook.setting in _GENERATE, _GOOD.get(hook.setting)
+    if good is None or (generates and settings.train.hf_checkpoint is None):
+        return f"{where}: takes {form}; not called{' without --hf-checkpoint' if generates else ''}"
+    result = anyio.run(_with_engine if generates else _result, call, where, settings)
+    if not good(result, values):
+        raise PluginError(f"{where}: expected {hook.returns}, got {result!r:.200}")
+    return f"{where}: called as {hook.moment}; returned what it should"
+
+
+def _call(found: Any, form: str, args: Namespace) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """The call that a run makes, and the values by name. What has a default in the form is for who takes it."""
+    parts = [part.strip() for part in form.partition("(")[2].partition(")")[0].split(",")]
+    names = [part.partition("=")[0] for part in parts if not part.startswith("*")]
+    behind = parts[parts.index("*") :] if "*" in parts else []
+    values = {"args": args, **{name: _VALUES[name]() for name in names if name in _VALUES}}
+    parameters = inspect.signature(found).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    defaults = dict(part.split("=") for part in parts if "=" in part)
+    taken = {name: ast.literal_eval(text) for name, text in defaults.items() if every or name in parameters}
+    named = {name: values.get(name) for name in behind if name != "*"} | taken
+    given = [values.get(name) for name in names if name not in behind and name not in defaults]
+    inspect.signature(found).bind(*given, **named)
+    return functools.partial(found, *given, **named), values
+
+
+async def _result(call: Callable[[], Any], where: str, settings: RunSettings) -> Any:
+    try:
+        result = await run_in_daemon_thread(call)
+        return await result if inspect.isawaitable(result) else result
+    except Exception as error:
+        raise PluginError(f"{where} raised {describe_error(error)}") from error
+
+
+async def _with_engine(call: Callable[[], Any], where: str, settings: RunSettings) -> Any:
+    from agentrl.engine.local import in_process
+    from agentrl.engine.pool import EnginePool
+    from agentrl.engine.router import router
+
+    folder = str(settings.train.hf_checkpoint)
+    async with (
+        in_process(settings.engine, folder) as (transport, engine),
+        EnginePool([engine], settings.engine, vocab_size=None, transport=transport) as pool,
+        router(pool, folder) as url,
+    ):
+        with served(str(urlsplit(url).hostname), urlsplit(url).port or 80):
+            return await _result(call, where, settings)
+
+
+def _samples(first: int = 0) -> list[Sample]:
+    made = [Sample(group_index=first, index=first + at, prompt="What is 1+1?", label="2") for at in range(2)]
+    for sample in made:
+        sample.tokens, sample.loss_mask = [5, 6], []
+        sample.append_response_tokens(tokens=[7, 8], log_probs=[-0.5, -0.25], text="It is 2")
+        sample.reward, sample.status = float(sample.index or 0) % 2, Sample.Status.COMPLETED
+    return made
+
+
+def _pending() -> Sample:
+    return Sample(group_index=0, index=0, prompt="What is 1+1?", label="2", session_id="0")
+
+
+def _tensors(value: float = 0.0, kind: str = "float32") -> list[Any]:
+    import torch
+
+    return [torch.full((2,), value, dtype=getattr(torch, kind)) for _ in range(2)]
+
+
+def _batch() -> dict[str, Any]:
+    names = ("log_probs", "ref_log_probs", "rollout_log_probs", "values", "advantages", "returns", "kl")
+    whole = {"tokens": _tensors(5, "int64") * 2, "unconcat_tokens": _tensors(5, "int64") * 2}
+    sizes = {"total_lengths": [4, 4], "response_lengths": [2, 2], "sample_indices": [0, 1], "rewards": [0.0, 1.0]}
+    joined = {name: [part.repeat(2) for part in parts[:2]] for name, parts in whole.items()}
+    return {**joined, **sizes, "loss_masks": _tensors(1, "int32"), **{name: _tensors(-0.5) for name in names}}
+
+
+class _Source:
+    """A data source of two samples a group."""
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        return [[_pending() for _ in range(2)] for _ in range(num_samples)]
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Forgets them."""
+
+
+def _logits() -> Any:
+    import torch
+
+    return torch.zeros(1, 8, 16, requires_grad=True)
+
+
+_VALUES: Mapping[str, Callable[[], Any]] = {
+    "sample": _pending,
+    "samples": _samples,
+    "sampling_params": lambda: {"max_new_tokens": 8, "temperature": 1.0},
+    "buffer": lambda: [_samples(0), _samples(2)],
+    "groups": lambda: [_samples(0), _samples(2)],
+    "all_groups": lambda: [_samples(0), _samples(2)],
+    "num_samples": lambda: 1,
+    "rollout_id": lambda: 0,
+    "data_source": _Source,
+    "rollout_extra_metrics": dict,
+    "extra_metrics": dict,
+    "rollout_time": lambda: 1.0,
+    "data": lambda: {"set": {"rewards": [0.0, 1.0], "truncated": [False] * 2, "samples": _samples()}},
+    "rollout_data": _batch,
+    "batch": _batch,
+    "logits": _logits,
+    "sum_of_sample_mean": lambda: lambda losses: losses.sum(),
+    "pg_loss": lambda: _tensors(1)[0].repeat(2),
+    "train_log_probs": lambda: _tensors(-0.5),
+    "rollout_log_probs": lambda: _tensors(-0.25),
+    "loss_masks": lambda: _tensors(1, "int32"),
+    "total_lengths": lambda: [4, 4],
+    "response_lengths": lambda: [2, 2],
+    "calculate_per_token_loss": lambda: False,
+}
+
+
+def _finished(result: Any, _: Any) -> bool:
+    members = result if isinstance(result, list) else [result]
+    return bool(members) and all(isinstance(m, Sample) and bool(m.plain().validate().tokens) for m in members)
+
+
+def _rewards(result: Any, values: Mapping[str, Any]) -> bool:
+    found = result if "samples" in values else [result]
+    numbers = [n for r in found for n in (r.values() if isinstance(r, dict) else [r]) if isinstance(n, (int, float))]
+    return len(found) == len(values.get("samples", [0])) and bool(numbers) and all(map(math.isfinite, numbers))
+
+
+def _judged(result: Any, _: Any) -> bool:
+    keep = call_dynamic_filter(lambda: result).keep
+    return isinstance(keep.item() if hasattr(keep, "item") else keep, bool)
+
+
+_GENERATE = ("custom_generate_function_path", "rollout_function_path", "eval_function_path")
+_GOOD: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
+    "custom_generate_function_path": _finished,
+    "custom_rm_path": _rewards,
+    "dynamic_sampling_filter_path": _judged,
+    "buffer_filter_path": lambda r, _: isinstance(r, list) and len(r) <= 1 and all(_finished(g, _) for g in r),
+    "data_source_path": lambda r, _: all(isinstance(s, Sample) for group in r.get_samples(1) for s in group),
+    "rollout_function_path": lambda r, _: isinstance(r, (RolloutFnTrainOutput, list)),
+    "eval_function_path": lambda r, _: isinstance(r, (RolloutFnEvalOutput, dict)),
+    "rollout_sample_hook_path": lambda r, _: r is None or isinstance(r, Sample),
+    "rollout_sample_filter_path": lambda r, v: [len(group) for group in v["groups"]] == [2, 2],
+    "rollout_all_samples_process_path": lambda r, _: True,
+    "custom_rollout_log_function_path": lambda r, _: isinstance(r, bool),
+    "custom_eval_rollout_log_function_path": lambda r, _: isinstance(r, bool),
+    "custom_reward_post_process_path": lambda r, _: [len(part) for part in r] == [2, 2],
+    "custom_convert_samples_to_train_data_path": lambda r, _: {"tokens", "response_lengths", "loss_masks"} <= set(r),
+    "rollout_data_postprocess_path": lambda r, _: r is None,
+    "custom_advantage_function_path": lambda r, v: all(
+        len(v["rollout_data"][k]) == 2 for k in ("advantages", "returns")
+    ),
+    "custom_tis_function_path": lambda r, _: len(r) == 3 and isinstance(r[2], dict),
+    "custom_pg_loss_reducer_function_path": lambda r, _: callable(r) and r(_tensors(1)[0].repeat(2)).numel() == 1,
+    "custom_loss_function_path": lambda r, _: r[0].numel() == 1 and isinstance(r[1], dict),
+}
+"""Of each hook that can be called: whether what it returned, or did to the values, can be used."""
+
+CHECK: Callable[[str, str | None, RunSettings], str] = check_hook
