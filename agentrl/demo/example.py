@@ -24,7 +24,7 @@ EVAL_SET = "held_out"
 LEAST_GAIN = 0.1
 
 WriteData = Callable[[Path, int], tuple[Path, Path]]
-"""`(folder, seed) -> (training file, held-out file)`; the held-out file is the same for every seed."""
+"""`(folder, seed) -> (training file, held-out file)`; the latter is the same for every seed, or a YAML file of several sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ def run_example(
     warm = time.monotonic()
     train_file, test_file = example.write_data(folder / "data", seed)
     argv = ["--config", str(example.config), "--hf-checkpoint", str(model), "--prompt-data", str(train_file)]
-    argv += ["--eval-prompt-data", EVAL_SET, str(test_file), "--output-dir", str(folder)]
+    sets = ["--eval-config"] if test_file.suffix == ".yaml" else ["--eval-prompt-data", EVAL_SET]
+    argv += [*sets, str(test_file), "--output-dir", str(folder)]
 
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings

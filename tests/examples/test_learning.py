@@ -9,7 +9,7 @@ from agentrl.config import RunSettings
 from agentrl.demo.example import Example, run_example
 from agentrl.envs import Environment, load_environment
 
-LEARNING = ("fully_async", "true_on_policy")
+LEARNING = ("fully_async", "tau_bench", "true_on_policy")
 
 
 def example(name: str) -> Example:
@@ -23,9 +23,11 @@ def test_the_settings_hold_together(name: str, tmp_path: Path) -> None:
     settings = RunSettings.from_file(example(name).config)
     assert isinstance(settings.rollout.env, str)
     assert issubclass(load_environment(settings.rollout.env), Environment)
-    train, held_out = (file.read_text().splitlines() for file in example(name).write_data(tmp_path, 0))
-    assert len(train) >= settings.rollout.num_rollout * settings.rollout.rollout_batch_size
-    assert not set(train) & set(held_out)
+    train, held_out = example(name).write_data(tmp_path, 0)
+    asked = train.read_text().splitlines()
+    assert len(asked) >= settings.rollout.num_rollout * settings.rollout.rollout_batch_size
+    sets = [held_out] if held_out.suffix == ".jsonl" else tmp_path.glob("*.jsonl")
+    assert not any(set(asked) & set(file.read_text().splitlines()) for file in sets if file != train)
 
 
 @pytest.mark.slow
