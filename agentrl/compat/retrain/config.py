@@ -23,19 +23,12 @@ from agentrl.errors import SettingsError
 _HERE = "agentrl.compat.retrain"
 _KEYS = dict(csv.reader((files(_HERE) / "keys.tsv").read_text().splitlines()[1:], delimiter="\t"))
 _VALUES: Mapping[str, Mapping[Any, Any]] = yaml.safe_load((files(_HERE) / "values.yaml").read_text())
-_SECTIONS = ("algorithm", "model", "environment", "prompt_source", "reward_setup")
-_READ = {
-    *(
-        "algorithm.hyperparameters",
-        "environment.type",
-        "environment.env_specific_config",
-        "prompt_source.source_config",
-    ),
-    *("reward_setup.step_reward_configs", "reward_setup.rollout_reward_configs", "reward_setup.scale"),
-    *("num_episodes", "batch_size", "experiment_name", "run_name"),
-}
-_MAPPINGS = {*_SECTIONS, *(name for name in _READ if name.endswith(("parameters", "config", "configs")))}
-_FASTMCP = ("server_url", "initial_prompt_template", "mcp_server_config", "max_steps")
+_SECTIONS = ("algorithm", "model", "environment", "prompt_source")
+_MAPPINGS = {*_SECTIONS, "algorithm.hyperparameters", "environment.env_specific_config", "reward_setup"}
+_MAPPINGS.add("prompt_source.source_config")
+_COUNTS = ("num_episodes", "batch_size")
+_READ = {*_MAPPINGS, *_COUNTS, "environment.type", "experiment_name", "run_name"}
+_FASTMCP = ("server_url", "initial_prompt_template", "max_steps")
 
 
 @dataclass
@@ -81,27 +74,32 @@ _door: TakesFile = read
 
 def _said(document: Mapping[str, Any]) -> Iterator[Said]:
     known = {key.split(".")[-1] for key in (*_KEYS, *_VALUES, *_READ)}
-    kept: dict[str, Any] = {}
-    part: dict[str, Mapping[str, Any]] = {}
+    part: dict[str, Any] = {}
     for path, value in _leaves(document):
         name = ".".join(path)
         if name in _MAPPINGS and not isinstance(value, Mapping):
             yield path, "", f"expected keys below {path[-1]}; got {value!r:.100}"
+        elif name in _COUNTS and not _counts(value):
+            yield path, "", f"expected a whole number, at least 1, for {name}; got {value!r:.100}"
         elif name in _READ:
             part[name] = value
         else:
             yield from _one(path, name, value, known)
     own, kind = part.get("algorithm.hyperparameters", {}), part.get("environment.type")
-    kept |= {name: part[name] for name in ("experiment_name", "run_name") if name in part}
-    yield from _hyperparameters(own, part, kept)
+    # What nothing of ours is made of is found by the user's functions in `args`.
+    kept = {name: part[name] for name in (*_COUNTS, "experiment_name", "run_name") if name in part}
+    yield from _hyperparameters(own, part)
     if kind is not None and own.get("slime_use_retrain_environment") is not False:
         yield from _environment(str(kind), part.get("environment.env_specific_config", {}))
     for name, value in part.get("prompt_source.source_config", {}).items():
         path = ("prompt_source", "source_config", str(name))
         yield from [] if name == "prompts" else [(path, "", f"unknown key {name}; there is prompts")]
         kept[str(name)] = value
-    if isinstance(setup := document.get("reward_setup"), Mapping) and own.get("slime_use_retrain_rewards") is not False:
-        yield from _rewards(setup, kept, checked=":" not in str(kind))  # a file of the user's may register more
+    if "reward_setup" in part and own.get("slime_use_retrain_rewards") is not False:
+        kept["reward_setup"] = dict(part["reward_setup"])
+        yield from _rewards(
+            kept["reward_setup"], checked=":" not in str(kind)
+        )  # a file of the user's may register more
     yield ("algorithm",), "compat_options", kept
 
 
@@ -129,7 +127,7 @@ def _one(path: tuple[str, ...], name: str, value: Any, known: Iterable[str]) -> 
         yield path, "", f"unknown key {path[-1]}{did_you_mean(path[-1], known)}"
 
 
-def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any], kept: dict[str, Any]) -> Iterator[Said]:
+def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[Said]:
     said: list[Said] = []
     batch = part.get("batch_size")
     for key, value in own.items():
@@ -138,39 +136,34 @@ def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any], kept: dict
             said += [(path, "kl_loss_coef", value), (path, "use_kl_loss", True)] if value else []
         elif key == "per_device_train_batch_size":
             times = own.get("gradient_accumulation_steps", 1)
-            batch = value * times if isinstance(value, int) and isinstance(times, int) else value
-            said.append((path, "global_batch_size", batch))
+            batch = value * times if _counts(value, times) else None
+            said.append((path, "global_batch_size", value if batch is None else batch))
         elif key != "gradient_accumulation_steps":
             said += _one(path, str(key).removeprefix("slime_"), value, [*_KEYS, *all_fields()])
     yield from said
-    yield from _episodes({setting: value for _, setting, value in said}, batch, part.get("num_episodes"), kept)
+    yield from _episodes({setting: value for _, setting, value in said}, batch, part.get("num_episodes"))
 
 
-def _episodes(given: Mapping[str, Any], batch: Any, episodes: Any, kept: dict[str, Any]) -> Iterator[Said]:
+def _episodes(given: Mapping[str, Any], batch: int | None, episodes: int | None) -> Iterator[Said]:
     """An episode is a trajectory: `batch` of them a rollout, `episodes` in all, where hyperparameters say nothing."""
     n, prompts = (
         given.get(name, all_fields()[name].default) for name in ("n_samples_per_prompt", "rollout_batch_size")
     )
-    if batch is not None and "rollout_batch_size" in given:
-        kept["batch_size"] = batch
-    elif batch is not None:
-        if _counts(batch) and "n_samples_per_prompt" not in given:
+    if not _counts(n, prompts):
+        return  # said where the settings are read
+    if batch is not None and "rollout_batch_size" not in given:
+        if "n_samples_per_prompt" not in given:
             n = next(size for size in range(n, 0, -1) if batch % size == 0)
             yield ("batch_size",), "n_samples_per_prompt", n
-        whole = _counts(batch, n)
-        if whole and batch % n:
+        if batch % n:
             yield ("batch_size",), "", f"{batch} episodes are not whole groups of {n}; give a multiple of {n}"
-        prompts = max(batch // n, 1) if whole else batch
+        prompts = max(batch // n, 1)
         yield ("batch_size",), "rollout_batch_size", prompts
-    if episodes is not None and "num_rollout" in given:
-        kept["num_episodes"] = episodes
-    elif episodes is not None:
-        whole = _counts(episodes, prompts, n)
-        yield ("num_episodes",), "num_rollout", math.ceil(episodes / (prompts * n)) if whole else episodes
+    if episodes is not None and "num_rollout" not in given:
+        yield ("num_episodes",), "num_rollout", math.ceil(episodes / (prompts * n))
 
 
 def _counts(*values: Any) -> bool:
-    """Whether all are numbers to count with; what is none is said where the setting is read."""
     return all(isinstance(value, int) and value > 0 for value in values)
 
 
@@ -190,27 +183,22 @@ def _environment(kind: str, config: Mapping[str, Any]) -> Iterator[Said]:
         yield (*path, "max_steps"), "max_turns", steps
 
 
-def _rewards(section: Mapping[str, Any], kept: dict[str, Any], *, checked: bool) -> Iterator[Said]:
+def _rewards(section: Mapping[str, Any], *, checked: bool) -> Iterator[Said]:
     try:
         setup = RewardSetupConfig.model_validate(section)
-    except ValidationError as error:
-        for item in error.errors(include_url=False):
-            path, extra = ("reward_setup", *map(str, item["loc"])), item["type"] == "extra_forbidden"
-            if not (extra and len(path) == 2):  # unknown sections are said already
-                hint = did_you_mean(path[-1], RewardFunctionConfig.model_fields)
-                yield (
-                    path,
-                    "",
-                    f"unknown key {path[-1]}{hint}" if extra else f"{item['msg']}; got {item['input']!r:.100}",
-                )
-        return
-    for name in sorted(setup.names) if checked else ():
-        try:
+        for name in setup.names if checked else ():
             find(name)
-        except SettingsError as error:
-            yield ("reward_setup",), "", str(error)
-    if setup.names:
-        kept["reward_setup"] = dict(section)
-        yield ("reward_setup",), "custom_rm_path", f"{_HERE}.rewards:{'rewards_of' if setup.scale else 'reward_of'}"
-    if setup.scale:
-        yield ("reward_setup", "scale"), "group_rm", True
+    except ValidationError as error:
+        names = [*RewardSetupConfig.model_fields, *RewardFunctionConfig.model_fields]
+        for item in error.errors(include_url=False):
+            path = ("reward_setup", *map(str, item["loc"]))
+            extra = f"unknown key {path[-1]}{did_you_mean(path[-1], names)}"
+            yield path, "", extra if item["type"] == "extra_forbidden" else f"{item['msg']}; got {item['input']!r:.100}"
+    except SettingsError as error:
+        yield ("reward_setup",), "", str(error)
+    else:
+        if setup.names:
+            function = "rewards_of" if setup.scale else "reward_of"
+            yield ("reward_setup",), "custom_rm_path", f"{_HERE}.rewards:{function}"
+        if setup.scale:
+            yield ("reward_setup", "scale"), "group_rm", True

@@ -44,7 +44,7 @@ class EnvironmentBridge(_Kept):
 
     Methods may be plain, then they run in a thread, and `setup` and `close` are called where there are any. `action` is
     an `LLMAction`. An observation is text, chat messages, or retrain's mapping: of its `current_conversation` the model is
-    shown what is new, else its `content`. `options` has the row's `initial_prompt` and `evaluation`; all samples of a
+    shown what is new, else its `content`; its `available_tools` are offered to the model. `options` has the row's `initial_prompt` and `evaluation`; all samples of a
     group have one `seed`.
 
     Args:
@@ -57,11 +57,8 @@ class EnvironmentBridge(_Kept):
     def __init__(self, environment: Any, config: dict[str, Any] | None = None) -> None:
         kind = load_object(environment, what="environment.type") if isinstance(environment, str) else environment
         self._name, self._inner, self._seen = getattr(kind, "__name__", str(kind)), kind(**config or {}), 0
-        for method in ("reset", "step"):
-            if not callable(getattr(self._inner, method, None)):
-                raise PluginError(
-                    f"environment.type {self._name} has no method {method}; see docs/retrain.md for its form"
-                )
+        if lacks := [name for name in ("reset", "step") if not hasattr(self._inner, name)]:
+            raise PluginError(f"environment.type {self._name} has no method {lacks[0]}; see docs/retrain.md")
 
     async def reset(self, sample: Sample) -> list[Message]:
         self.begin(sample)
@@ -69,6 +66,9 @@ class EnvironmentBridge(_Kept):
         options = {"evaluation": self.evaluating, **({"initial_prompt": sample.prompt} if sample.prompt else {})}
         answer = await call(self._inner.reset, {"seed": sample.group_index, "options": options})
         observation, _ = self._taken("reset", answer, "observation, info")
+        if isinstance(observation, Mapping) and (tools := observation.get("available_tools")):
+            named = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+            sample.metadata.setdefault("tools", named)
         return self._shown(observation) or await super().reset(sample)
 
     async def step(self, turn: Turn) -> Step:
@@ -78,7 +78,7 @@ class EnvironmentBridge(_Kept):
         ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
         self.note(turn, {**info, **ends})
         numbers = {k: v for k, v in info.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        return Step(self._shown(observation), reward, any(ends.values()), numbers)
+        return Step(self._shown(observation), float(reward), any(ends.values()), numbers)
 
     async def close(self) -> None:
         await self._optional("close")
@@ -103,38 +103,25 @@ class EnvironmentBridge(_Kept):
         return list(observation) if isinstance(observation, list) else [{"role": "user", "content": str(observation)}]
 
 
-_EARNS: Mapping[str, float] = {"tool_ok": 0.1, "tool_unknown_tool": -0.2, "tool_broken": 0.0}
-"""What a tool call earns by its outcome, as in retrain; any other failure -0.5."""
-
-
 class FastMCPEnv(_Kept):
-    """retrain's `fastmcp_env`: the tools of an MCP server; a turn without calls is the final answer and earns 1.
+    """retrain's `fastmcp_env`: the tools of an MCP server, and a turn without calls is the final answer.
+
+    As in retrain a call that worked earns 0.1, one of an unknown tool -0.2, one that failed -0.5, and the answer 1.
 
     Args:
         server_url: the server's streamable HTTP endpoint (`http://host:port/mcp`).
         initial_prompt_template: the prompt where the run's prompts are the environment's.
-        mcp_server_config: instead of a URL a server to start: `command`, `args` and `env`.
     """
 
     max_turns: ClassVar[int] = 10
 
-    def __init__(
-        self,
-        server_url: str | None = None,
-        initial_prompt_template: str = "Welcome! What would you like to do?",
-        mcp_server_config: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, server_url: str, initial_prompt_template: str = "Welcome! What would you like to do?") -> None:
         self._prompt = initial_prompt_template
 
     @classmethod
     async def setup(cls, args: Any) -> None:
         await super().setup(args)
-        url, command = args.env_args.get("server_url"), args.env_args.get("mcp_server_config")
-        if (url is None) is (command is None):
-            raise PluginError("fastmcp_env: give env_specific_config either server_url or mcp_server_config")
-        starts = command or {"command": ""}
-        started = MCPTools.stdio(starts["command"], *starts.get("args", ()), env=starts.get("env"))
-        source = MCPTools.http(url) if url is not None else started
+        source = MCPTools.http(args.env_args["server_url"])
         try:
             await source.open()
         except PluginError as error:
@@ -156,11 +143,10 @@ class FastMCPEnv(_Kept):
             self.note(turn, {"final_answer_detected": turn.content, "terminated": True})
             return Step(reward=1.0, done=True)
         step = await self.run_tools(turn)
-        kinds = {
-            k: n for k, n in step.info.items() if k.startswith("tool_") and k not in ("tool_calls", "tool_seconds")
-        }
         self.note(turn, {**step.info, "terminated": False})
-        return Step(step.messages, sum(_EARNS.get(k, -0.5) * n for k, n in kinds.items()), False, step.info)
+        worked, unknown, broken = (step.info.get(f"tool_{kind}", 0) for kind in ("ok", "unknown_tool", "broken"))
+        failed = step.info["tool_calls"] - worked - unknown - broken
+        return Step(step.messages, 0.1 * worked - 0.2 * unknown - 0.5 * failed, False, step.info)
 
 
 class Prompts(RolloutDataSource):

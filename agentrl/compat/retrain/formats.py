@@ -16,7 +16,6 @@ from agentrl.sample import Message, Origin, Sample, Status
 KEPT = "retrain"
 """The key of a sample's metadata under which stands what a sample has no place of its own for."""
 _CALL = re.compile(r"\n?<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
-
 _TOOL = re.compile(r"<tool>(.*?)</tool>", re.DOTALL)
 
 
@@ -86,11 +85,11 @@ class DataFormatBridge:
 
     def messages_to_conversation(self, messages: Sequence[Message]) -> list[dict[str, str]]:
         """Messages whose fields are all text: tool calls stand in the content, as Hermes models write them."""
-        return [_as_text(message) for message in messages]
+        return list(map(_as_text, messages))
 
     def conversation_to_messages(self, conversation: Sequence[Mapping[str, str]]) -> list[Message]:
         """The inverse. Calls in another form than `messages_to_conversation` writes stay the text that they are."""
-        return [_as_calls(message) for message in conversation]
+        return list(map(_as_calls, conversation))
 
     def sample_to_rollout(self, sample: Sample) -> RawRolloutData:
         """The sample's episode; its numbers travel in `rollout_metadata["sample"]`."""
@@ -200,10 +199,9 @@ def _places(sample: Sample) -> list[list[int]]:
 
 
 def _take_log_probs(sample: Sample, given: Sequence[list[float] | None]) -> None:
-    numbers, places = sample.rollout_log_probs, _places(sample)
-    if numbers is None or [len(own or ()) for own in given] != [len(turn) for turn in places]:
+    places = _places(sample)
+    if [len(own or ()) for own in given] != [len(turn) for turn in places]:
         sample.rollout_log_probs = None
         return
-    for turn, own in zip(places, given, strict=True):
-        for at, log_prob in zip(turn, own or (), strict=True):
-            numbers[at] = log_prob
+    flat = {at: p for turn, own in zip(places, given, strict=True) for at, p in zip(turn, own or (), strict=True)}
+    sample.rollout_log_probs = [flat.get(at, 0.0) for at in range(sample.response_length)]

@@ -33,7 +33,9 @@ class Guess:
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         assert self.ready
         self.seed, self.options = seed, options
-        return {"observation_type": "initial", "content": None, "current_conversation": list(self.conversation)}, {}
+        tools = [{"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}]
+        shown = {"content": None, "current_conversation": list(self.conversation), "available_tools": tools}
+        return shown, {}
 
     def step(self, action: dict[str, Any]) -> Any:
         self.said.append(action)
@@ -76,6 +78,7 @@ async def test_a_class_with_reset_and_step_is_played(chat: Chat) -> None:
     assert (sample.status, sample.reward) == (Status.COMPLETED, 0.5)
     assert sample.metadata["step_rewards"] == [-0.25, -0.25, 1.0]
     assert sample.metadata["counters"]["tries"] == 3
+    assert "Add." in chat.decode(sample.tokens[: sample.prompt_length])
     (played,) = Guess.made
     assert played.closed
     assert (played.seed, played.options) == (2, {"evaluation": False})

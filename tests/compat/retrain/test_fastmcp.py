@@ -63,7 +63,3 @@ async def test_no_server_is_said_with_its_url() -> None:
     with pytest.raises(PluginError, match=r"env_specific_config.server_url: MCP server http://127.0.0.1:9/mcp"):
         async with entry(server_url="http://127.0.0.1:9/mcp"):
             pass
-    for config in ({}, {"server_url": "http://127.0.0.1:9/mcp", "mcp_server_config": {"command": "x"}}):
-        with pytest.raises(PluginError, match="either server_url or mcp_server_config"):
-            async with entry(**config):
-                pass
