@@ -125,7 +125,7 @@ class Flags:
                 kept = name.removeprefix("no_") not in given and name not in given
                 origins[name] = f"{found.where}, {flag}"
             if found.text is None and kept and self.answer(flag) is None:
-                problems.append(f"{flag}: {found.why}; give {flag} after the script, or set the variable before it")
+                problems.append(f"{flag}: {found.why}; give {flag} after the script, or export what it reads")
             elif kept and found.text is not None:
                 argv.append(found.text)
         if problems:

@@ -64,7 +64,10 @@ def read_script(path: str | Path, environ: Mapping[str, str] | None = None) -> L
         SettingsError: no such file, no or several such commands, or the script itself stops before it.
     """
     shell = _Shell(os.environ if environ is None else environ)
-    shell.run(Path(path).expanduser().resolve(), f"--slime-script {path}")
+    try:
+        shell.run(Path(os.path.abspath(os.path.expanduser(path))), f"--slime-script {path}")
+    except (RecursionError, ValueError) as error:
+        raise SettingsError(f"--slime-script {path}: nested too deep, or with numbers too long, to be read") from error
     if len(shell.launches) != 1:
         lines = " and ".join(launch.where for launch in shell.launches)
         found = (
@@ -166,11 +169,11 @@ class _Shell:
         if wanted.text is None:
             raise SettingsError(f"{where}: which file it sources is not known: {wanted.why}")
         file = Path(wanted.text)
-        if not file.is_file():
+        if not os.path.isfile(file):
             # Scripts name the folder in their own container; what lies likewise around this script is meant.
             tails = [Path(*file.parts[n:]) for n in range(1, len(file.parts) - 1) if ".." not in file.parts[n:]]
             near = (parent / tail for tail in tails for parent in self.files[-1].parents)
-            found = next((path for path in near if path.is_file()), None)
+            found = next((path for path in near if os.path.isfile(path)), None)
             if found is None:
                 raise SettingsError(f"{where}: no file {file} to source")
             self.notes.append(f"{where}: there is no {file}; read {found}")
@@ -198,7 +201,7 @@ class _Shell:
                 [*old[: int(index)], *new, *old[int(index) + 1 :]] if index.isdigit() and int(index) < len(old) else []
             )
         if (live is None and new != self.values.get(name)) or (index is not None and not new):
-            self._unknown(name, word.where, "whether this is reached depends on what the script runs")
+            self._unknown(name, word.where, f"what {name} is depends on what the script runs")
         else:
             self.values[name] = new
 
@@ -299,7 +302,7 @@ class _Shell:
                     printed = " ".join(map(str, texts))
                 case ["seq", *texts] if 1 <= len(texts) <= 3 and all(str(one).isdigit() for one in texts):
                     first, step = int(str(texts[0])) if texts[1:] else 1, int(str(texts[1])) if texts[2:] else 1
-                    printed = " ".join(map(str, range(first, int(str(texts[-1])) + 1, step or 1)))
+                    printed = " ".join(map(str, range(first, int(str(texts[-1])) + 1, step or 1)[:10_000]))
                 case _:
                     return Field(None, where, f"{where}: what `{text}` prints is not known without running it")
         return Field(printed, where)

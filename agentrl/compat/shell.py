@@ -9,6 +9,7 @@ from agentrl.errors import SettingsError
 _ENDS = " \t\n;&|()<>"
 _OPERATOR = re.compile(r"&&|\|\||;;|[;&|\n]")
 _REDIRECTS = re.compile(r"\d?(&>>?|>>?&?|<<<|<<-?|<&?)[ \t]*")
+_PLAIN = re.compile(r"[\w./,:=@%+-]+")
 _BRACKETS = (("$((", "))"), ("$(", ")"), ("${", "}"), ('"', '"'), ("'", "'"), ("`", "`"), ("(", ")"))
 
 
@@ -78,6 +79,8 @@ def ends_at(text: str, at: int, where: str, *, quoted: bool = False) -> int:
     Raises:
         SettingsError: it is never closed.
     """
+    if plain := _PLAIN.match(text, at):
+        return plain.end()
     if text[at] == "\\":
         return min(at + 2, len(text))
     opening, closing = next((pair for pair in _BRACKETS if text.startswith(pair[0], at)), ("", ""))

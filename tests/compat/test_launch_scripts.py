@@ -130,8 +130,6 @@ def argv(name: str, folder: Path, *, shape: list[str] | None = None, whole: bool
         out.append("--train-async")
     for line in lines:
         flag, *values = shlex.split(line)
-        if flag in ("--colocate", "--no-offload-train", "--no-offload-rollout"):
-            flag, values = "--rollout-num-gpus", ["8"]  # until trainer and engines can share devices
         if flag == "--eval-prompt-data":
             values[1::2] = [f"{folder}/rows.jsonl" for _ in values[1::2]]
         elif flag == "--custom-rm-path" and not values[0].startswith("slime."):

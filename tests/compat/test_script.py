@@ -1,5 +1,7 @@
 """Launch scripts are read, not run: as bash would expand them, or with a word on what only running would tell."""
 
+import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,8 @@ def test_sourced_files_are_read_where_they_are_and_where_they_must_be(tmp_path: 
         ('python train.py "--lr', 'line 1: " is never closed'),
         ("A=(1 2\npython train.py", "line 1: ( is never closed"),
         ("python train.py ${A", "line 1: \\${ is never closed"),
+        ("python train.py " + "$(" * 9000, "nested too deep"),
+        ("python train.py $((" + "9" * 9000 + "))\nif [ " + "9" * 9000 + " -gt 1 ]; then :; fi", "numbers too long"),
         ("python train.py 'x", "line 1: ' is never closed"),
     ],
 )
@@ -109,3 +113,51 @@ def test_a_script_that_is_not_there_or_no_text(tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(SettingsError, match="cannot read"):
             read_script(tmp_path / name)
+
+
+WHOLE = """set -ex
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+N=${N:-${M:-8}}
+if [ -z "$N" ] || [ "$N" -le 0 ]; then N=8; else for ((i=0; i<3; i++)); do arr+=($i); done; fi
+A=(--lr 1e-6 # the rate
+  --n $((N * 2)) --sizes $(seq 1 3) 'a b' "c $N")
+cat > x <<EOF
+{"a": "${N}"}
+EOF
+ray job submit --x='{ "y": 1 }' -- python3 train.py ${A[@]} \\
+  "${A[@]}" 2>&1 | tee log
+"""
+BITS = [
+    "$(",
+    "${",
+    "((",
+    "))",
+    ")",
+    "}",
+    "'",
+    '"',
+    "`",
+    "\\",
+    "if",
+    "fi",
+    "then",
+    "[",
+    "<<EOF",
+    "<",
+    "|",
+    "&&",
+    "$",
+    "#",
+    "{",
+]
+
+
+def test_damaged_scripts_are_read_or_refused(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        text = WHOLE
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(text))
+            text = text[:at] + draw.choice([*BITS, "\n", "\0"]) + text[at + draw.choice((0, 0, 1, 5, 50)) :]
+        with suppress(SettingsError):
+            flags(tmp_path, text)
