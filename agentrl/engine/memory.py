@@ -113,9 +113,9 @@ class Memory:
         self.tokenizer: Any = None
         self._known = Prefixes(room)
 
-    def ids(self, ids: Sequence[int], session: str | None = None) -> str:
-        """The session of a client that sends ids; or: whoever goes on from these ids belongs to `session`."""
-        key = f"\0{orjson.dumps(ids)[1:-1].decode()},"
+    def listed(self, said: Sequence[Any], session: str | None = None) -> str:
+        """The session of a client that sends ids, or messages; or: whoever goes on from these belongs to `session`."""
+        key = f"\0{orjson.dumps(said)[1:-1].decode()},"
         session = session or self._follow(key)[2]
         self._known.put(key, Piece(session=session))
         return session

@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import anyio
 import orjson
@@ -51,7 +51,6 @@ _PASSED: Final = """
 """Fields of `/generate` that go along where the pool asks."""
 _SAMPLING: Final = {field.name for field in fields(SamplingParams)} - {"return_sampling_mask"} | {"n"}
 Body = dict[str, Any]
-T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -109,23 +108,25 @@ class Router:
         if text is not None:
             await self._load_tokenizer()
             piece, own = await self.memory.text(text, partial(aside, request))
-            got = await _while_there(request, partial(ask, piece.all_ids(), session_id=session or own))
+            got = await until_done(request, partial(ask, piece.all_ids(), session_id=session or own))
             self.memory.answered(text, piece, got, own)
         else:
             ids: list[int] = body["input_ids"]
-            own = session or self.memory.ids(ids)
-            got = await _while_there(request, partial(ask, ids, session_id=own))
+            own = session or self.memory.listed(ids)
+            got = await until_done(request, partial(ask, ids, session_id=own))
             if not session:
-                self.memory.ids([*ids, *got.ids], own)
+                self.memory.listed([*ids, *got.ids], own)
         raw = got.raw[0] if len(got.raw) == 1 else orjson.dumps(_joined(got))
         return _events([raw]) if body.get("stream") else Response(raw, media_type="application/json")
 
     async def _relay(self, request: Request, body: Body | None = None) -> Response:
         path, session = request.url.path.replace("/get_", "/"), request.headers.get(ROUTING_HEADER)
         body = body or await _object(request)
+        if not session and isinstance(messages := body.get("messages"), list):
+            session = self.memory.listed(messages)
         asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
         sent = None if request.method == "GET" else asked
-        reply = await _while_there(request, partial(self.pool.relay, path, sent, rid=_rid(body), session_id=session))
+        reply = await until_done(request, partial(self.pool.relay, path, sent, rid=_rid(body), session_id=session))
         if reply.status == 200 and body.get("stream"):
             return _events(map(orjson.dumps, _chunks(orjson.loads(reply.body), body)))
         return Response(reply.body, reply.status, media_type="application/json")
@@ -239,22 +240,6 @@ def _chunks(answer: Any, body: Body) -> list[Body]:
 def _events(chunks: Iterable[bytes]) -> Response:
     sent = b"".join(b"data: " + chunk + b"\n\n" for chunk in (*chunks, b"[DONE]"))
     return Response(sent, media_type="text/event-stream")
-
-
-async def _while_there(request: Request, work: Callable[[], Awaitable[T]]) -> T:
-    """`work()`, cancelled when the client has gone."""
-    found: list[T | Exception] = []
-
-    async def done() -> None:
-        try:
-            found.append(await work())
-        except EngineFailure as error:  # raised here, a task group would wrap it
-            found.append(error)
-
-    await until_done(request, done)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
 
 
 def _answers(handler: Handler) -> Handler:

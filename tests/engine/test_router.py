@@ -23,7 +23,7 @@ from agentrl.engine.local import in_process
 from agentrl.engine.memory import Memory, Piece, Prefixes
 from agentrl.engine.router import _tokenizer, router
 from agentrl.engine.wire import FinishReason, Generation
-from tests.engine.faults import FAST, FaultyServer, late, ok, sent, serving, status, until
+from tests.engine.faults import FAST, FaultyServer, answer, late, ok, sent, serving, status, until
 from tests.engine.test_interruptions import Sampler
 
 SETTINGS = EngineSettings(embedded_slots=8, engine_max_retries=0)
@@ -181,16 +181,27 @@ async def test_a_chat_that_an_update_interrupts_is_asked_again() -> None:
     assert len(server.generates) == 2
 
 
-@pytest.mark.parametrize("named", [True, False])
-async def test_conversations_stay_where_they_are_and_others_spread(named: bool) -> None:
-    async with serving(ok([7])) as one, serving(ok([8])) as two, over(one, two) as (client, _):
+@pytest.mark.parametrize("form", ["named", "ids", "chat"])
+async def test_conversations_stay_where_they_are_and_others_spread(form: str) -> None:
+    async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
+        if "messages" in body:
+            return web.json_response({"choices": []})
+        return web.json_response(answer([7], prompt_tokens=len(body["input_ids"])))
+
+    async with serving(reply) as one, serving(reply) as two, over(one, two) as (client, _):
         for turn in (1, 2, 3):
             for talk in range(4):
-                headers = {"X-SMG-Routing-Key": str(talk)} if named else {}
-                answer = await client.post("/generate", json={"input_ids": [talk, *[9] * turn]}, headers=headers)
-                assert answer.status_code == 200
-    places = [{body["input_ids"][0] for body in server.generates} for server in (one, two)]
-    assert sorted(map(sorted, places)) == [[0, 2], [1, 3]]
+                headers = {"X-SMG-Routing-Key": str(talk)} if form == "named" else {}
+                messages = [{"role": "user", "content": str(number)} for number in (talk, *[9] * turn)]
+                chat = form == "chat"
+                body: dict[str, Any] = {"messages": messages} if chat else {"input_ids": [talk, *[9] * turn]}
+                path = "/v1/chat/completions" if chat else "/generate"
+                assert (await client.post(path, json=body, headers=headers)).status_code == 200
+
+    def talk_of(body: dict[str, Any]) -> int:
+        return int(body["messages"][0]["content"] if "messages" in body else body["input_ids"][0])
+
+    assert sorted(sorted({talk_of(body) for body in server.generates}) for server in (one, two)) == [[0, 2], [1, 3]]
 
 
 async def test_a_request_whose_client_has_gone_is_aborted_and_one_can_be_aborted_by_its_rid() -> None:

@@ -1,7 +1,8 @@
 """Small HTTP helpers: JSON in, JSON out, errors in SGLang's shapes, and noticing that a client has gone."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import orjson
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from agentrl.engine.embedded.errors import RequestError, invalid_body
 from agentrl.serving import CLIENT_GONE, read_json
 
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -66,20 +68,18 @@ def field(body: dict[str, Any], name: str, kind: type, default: Any = ...) -> An
     return value
 
 
-async def until_done(request: Request, done: Callable[[], Awaitable[None]]) -> None:
-    """Wait for `done()`. Raises `RequestError` when the client disconnects before."""
-    gone = False
+async def until_done(request: Request, done: Callable[[], Awaitable[T]]) -> T:
+    """What `done()` gives. Raises `RequestError` when the client disconnects before."""
+    with anyio.CancelScope() as scope:
+        watcher = asyncio.create_task(_watch(request, scope))
+        try:
+            return await done()
+        finally:
+            watcher.cancel()
+    raise RequestError("the client has gone", {}, CLIENT_GONE)
 
-    async def watch(scope: anyio.CancelScope) -> None:
-        nonlocal gone
-        while (await request.receive())["type"] != "http.disconnect":
-            continue
-        gone = True
-        scope.cancel()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
-        await done()
-        group.cancel_scope.cancel()
-    if gone:
-        raise RequestError("the client has gone", {}, CLIENT_GONE)
+async def _watch(request: Request, scope: anyio.CancelScope) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+    scope.cancel()
