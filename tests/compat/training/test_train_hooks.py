@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from agentrl.config import RunSettings
+from agentrl.errors import PluginError
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hooks import hooks_of
 from agentrl.train.megatron.backend import MegatronBackend
@@ -107,22 +109,76 @@ def test_what_a_hook_does_again_is_the_same(root: Path, built_in: dict[str, Foun
     check(built_in[name], trained(root, HOOKED[name][1]))
 
 
-def of_layouts(rank: int, world: int, root: Path) -> dict[tuple[str, str], Found]:
+def of_layouts(rank: int, world: int, root: Path, cases: list[tuple[str, str]]) -> dict[tuple[str, str], Found]:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{root}/{world}", rank=rank, world_size=world)
-    cases = [(name, layout) for name in HOOKED for layout in LAYOUTS if name in EVERYWHERE or layout == "cp2"]
-    return {
-        (name, layout): trained(root, HOOKED[name][1], RankInfo(rank, world, rank), **LAYOUTS[layout])
-        for name, layout in cases
-    }
+    meeting = f"file://{root}/{world}-{len(cases)}"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    place = RankInfo(rank, world, rank)
+    return {(name, layout): trained(root, HOOKED[name][1], place, **LAYOUTS[layout]) for name, layout in cases}
 
 
-EVERYWHERE = ("loss", "rejection")
-
-
-def test_a_hook_sees_whole_samples_in_every_layout(root: Path, built_in: dict[str, Found]) -> None:
-    for (name, layout), found in run_ranks(of_layouts, 2, 2, root)[0].items():
+def check_layouts(root: Path, built_in: dict[str, Found], cases: list[tuple[str, str]]) -> None:
+    for (name, layout), found in run_ranks(of_layouts, 2, 2, root, cases, timeout=400)[0].items():
         try:
             check(built_in[name], found)
         except AssertionError as error:
             raise AssertionError(f"{name}, {layout}: {error}") from error
+
+
+@pytest.mark.timeout(420)
+def test_a_hook_sees_whole_samples_where_they_are_cut_apart(root: Path, built_in: dict[str, Found]) -> None:
+    check_layouts(root, built_in, [("loss", "cp2"), ("rejection", "cp2")])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_hooks_in_every_layout(root: Path, built_in: dict[str, Found]) -> None:
+    check_layouts(root, built_in, [(name, layout) for name in HOOKED for layout in LAYOUTS])
+
+
+BY_HELPERS = """
+import torch
+from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
+
+
+def loss(args, batch, logits, sum_of_sample_mean):
+    args.kinds = [said["kind"] for said in batch["metadata"]]
+    where = {key: batch[key] for key in ("unconcat_tokens", "total_lengths", "response_lengths")}
+    found = get_log_probs_and_entropy(logits, args=args, with_entropy=True, **where)[1]
+    entropy = sum_of_sample_mean(torch.cat(found["entropy"]))
+    gain = sum_of_sample_mean(torch.cat(found["log_probs"]) * torch.cat(batch["advantages"]))
+    return 0 * entropy - gain, {"entropy": entropy.detach(), "said": torch.tensor(float(len(args.kinds)))}
+
+
+def cut(args, *, pg_loss, train_log_probs, total_lengths, response_lengths, loss_masks, **kwargs):
+    from slime.backends.megatron_utils.cp_utils import all_gather_with_cp, slice_log_prob_with_cp
+
+    for log_probs, *lengths in zip(train_log_probs, total_lengths, response_lengths):
+        whole = all_gather_with_cp(log_probs, *lengths)
+        assert slice_log_prob_with_cp(whole, *lengths).shape == whole.shape == (lengths[1],)
+    return pg_loss, loss_masks, {"cut": torch.ones_like(pg_loss)}
+"""
+
+
+def test_slimes_helpers_and_the_samples_metadata(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "hooks.py").write_text(BY_HELPERS)
+    batch, texts = make_batch(), [f'{{"kind":"{number}"}}' for number in range(12)]
+    said = dataclasses.replace(batch, metadata=np.array(texts, np.bytes_))
+    with backend(root, {"loss_type": "custom_loss", LOSS: f"{tmp_path}/hooks.py:loss"}) as made:
+        got = made.train(said, 0)
+    with backend(root, {}) as made:
+        want = made.train(batch, 0)
+    assert got["entropy"] == pytest.approx(want["entropy"], rel=1e-5)
+    assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-5)
+    assert got["said"] * len(batch) == len(batch)
+    with backend(root, {"use_tis": True, TIS: f"{tmp_path}/hooks.py:cut"}) as made:
+        assert made.train(batch, 0)["cut"] == pytest.approx(1)
+
+
+def test_a_reducer_must_be_a_weighted_sum(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def squares(total_lengths: Any, response_lengths: Any, loss_masks: Any, calculate_per_token_loss: bool) -> Any:
+        return lambda losses: losses.square().sum()
+
+    monkeypatch.setattr(examples, "sample_means", squares)
+    with backend(root, {REDUCER: path("sample_means")}) as made, pytest.raises(PluginError, match="no weighted sum"):
+        made.train(make_batch(), 0)
