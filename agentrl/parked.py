@@ -37,7 +37,10 @@ class Parked:
         self._file: Any = tempfile.TemporaryFile(prefix="agentrl-parked-")  # noqa: SIM115 - open until `restore`
         self._host: dict[int, Tensor] = {}
         for at, storage in self._kept.items():
-            self._save(at, storage)
+            if storage.device.type == "cpu":
+                self._file.write(_bytes(storage).numpy())
+            else:
+                self._host[at] = _bytes(storage).cpu().pin_memory()
         self._file.flush()
         for storage in (self._kept | self._emptied).values():
             _drop(storage)
@@ -51,25 +54,16 @@ class Parked:
         """
         self._file.seek(0)
         for at, storage in (self._kept | self._emptied).items():
-            if storage.device.type == "cpu":
-                memory = _memory(storage)
-                if at in self._emptied:
-                    ctypes.memset(memory, 0, len(memory))
-                elif self._file.readinto(memory) != len(memory):
-                    raise OSError("the file of parked tensors is shorter than it was written")
-            else:
+            if storage.device.type != "cpu":
                 storage.resize_(self._sizes[at])
-                view = _bytes(storage)
-                view.copy_(self._host[at]) if at in self._host else view.zero_()
+            view = _bytes(storage)
+            if at in self._emptied:
+                view.zero_()
+            elif at in self._host:
+                view.copy_(self._host[at])
+            elif self._file.readinto(view.numpy()) != self._sizes[at]:
+                raise OSError("the file of parked tensors is shorter than it was written")
         self._file.close()
-
-    def _save(self, at: int, storage: Any) -> None:
-        if storage.device.type == "cpu":
-            self._file.write(_memory(storage))
-            return
-        import torch
-
-        self._host[at] = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True).copy_(_bytes(storage))
 
 
 def give_back() -> None:
@@ -100,11 +94,6 @@ def _drop(storage: Any) -> None:
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if first < last and _C.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED):
         raise OSError(ctypes.get_errno(), "madvise: the memory of tensors could not be given back")
-
-
-def _memory(storage: Any) -> Any:
-    """A CPU's bytes, to read and write."""
-    return (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
 
 
 def _bytes(storage: Any) -> Tensor:
