@@ -159,7 +159,7 @@ class TrainedSlot(ModelSlot):
 
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
         kept, _ = super().memory()
-        gradients = [p.main_grad for p in unwrap(self.model).parameters()]
+        gradients = [p.main_grad for p in unwrap(self.model).parameters() if p.requires_grad]
         for part in (chained.optimizer for chained in self.optimizer.inner.chained_optimizers):
             kept += [p for group in part.param_groups for p in group["params"]]
             kept += [value for entry in part.state.values() for value in entry.values() if torch.is_tensor(value)]

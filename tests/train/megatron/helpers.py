@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,11 @@ def backend(
         yield made
     finally:
         made.close()
+
+
+def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics without times and memory, which are never the same twice."""
+    return {name: value for name, value in metrics.items() if not name.startswith("perf/") and name != "train_seconds"}
 
 
 def gradients(made: MegatronBackend) -> Iterator[tuple[str, torch.Tensor]]:

@@ -107,6 +107,8 @@ def test_a_resume_needs_the_same_patterns(folder: Path, tmp_path: Path) -> None:
     with backend(train) as made:
         made.train(make_batch(), 0)
         made.save(tmp_path / "one", 0)
+        made.offload()
+        made.onload()
         made.train(make_batch(), 1)
         want = exported(made)
     with backend(train) as made:
