@@ -38,7 +38,7 @@ class Parked:
         self._host: dict[int, Tensor] = {}
         for at, storage in self._kept.items():
             if storage.device.type == "cpu":
-                self._file.write(_bytes(storage).numpy())
+                self._file.write(_bytes(storage).numpy().data)
             else:
                 self._host[at] = _bytes(storage).cpu().pin_memory()
         self._file.flush()
