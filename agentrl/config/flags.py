@@ -342,10 +342,12 @@ class _Rewriter:
         return "true"
 
     def _sglang(self, name: str, value: str | None, rest: list[str]) -> None:
-        if value is None and rest and _is_value(rest[0]):
-            value = rest.pop(0)
+        values = [] if value is None else [value]
+        while value is None and rest and _is_value(rest[0]):
+            values.append(rest.pop(0))
         key = name.removeprefix(SGLANG_PREFIX).replace("-", "_")
-        self.sglang[key] = True if value is None else json_or_text(value)
+        read = [json_or_text(one) for one in values]
+        self.sglang[key] = read if read[1:] else (read or [True])[0]
 
 
 def _truth(flag: str, text: str) -> bool:

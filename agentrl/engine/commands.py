@@ -63,7 +63,7 @@ def engine_command(
 
 
 def _embedded(settings: EngineSettings, where: tuple[str, ...]) -> tuple[str, ...]:
-    options: dict[str, str | int | float | bool | None] = {
+    options: dict[str, object] = {
         "slots": settings.embedded_slots,
         "threads": settings.embedded_threads,
         "dtype": settings.embedded_dtype,
@@ -75,7 +75,7 @@ def _embedded(settings: EngineSettings, where: tuple[str, ...]) -> tuple[str, ..
 
 def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[str, str], gpus: int) -> EngineCommand:
     cpu = not _has_gpu() if settings.sglang_cpu is None else settings.sglang_cpu
-    options: dict[str, str | int | float | bool | None] = {"context-length": settings.engine_context_length}
+    options: dict[str, object] = {"context-length": settings.engine_context_length}
     environment |= _SGLANG_ENVIRONMENT
     if cpu:
         options |= _SGLANG_CPU_OPTIONS
@@ -91,14 +91,14 @@ def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[
     return EngineCommand((python, *start, "--model-path", *where, *_flags(options)), environment)
 
 
-def _flags(options: Mapping[str, str | int | float | bool | None]) -> tuple[str, ...]:
-    """`{"a": 1, "b": True, "c": None, "d": False}` as `--a 1 --b`."""
+def _flags(options: Mapping[str, object]) -> tuple[str, ...]:
+    """`{"a": 1, "b": True, "c": None, "d": False, "e": [1, 2]}` as `--a 1 --b --e 1 2`."""
     flags: list[str] = []
     for name, value in options.items():
         if value is True:
             flags.append(f"--{name}")
         elif value is not None and value is not False:
-            flags += [f"--{name}", str(value)]
+            flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return tuple(flags)
 
 

@@ -78,7 +78,7 @@ class EngineSettings(Settings):
     sglang_cpu: bool | None = Field(
         None, description="Start SGLang in its CPU mode; default: yes where the machine has no NVIDIA GPU."
     )
-    sglang_options: dict[str, str | int | float | bool | None] = Field(
+    sglang_options: dict[str, str | int | float | bool | list[str | int | float] | None] = Field(
         default_factory=dict,
         description="Options passed to the SGLang server as they are: --sglang-mem-fraction-static 0.7 and the like.",
     )

@@ -1,10 +1,12 @@
 """slime's and Megatron's settings: every one of them is ours, agrees, goes to `compat_options`, or is refused by name."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from agentrl.cli.main import run
 from agentrl.compat.facts import RUNS, SHAPES
 from agentrl.compat.flags import FLAGS, Row, table
 from agentrl.config import RunSettings
@@ -99,6 +101,23 @@ def test_a_custom_config_is_slimes_settings_and_keys_of_ones_own(tmp_path: Path)
     assert settings.args.custom_config_path == str(file)
     file.write_text("hidden_dropout: 0.1\n")
     assert "--hidden-dropout 0.1: it is 0 here" in message(f"--custom-config-path {file}")
+
+
+def test_every_hook_that_is_taken_is_called_by_somebody() -> None:
+    hooks = {line.split("\t")[0] for line in files("agentrl.compat").joinpath("hooks.tsv").read_text().splitlines()}
+    assert {row.name for row in table().values() if row.state == "own"} - hooks == {"custom_config_path"}
+
+
+def test_a_command_says_what_it_read_in_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a.sh").write_text("ARGS=(--lr 1e-5)\n")
+    (tmp_path / "run.sh").write_text("source /root/slime/models/a.sh\npython train.py ${ARGS[@]} --kl-loss-type k3\n")
+    assert run(["train", "--dry-run", "--slime-script", f"{tmp_path}/run.sh", "--lr", "1e-4"]) == 2
+    said = capsys.readouterr()
+    assert f"note: run.sh line 1: there is no /root/slime/models/a.sh; read {tmp_path}/models/a.sh" in said.err
+    assert "note: --kl-loss-type k3 is left out: slime ignores it without --use-kl-loss" in said.err
+    assert "error: 2 settings need attention" in said.err or "--hf-checkpoint is missing" in said.err
+    assert "lr = 0.0001" in said.out
 
 
 def test_a_script_is_read_below_the_flags(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def test_spellings(line: str, name: str, value: object) -> None:
 
 def test_options_of_the_engine_server_are_collected() -> None:
     line = "--sglang-mem-fraction-static 0.8 --sglang-disable-cuda-graph --sglang-log-level info --sglang-tp-size=2"
-    options_ = build(line).engine.sglang_options
+    options_ = build(f"{line} --sglang-cuda-graph-bs 1 2 4").engine.sglang_options
+    assert options_.pop("cuda_graph_bs") == [1, 2, 4]
     assert options_ == {"mem_fraction_static": 0.8, "disable_cuda_graph": True, "log_level": "info", "tp_size": 2}
 
 

@@ -221,6 +221,7 @@ def test_sglang_options_become_flags_and_win_over_defaults() -> None:
             "enable_metrics": True,
             "disable_overlap_schedule": False,
             "x": None,
+            "cuda_graph_bs": [1, 2, 4],
         },
     )
     command = engine_command(settings, "model", host="127.0.0.1", port=1234)
@@ -228,6 +229,7 @@ def test_sglang_options_become_flags_and_win_over_defaults() -> None:
     assert line.startswith("/venv/python ")
     assert "--model-path model --host 127.0.0.1 --port 1234 --context-length 4096" in line
     assert "--mem-fraction-static 0.7" in line
+    assert "--cuda-graph-bs 1 2 4" in line
     assert "--enable-metrics" in command.arguments
     assert "--disable-overlap-schedule" not in command.arguments
     assert "--x" not in command.arguments
