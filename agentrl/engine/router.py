@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentrl.engine.embedded.errors import openai_error, refused
-from agentrl.engine.embedded.http import Handler, Json, answers_errors, until_done
+from agentrl.engine.embedded.http import Handler, Json, answers_errors, field, object_body, until_done
 from agentrl.engine.member import Member
 from agentrl.engine.memory import Memory
 from agentrl.engine.pool import EnginePool
@@ -36,7 +36,7 @@ from agentrl.engine.requests import ROUTING_HEADER
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, SettingsError
 from agentrl.plugins import load_object
-from agentrl.serving import aside, listen, read_json, served
+from agentrl.serving import aside, listen, served
 
 _RELAYED: Final = """
     GET /model_info  GET /get_model_info  GET /server_info  GET /get_server_info  GET /v1/models  GET /v1/loads
@@ -49,7 +49,7 @@ _PASSED: Final = """
     return_hidden_states return_routed_experts priority lora_path
 """
 """Fields of `/generate` that go along where the pool asks."""
-_SAMPLING: Final = {field.name for field in fields(SamplingParams)} - {"return_sampling_mask"} | {"n"}
+_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - {"return_sampling_mask"} | {"n"}
 Body = dict[str, Any]
 
 
@@ -97,7 +97,7 @@ class Router:
         )
 
     async def _generate(self, request: Request) -> Response:
-        body = await _object(request)
+        body = await object_body(request)
         if not _plain(body):
             return await self._relay(request, body)
         sampling = {name: value for name, value in (body.get("sampling_params") or {}).items() if name != "n"}
@@ -121,7 +121,7 @@ class Router:
 
     async def _relay(self, request: Request, body: Body | None = None) -> Response:
         path, session = request.url.path.replace("/get_", "/"), request.headers.get(ROUTING_HEADER)
-        body = body or await _object(request)
+        body = body or ({} if request.method == "GET" else await object_body(request))
         if not session and isinstance(messages := body.get("messages"), list):
             session = self.memory.listed(messages)
         asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
@@ -132,18 +132,11 @@ class Router:
         return Response(reply.body, reply.status, media_type="application/json")
 
     async def _abort(self, request: Request) -> Response:
-        rid = (await _object(request)).get("rid")
-        if not isinstance(rid, str) or not rid:
-            raise refused(
-                "the router aborts one request, by its rid; all of an engine only that engine can, see /list_workers"
-            )
-        await self.pool.abort(rid)
+        await self.pool.abort(field(await object_body(request), "rid", str))
         return Response()
 
     async def _retrieve(self, request: Request) -> Response:
-        text = (await _object(request)).get("text")
-        if not isinstance(text, str):
-            raise refused(f"text must be a text, got {text!r:.100}")
+        text = field(await object_body(request), "text", str)
         await self._load_tokenizer()
         pieces = (await self.memory.text(text, partial(aside, request)))[0].chain()
         tokens = [id_ for piece in pieces for id_ in piece.ids]
@@ -164,10 +157,7 @@ class Router:
 
     async def _workers(self, request: Request) -> Response:
         if request.method == "POST":
-            said = {**await _object(request), **request.query_params}
-            url = said.get("url", said.get("worker_url"))
-            if not isinstance(url, str):
-                raise refused(f"expected the engine's address as url, got {url!r:.100}")
+            url = request.query_params.get("url") or field(await object_body(request), "url", str)
             await self.pool.join(url) if request.url.path == "/add_worker" else self.pool.leave(url)
         workers = [{"url": m.url, "is_healthy": _well(m), "load": m.state.in_flight} for m in self.pool.members]
         return Json({"urls": self.pool.urls, "workers": workers})
@@ -261,13 +251,3 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = f"the router has no {request.method} {request.url.path}; an engine itself may have, see /list_workers"
     return Json({"detail": said if error.status_code in (404, 405) else error.detail}, error.status_code, error.headers)
-
-
-async def _object(request: Request) -> Body:
-    try:
-        body = await read_json(request) or {}
-    except ValueError as error:
-        raise refused(str(error)) from None
-    if not isinstance(body, dict):
-        raise refused(f"expected a JSON object, got {body!r:.100}")
-    return body

@@ -228,10 +228,10 @@ async def test_errors_have_a_status_and_say_what_to_do() -> None:
         await refused("/generate", 400, "prompt token 0 is 999", json={"input_ids": [999]})
         await refused("/generate", 400, "tokenizer", json={"text": "Hello"})
         await refused("/generate", 400, "application/json", content=b"{}")
-        await refused("/generate", 400, "JSON object", json=[1])
+        await refused("/generate", 400, "valid dictionary", json=[1])
         await refused("/generate", 421, "not known", json=good, headers={"host": "evil.example"})
         await refused("/pause_generation", 404, "list_workers", json={})
-        await refused("/add_worker", 400, "address", json={})
+        await refused("/add_worker", 400, "Field required", json={})
         await refused("/remove_worker?url=http://127.0.0.1:1", 400, "no engine of this pool")
         await refused("/add_worker?url=http://127.0.0.1:1", 503, "cannot connect")
         assert len(pool.urls) == 1
