@@ -26,7 +26,9 @@ class Namespace(Open):
     """slime's args. See the module."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in _defaults():
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in _defaults():
             near = did_you_mean(name, {**vars(self), **_defaults()})
             raise AttributeError(f"args have no {name!r} (keys of your own belong into compat_options){near}")
         return json.loads(_defaults()[name])
