@@ -21,6 +21,7 @@ from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, ca
 from agentrl.compat.modules import install
 from agentrl.compat.sample import Sample
 from agentrl.config import RunSettings
+from agentrl.data.prompts import open_prompts
 from agentrl.errors import PluginError, SettingsError
 from agentrl.plugins import defined_at, describe_error, find_object
 from agentrl.tools.threads import run_in_daemon_thread
@@ -50,15 +51,18 @@ def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
         PluginError: it cannot be called as a run calls it, it raised, or what it returned cannot be used.
         SettingsError: there is no such hook, or no path.
     """
-    setting = name.strip("-").replace("-", "_").removesuffix("_path") + "_path"
-    if (hook := hooks().get(setting)) is None:
-        raise SettingsError(f"--hook {name}: no such hook; slime's are {', '.join(hooks())}")
+    meant = [setting for setting in hooks() if setting.startswith(name.strip("-").replace("-", "_"))]
+    if len(meant) != 1:
+        raise SettingsError(
+            f"--hook {name}: expected the name, or the beginning, of one of {', '.join(meant or hooks())}"
+        )
+    setting = meant[0]
     given = getattr(settings.args, setting, None) if path is None else path
     paths = [path for path in (given if isinstance(given, (list, tuple)) else [given]) if path]
     if not paths:
         raise SettingsError(f"--hook {name}: give {name}=PATH, or set {setting}")
     install()
-    return "\n".join(_check(hook, one, settings) for one in paths)
+    return "\n".join(_check(hooks()[setting], one, settings) for one in paths)
 
 
 def _check(hook: Hook, path: str, settings: RunSettings) -> str:
@@ -66,7 +70,7 @@ def _check(hook: Hook, path: str, settings: RunSettings) -> str:
     where = f"{hook.setting} {path} ({defined_at(found)})"
     form = hook.form.rpartition("with group_rm ")[2] if args.group_rm else hook.form
     try:
-        call, values = _call(found, form, args)
+        call, values = _call(found, form, args, settings)
     except (TypeError, ValueError) as error:
         raise PluginError(f"{where}: expected {form}: {error}") from error
     generates, good = hook.setting in _GENERATE, _GOOD.get(hook.setting)
@@ -75,15 +79,21 @@ def _check(hook: Hook, path: str, settings: RunSettings) -> str:
     result = anyio.run(_with_engine if generates else _result, call, where, settings)
     if not good(result, values):
         raise PluginError(f"{where}: expected {hook.returns}, got {result!r:.200}")
-    return f"{where}: called as {hook.moment}; returned what it should"
+    return f"{where}: called; returned what it should ({hook.moment})"
 
 
-def _call(found: Any, form: str, args: Namespace) -> tuple[Callable[[], Any], dict[str, Any]]:
+def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tuple[Callable[[], Any], dict[str, Any]]:
     """The call that a run makes, and the values by name. What has a default in the form is for who takes it."""
+    rows = open_prompts(settings.data)
     parts = [part.strip() for part in form.partition("(")[2].partition(")")[0].split(",")]
     names = [part.partition("=")[0] for part in parts if not part.startswith("*")]
     behind = parts[parts.index("*") :] if "*" in parts else []
     values = {"args": args, **{name: _VALUES[name]() for name in names if name in _VALUES}}
+    if "sampling_params" in names:
+        values["sample"] = _pending()
+    for sample in [values.get("sample"), *values.get("samples", ())]:
+        if rows is not None and sample is not None:  # a reward function reads what the data says
+            sample.label, sample.metadata = rows[0].label, dict(rows[0].metadata)
     parameters = inspect.signature(found).parameters
     every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     defaults = dict(part.split("=") for part in parts if "=" in part)
@@ -161,7 +171,7 @@ def _logits() -> Any:
 
 
 _VALUES: Mapping[str, Callable[[], Any]] = {
-    "sample": _pending,
+    "sample": lambda: _samples()[1],
     "samples": _samples,
     "sampling_params": lambda: {"max_new_tokens": 8, "temperature": 1.0},
     "buffer": lambda: [_samples(0), _samples(2)],

@@ -5,7 +5,6 @@ The ledger is the buffer: groups that were broken off, or given back by a rollou
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,25 +15,6 @@ from agentrl.config.args import Args
 from agentrl.data import source as ours
 from agentrl.groups import Group
 from agentrl.sample import Sample as OurSample
-
-
-class DataSource(ABC):
-    """What a data source of slime's has."""
-
-    @abstractmethod
-    def get_samples(self, num_samples: int) -> list[list[Sample]]: ...
-
-    @abstractmethod
-    def add_samples(self, samples: list[list[Sample]]) -> None: ...
-
-    @abstractmethod
-    def save(self, rollout_id: int | None) -> None: ...
-
-    @abstractmethod
-    def load(self, rollout_id: int | None = None) -> None: ...
-
-    @abstractmethod
-    def __len__(self) -> int: ...
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:

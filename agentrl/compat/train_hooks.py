@@ -55,7 +55,7 @@ class SlimeHooks(TrainHooks):
 
     def __init__(self, args: Any) -> None:
         self.args = args
-        paths = {name: path for name in forms() if (path := getattr(args, name, None))}
+        paths = {name: path for name in forms() if name in args and (path := getattr(args, name))}
         self._hooks = {n: _load(n, path) for n, path in paths.items() if n not in OURS or foreign(path, _flag(n))}
         if {ADVANTAGE, AFTER, LOSS} & self._hooks.keys():
             self.reads = frozenset[Computed]({"old_log_probs"})

@@ -34,8 +34,32 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> RunSettings:
     return RunSettings().replace(hf_checkpoint=str(folder), rollout_max_response_len=4, compat_options=keys)
 
 
-def test_there_is_an_example_of_every_hook_around_rollouts() -> None:
-    assert {name for name, hook in hooks().items() if hook.side == "rollout"} == set(EXAMPLES)
+TRAINING = {
+    "custom_reward_post_process_path": "normalized",
+    "custom_convert_samples_to_train_data_path": "columns",
+    "custom_advantage_function_path": "grpo",
+    "rollout_data_postprocess_path": "no_early_tokens",
+    "custom_loss_function_path": "clipped",
+    "custom_tis_function_path": "truncated",
+    "custom_pg_loss_reducer_function_path": "sample_means",
+}
+LOOKED_AT = {
+    "custom_megatron_init_path": "begin",
+    "custom_model_provider_path": "provider",
+    "custom_megatron_before_log_prob_hook_path": "before_log_probs",
+    "custom_megatron_before_train_step_hook_path": "before_step",
+    "custom_update_weight_post_write_path": "written",
+}
+
+
+def test_there_is_an_example_of_every_hook() -> None:
+    assert set(hooks()) == {*EXAMPLES, *TRAINING, *LOOKED_AT}
+
+
+@pytest.mark.parametrize(("setting", "function"), (TRAINING | LOOKED_AT).items())
+def test_hooks_of_training_are_called_or_looked_at(setting: str, function: str) -> None:
+    said = check_hook(setting, f"{HERE}/training/examples.py:{function}", RunSettings())
+    assert ("returned what it should" in said) is (setting in TRAINING)
 
 
 @pytest.mark.parametrize("setting", EXAMPLES)
@@ -65,5 +89,5 @@ def test_the_path_may_be_that_of_the_settings(settings: RunSettings) -> None:
     assert "functions.py:other_reward" in check_hook("custom-rm", None, own)
     with pytest.raises(SettingsError, match="give custom_rm=PATH, or set custom_rm_path"):
         check_hook("custom_rm", None, settings)
-    with pytest.raises(SettingsError, match="no such hook; slime's are custom_generate"):
-        check_hook("custom_reward", "x.py:f", settings)
+    with pytest.raises(SettingsError, match="of one of custom_generate_function_path, custom_rm"):
+        check_hook("reward", "x.py:f", settings)
