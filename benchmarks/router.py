@@ -57,12 +57,7 @@ def engine(listener: socket.socket, model: str) -> None:
             yield state
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        raw = b""
-        while True:
-            message = await receive()
-            raw += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+        raw = await whole(receive)
         answer: dict[str, Any] = {"model_path": model, "weight_version": "1"}
         if scope["path"] == "/generate":
             body = orjson.loads(raw)
@@ -96,7 +91,7 @@ def bare_httpx(listener: socket.socket, engines: list[str]) -> None:
     from starlette.routing import Route
 
     turn = itertools.cycle(engines)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
     client = httpx.AsyncClient(limits=limits, timeout=None)
 
     async def proxy(request: Request) -> Response:
@@ -116,15 +111,20 @@ def bare_aiohttp(listener: socket.socket, engines: list[str]) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if not sessions:
             sessions.append(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        raw, more = b"", True
-        while more:
-            message = await receive()
-            raw, more = raw + message.get("body", b""), message.get("more_body", False)
+        raw = await whole(receive)
         headers = {"content-type": "application/json"}
         async with sessions[0].post(next(turn) + scope["path"], data=raw, headers=headers) as got:
             await respond(send, got.status, await got.read())
 
     serve(app, listener)
+
+
+async def whole(receive: Any) -> bytes:
+    raw, more = b"", True
+    while more:
+        message = await receive()
+        raw, more = raw + message.get("body", b""), message.get("more_body", False)
+    return raw
 
 
 async def respond(send: Any, status: int, body: bytes) -> None:
@@ -137,7 +137,7 @@ def serve(app: Any, listener: socket.socket) -> None:
     import uvicorn
 
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", backlog=4096, timeout_keep_alive=60
+        app, log_level="warning", access_log=False, lifespan="off", backlog=4096, timeout_keep_alive=600
     )
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -201,15 +201,18 @@ def _given(body: Body) -> set[str]:
 
 
 def _joined(got: Generation) -> Body:
-    """An interrupted answer: lists a token follow each other, and what is said of the prompt is the first part's."""
-    parts: list[Body] = [orjson.loads(raw) for raw in got.raw]
+    """An interrupted answer, or one aborted before it was sent: lists a token follow each other, and what is said of the
+    prompt is the first part's."""
+    parts: list[Body] = [orjson.loads(raw) for raw in got.raw] or [{"meta_info": {"finish_reason": {}}}]
     metas: list[Body] = [part["meta_info"] for part in parts]
-    lists = [name for name, value in metas[0].items() if name.startswith("output_") and isinstance(value, list)]
+    found = [(name, value) for meta in metas for name, value in meta.items()]
+    lists = {name for name, value in found if name.startswith("output_") and isinstance(value, list)}
     meta = {
         **metas[-1],
         **got.meta_info,
         **{name: value for name, value in metas[0].items() if name.startswith(("input_", "prompt_", "cached_"))},
         **{name: [entry for meta in metas for entry in meta.get(name) or ()] for name in lists},
+        "prompt_tokens": got.prompt_tokens,
         "finish_reason": {**metas[-1]["finish_reason"], "type": got.finish_reason.type},
         "weight_versions": [{"version": v, "start": start, "end": end} for v, start, end in got.weight_versions],
     }

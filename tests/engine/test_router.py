@@ -214,6 +214,23 @@ async def test_a_request_whose_client_has_gone_is_aborted_and_one_can_be_aborted
         assert (await client.post("/abort_request", json={"abort_all": True})).status_code == 400
 
 
+async def test_a_request_that_is_aborted_before_it_is_sent_has_an_answer_without_tokens() -> None:
+    got: list[Any] = []
+    async with serving(ok([7])) as server, over(server) as (client, pool):
+        await pool.hold()
+
+        async def call() -> None:
+            got.append(await ask(client, input_ids=[1, 2], rid="mine"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            while not got:
+                assert (await client.post("/abort_request", json={"rid": "mine"})).status_code == 200
+    assert got[0]["output_ids"] == server.generates == []
+    assert got[0]["meta_info"]["finish_reason"] == {"type": "abort"}
+    assert got[0]["meta_info"]["prompt_tokens"] == 2
+
+
 async def test_errors_have_a_status_and_say_what_to_do() -> None:
     async with serving(status(400), status(500)) as server, over(server) as (client, pool):
 
