@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -21,13 +22,14 @@ def served(model: Path, logs: Path) -> Iterator[str]:
         yield engines[0].url
 
 
-async def say(url: str, messages: Sequence[Message], *, seed: int | None = None, max_tokens: int = 64) -> str:
-    """The model's answer to a conversation.
+async def say(url: str, messages: Sequence[Message], **options: Any) -> Message:
+    """The model's next message; `options` are the API's own, such as `tools`, `seed` and `max_tokens`.
 
     Raises:
         httpx.HTTPError: none came within `PATIENCE` seconds, or a refusal.
     """
-    body = {"model": "second", "messages": list(messages), "max_tokens": max_tokens, "seed": seed}
+    body = {"model": "second", "messages": list(messages), "max_tokens": 64, **options}
     async with httpx.AsyncClient(timeout=PATIENCE, verify=False, trust_env=False) as client:
         answer = await client.post(f"{url.rstrip('/')}/v1/chat/completions", json=body)
-    return str(answer.raise_for_status().json()["choices"][0]["message"]["content"] or "")
+    message: Message = answer.raise_for_status().json()["choices"][0]["message"]
+    return message

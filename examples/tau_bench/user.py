@@ -42,7 +42,7 @@ class ModelUser:
     async def reply(self, text: str) -> str | None:
         """Raises `httpx.HTTPError` where the model does not answer."""
         self.heard.append({"role": "user", "content": text})
-        said = await say(self.url, self.heard)
+        said = str((await say(self.url, self.heard))["content"] or "")
         self.heard.append({"role": "assistant", "content": said})
         return None if "BYE" in said else said
 
