@@ -66,31 +66,26 @@ def log(x: Tensor) -> Tensor:
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention [..., heads, queries, dim] as torch's, `mask` bool, and log-sum-exps [..., heads, queries] in float32."""
-    if key.shape[-2] > MOST_KEYS:
-        raise ValueError(f"exact attention reads at most {MOST_KEYS} tokens, got {key.shape[-2]}")
-    groups = query.shape[-3] // key.shape[-3]
-    key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3).double()
-    factor = torch.tensor(scale or query.shape[-1] ** -0.5, dtype=torch.float32)  # callers' last bits differ
-    scores = product(query, key.mT) * factor.to(query.device)
+    if k.shape[-2] > MOST_KEYS:
+        raise ValueError(f"exact attention reads at most {MOST_KEYS} tokens, got {k.shape[-2]}")
+    groups = q.shape[-3] // k.shape[-3]
+    k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3).double()
+    factor = torch.tensor(scale or q.shape[-1] ** -0.5, dtype=torch.float32, device=q.device)  # last bits differ
+    scores = product(q, k.mT) * factor
     if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
     top = scores.amax(-1, keepdim=True)
     shares = exp(scores - top)
     # A value's size goes into its share, so that the grid of the values is the same for all keys.
-    size = value.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    size = v.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     bits = (_EXACT - _log2(MOST_KEYS)) // 2
     whole = _rounded(shares, 2 * bits, 1.0).sum(-1, keepdim=True)
-    out = _rounded(shares * size.mT, bits) @ _rounded(value / size, bits, 1.0) / whole
-    return out.to(query.dtype), (top + log(whole)).squeeze(-1).float()
+    out = _rounded(shares * size.mT, bits) @ _rounded(v / size, bits, 1.0) / whole
+    return out.to(q.dtype), (top + log(whole)).squeeze(-1).float()
 
 
 class _Exact(TorchDispatchMode):
@@ -137,12 +132,6 @@ def _log_softmax(x: Tensor, dim: int, _dtype: Any = None) -> Tensor:
     return x - (top + _each(log)(_sum(_each(exp)(x - top), [dim], True)))
 
 
-def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, _p: float = 0.0, is_causal: bool = False, **rest: Any
-) -> Tensor:
-    return attention(q, k, v, attn_mask, is_causal, rest.get("scale"))[0]
-
-
 _aten = torch.ops.aten
 _INSTEAD: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((_aten.mm.default, _aten.bmm.default, _aten.matmul.default), _matmul),
@@ -157,7 +146,9 @@ _INSTEAD: Mapping[Any, Callable[..., Any]] = {
     _aten.cos.default: _each(torch.cos),
     _aten.sin.default: _each(torch.sin),
     **dict.fromkeys((_aten.log_softmax.int, _aten._log_softmax.default), _log_softmax),
-    _aten.scaled_dot_product_attention.default: _sdpa,
+    _aten.scaled_dot_product_attention.default: lambda q, k, v, mask=None, _p=0.0, causal=False, scale=None, **_: (
+        attention(q, k, v, mask, causal, scale)[0]
+    ),
     _aten._scaled_dot_product_flash_attention_for_cpu.default: lambda q, k, v, _p=0.0, causal=False, scale=None: (
         attention(q, k, v, None, causal, scale)
     ),

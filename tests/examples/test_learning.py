@@ -9,7 +9,7 @@ from agentrl.config import RunSettings
 from agentrl.demo.example import Example, run_example
 from agentrl.envs import Environment, load_environment
 
-LEARNING = ("fully_async", "tau_bench", "true_on_policy")
+LEARNING = ("fully_async", "on_policy_distillation", "tau_bench", "true_on_policy")
 
 
 def example(name: str) -> Example:

@@ -1,0 +1,37 @@
+"""`python -m examples.on_policy_distillation.run`: a student with bad habits learns from a teacher, without any reward."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.demo.data import write_train_and_test
+from agentrl.demo.demonstrations import CalculatorLessons
+from agentrl.demo.example import Example
+from agentrl.tiny.warm_start import Say, WarmStartSettings, in_own_process
+
+TEACHER = WarmStartSettings(habit_steps=0)
+"""The student's lessons without the bad habits that come last."""
+
+
+def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
+    """1440 problems to train on, and the demo's 200 held-out ones."""
+    return write_train_and_test(folder, train_count=1440, seed=seed)
+
+
+@contextmanager
+def teacher(cache: Path, say: Say) -> Iterator[list[str]]:
+    """Make the teacher, or find it in `cache`."""
+    yield ["--opd-teacher-load", str(in_own_process(cache, CalculatorLessons(), TEACHER, say))]
+
+
+EXAMPLE = Example(
+    name="on_policy_distillation",
+    config=Path(__file__).parent / "cpu.yaml",
+    lessons=CalculatorLessons(),
+    write_data=write_data,
+    goal=0.8,
+    others=teacher,
+)
+
+if __name__ == "__main__":
+    EXAMPLE.main()
