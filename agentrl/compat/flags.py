@@ -157,6 +157,8 @@ class Flags:
             if key in all_fields() and key in table():
                 values[key], origins[key] = value, where
                 continue
+            if key in table() and (said := self.answer(key)):
+                raise SettingsError(f"{where}: {said.format(it='it')}")
             taken = self.ours(key, [] if value is True else [str(value)]) if self.kind(key) else {OWN: {key: value}}
             own = {**(values.get(OWN) or {}), **taken.get(OWN, {})}
             values.update({**taken, OWN: own})

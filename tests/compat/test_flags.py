@@ -101,6 +101,8 @@ def test_a_custom_config_is_slimes_settings_and_keys_of_ones_own(tmp_path: Path)
     assert settings.args.custom_config_path == str(file)
     file.write_text("hidden_dropout: 0.1\n")
     assert "--hidden-dropout 0.1: it is 0 here" in message(f"--custom-config-path {file}")
+    file.write_text("max_tries: 3\noptimizer_cpu_offload: true\n")
+    assert "own.yaml line 2, optimizer_cpu_offload: the optimizer's state" in message(f"--custom-config-path {file}")
 
 
 def test_every_hook_that_is_taken_is_called_by_somebody() -> None:
