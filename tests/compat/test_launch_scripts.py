@@ -198,6 +198,7 @@ def test_scripts_for_dense_models_pass_the_dry_run(
     assert "nothing stands in its way" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_script_that_slime_rewards_with_0_is_asked_for_a_label(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
