@@ -130,6 +130,12 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("embedded_*", _is("engine", "embedded"), "without --engine embedded", False),
     Effect("engine_host engine_port_base", _has_port, _MINE),
     Effect(
+        "router_middleware_paths",
+        _any("custom_generate_function_path", "custom_rm_path", "data_source_path", "compat_options"),
+        "without a function of slime's, which asks the run's router; agentrl router has the flag too",
+        False,
+    ),
+    Effect(
         "engine_start_timeout engine_connect_timeout engine_hang_timeout engine_max_restarts", _has_port, _MINE, False
     ),
     Effect("engine_host engine_port_base", _not("engine", "external"), _THEIRS),
