@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +9,15 @@ import pytest
 from safetensors.torch import load_file
 
 from agentrl.chat import Chat
+from agentrl.cluster.launch import train
 from agentrl.compat.retrain import AlgorithmConfig, SlimeTrainerAdapter, TrainingConfig
+from agentrl.config import RunSettings
 from agentrl.errors import CheckpointError
 from tests.compat.retrain.test_bridges import rollout
 from tests.support.audit import audit_ledger
-from tests.support.checkout import import_path
 from tests.tools.test_mcp import http_server
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(400)
 
 BRIDGE = """
 experiment_name: slime_bridge_example
@@ -61,14 +60,6 @@ logging_dir: out/logs
 """
 
 
-def agentrl(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "agentrl", "train", "--config", "run.yaml", *arguments]
-    environment = {**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def check_trained(folder: Path, steps: int) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(steps))
@@ -78,24 +69,30 @@ def check_trained(folder: Path, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def test_trl_is_the_run_without_ray(tiny: Path, tmp_path: Path) -> None:
+def run(tiny: Path, folder: Path, changes: dict[str, str], **settings: Any) -> Path:
+    """The configuration, by the command's own way, with a real MCP server beside it."""
     with http_server() as url:
-        (tmp_path / "run.yaml").write_text(BRIDGE.replace("MODEL", str(tiny)).replace("URL", url))
-        said = agentrl(tmp_path, "--train-threads", "1", "--device", "cpu", "--progress", "plain")
-    assert "Ray" not in said
-    rows = check_trained(tmp_path / "out", steps=2)
-    assert all(row["rollout/reward"] <= 0 for row in rows)  # a random model never answers: -2, and less for its calls
-    assert list((tmp_path / "out" / "logs").iterdir())
+        text = BRIDGE
+        for old, new in {"MODEL": str(tiny), "URL": url, ": out": f": {folder}/out", **changes}.items():
+            text = text.replace(old, new)
+        (folder / "run.yaml").write_text(text)
+        own = {"device": "cpu", "train_threads": 1, "progress": "off", **settings}
+        assert train(RunSettings.from_file(folder / "run.yaml", **own)) == 0
+    return folder / "out"
+
+
+def test_trl_is_the_run_without_ray(tiny: Path, tmp_path: Path) -> None:
+    output = run(tiny, tmp_path, {})
+    assert json.loads((output / "processes.json").read_text()) == {"driver": [os.getpid()]}
+    rows = check_trained(output, steps=2)
+    assert all(row["rollout/reward"] < 0 for row in rows)  # a random model hardly ever answers: -2
+    assert list((output / "logs").iterdir())
 
 
 @pytest.mark.slow
 def test_the_bridge_configuration_runs(tiny: Path, tmp_path: Path) -> None:
-    with http_server() as url:
-        text = BRIDGE.replace("MODEL", str(tiny)).replace("URL", url).replace("backend: trl", "backend: slime")
-        (tmp_path / "run.yaml").write_text(text)
-        agentrl(tmp_path, "--train-threads", "1", "--device", "cpu")
-        agentrl(tmp_path, "--train-threads", "1", "--device", "cpu", "--num-rollout", "3")
-    check_trained(tmp_path / "out", steps=3)
+    shared = {"backend: trl": "backend: slime", "slime_bf16: true": "slime_bf16: true\n    slime_colocate: true"}
+    check_trained(run(tiny, tmp_path, shared), steps=2)
 
 
 @pytest.mark.slow
