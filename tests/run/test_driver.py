@@ -102,6 +102,8 @@ async def test_a_run_from_its_first_weights_to_its_model(tmp_path: Path) -> None
     assert rows[1]["train/loss"] == 0.25
     assert rows[1]["rollout/reward"] == 0.5
     assert 0 <= rows[1]["perf/train_seconds"] <= rows[1]["perf/step_seconds"]
+    waited, whole = rows[1]["perf/wait_seconds"], rows[1]["perf/step_seconds"]
+    assert rows[1]["perf/wait_time_ratio"] == pytest.approx(waited / whole)
     assert rows[3]["eval/set/reward"] == 1.0
 
 
