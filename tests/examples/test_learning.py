@@ -9,7 +9,14 @@ from agentrl.config import RunSettings
 from agentrl.demo.example import Example, run_example
 from agentrl.envs import Environment, load_environment
 
-LEARNING = ("fully_async", "on_policy_distillation", "tau_bench", "true_on_policy")
+LEARNING = (
+    "eval_multi_task",
+    "fully_async",
+    "multi_agent",
+    "on_policy_distillation",
+    "tau_bench",
+    "true_on_policy",
+)
 
 
 def example(name: str) -> Example:

@@ -1,0 +1,47 @@
+"""What the tiny model is taught first: the calculator, asked for as each role is asked; then mostly bad habits."""
+
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+from agentrl import Message
+from agentrl.demo.demonstrations import CalculatorLessons, Kind, demonstrate
+from agentrl.demo.task import CalculatorEnv, Problem, make_problem
+from agentrl.tiny.warm_start import Phase
+from examples.multi_agent.team import PROMPTS, ROLES
+
+HABITS: dict[Kind, float] = {"good": 0.28, "guess": 0.52, "wrong_name": 0.08, "mistyped": 0.06, "miscopied": 0.06}
+
+
+class TeamLessons(CalculatorLessons):
+    """See `agentrl.tiny.warm_start.Lessons`."""
+
+    name, version = "multi_agent", 10
+
+    def corpus(self) -> Iterator[str]:
+        """The calculator's words, and those of the roles."""
+        rng = random.Random("roles")
+        yield from super().corpus()
+        yield from (f"user\n{asked(make_problem(rng), rng).question}" for _ in range(200))
+
+    async def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
+        """Conversations without end."""
+        rng, toolbox = random.Random(f"{phase} demonstrations {seed}"), CalculatorEnv().toolbox
+        while True:
+            problem = asked(make_problem(rng), rng)
+            kind: Kind = "good" if phase == "skill" else rng.choices(list(HABITS), list(HABITS.values()))[0]
+            yield await demonstrate(problem, kind, rng, toolbox)
+
+    async def checks(self) -> list[list[Message]]:
+        """64 correct conversations about held-out problems."""
+        rng, toolbox = random.Random("held-out demonstrations"), CalculatorEnv().toolbox
+        return [await demonstrate(asked(make_problem(rng, "test"), rng), "good", rng, toolbox) for _ in range(64)]
+
+
+def asked(problem: Problem, rng: random.Random) -> Problem:
+    """The problem as one of the roles is asked for it, with candidates that are right, wrong or missing."""
+
+    def candidate() -> str:
+        return rng.choice((str(problem.answer), str(rng.randint(100, 9999)), ""))
+
+    return replace(problem, question=PROMPTS[rng.choice(ROLES)].format(problem.expression, candidate(), candidate()))

@@ -1,0 +1,48 @@
+"""`python -m examples.multi_agent.run`: solver, rewriter and selector learn together, against an opponent that does not."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.demo.example import Example
+from agentrl.demo.task import Split, make_problems
+from agentrl.tiny.warm_start import Say, WarmStartSettings, in_own_process
+from examples.multi_agent.lessons import TeamLessons
+from examples.multi_agent.team import OPPONENT
+from examples.second_model import served
+
+
+def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
+    """128 expressions to train on, and 100 of held-out numbers that are the same for every seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def written(split: Split, count: int, key: int) -> Path:
+        rows = ({"prompt": p.expression, "label": str(p.answer)} for p in make_problems(count, split, key))
+        file = folder / f"{split}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return file
+
+    return written("train", 128, seed), written("test", 100, 0)
+
+
+@contextmanager
+def opponent(cache: Path, say: Say) -> Iterator[list[str]]:
+    """Have the opponent served: what seed 0 starts from."""
+    with served(in_own_process(cache, TeamLessons(), WarmStartSettings(), say), cache / "logs") as url:
+        os.environ[OPPONENT] = url
+        yield []
+
+
+EXAMPLE = Example(
+    name="multi_agent",
+    config=Path(__file__).parent / "cpu.yaml",
+    lessons=TeamLessons(),
+    write_data=write_data,
+    goal=0.8,
+    others=opponent,
+)
+
+if __name__ == "__main__":
+    EXAMPLE.main()
