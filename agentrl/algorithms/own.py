@@ -42,8 +42,10 @@ def load_function(path: str | None, flag: str) -> Callable[..., Any]:
 
 def is_own(path: str | None, flag: str) -> bool:
     """Whether there is a path, and of no function in another trainer's form: `train.hooks` call those."""
+    if not path:
+        return False
     foreign: Callable[[str, str], bool] | None = optional("agentrl.compat.train_hooks:FOREIGN")
-    return bool(path) and not (foreign and foreign(path or "", flag))
+    return foreign is None or not foreign(path, flag)
 
 
 def check_functions(settings: AlgorithmFields) -> None:

@@ -10,18 +10,17 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.algorithms.base import Computed, TokenView
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.compat.calls import adapted
+from agentrl.compat.conformance import hooks
 from agentrl.compat.modules import install
 from agentrl.compat.train_data import converted
 from agentrl.errors import AgentRLError, PluginError, SettingsError
@@ -42,20 +41,13 @@ STEP = "custom_megatron_before_train_step_hook_path"
 LOSS, REDUCER, TIS = OURS = tuple(f"custom_{name}_function_path" for name in ("loss", "pg_loss_reducer", "tis"))
 
 
-@functools.cache
-def forms() -> dict[str, str]:
-    """What each hook of training is called with, by its setting."""
-    with Path(__file__).with_name("hooks.tsv").open(encoding="utf-8") as file:
-        rows = csv.DictReader(file, delimiter="\t")
-        return {row["setting"]: row["form"] for row in rows if row["side"] == "training"}
-
-
 class SlimeHooks(TrainHooks):
     """The hooks of a run in one process."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
-        paths = {name: path for name in forms() if name in args and (path := getattr(args, name))}
+        named = (name for name, hook in hooks().items() if hook.side == "training" and name in args)
+        paths = {name: path for name in named if (path := getattr(args, name))}
         self._hooks = {n: _load(n, path) for n, path in paths.items() if n not in OURS or foreign(path, _flag(n))}
         if {ADVANTAGE, AFTER, LOSS} & self._hooks.keys():
             self.reads = frozenset[Computed]({"old_log_probs"})
@@ -160,7 +152,7 @@ def get_model_provider_func(args: Any, role: str = "actor") -> Callable[..., Any
 def foreign(path: str, flag: str) -> bool:
     """Whether a path names a function of slime's form for a flag that also takes ours."""
     install()
-    found, form = find_object(path, what=flag), forms()[flag[2:].replace("-", "_")]
+    found, form = find_object(path, what=flag), hooks()[flag[2:].replace("-", "_")].form
     return callable(found) and not _binds(found, "view, settings") and _binds(found, form)
 
 
@@ -177,7 +169,7 @@ def _binds(function: Callable[..., Any], form: str) -> bool:
 
 def _load(setting: str, path: str) -> Callable[..., Any]:
     install()
-    what, form = f"{_flag(setting)} {path}", forms()[setting]
+    what, form = f"{_flag(setting)} {path}", hooks()[setting].form
     found = find_object(path, what=_flag(setting))
     if not callable(found) or not _binds(found, form):
         raise PluginError(f"{what}: expected a function {form}, got {found!r:.80}")

@@ -26,6 +26,10 @@ def look(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
     SEEN.append(("look", rollout_id, rollout_data))
 
 
+def look_back(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> dict[str, Any]:
+    return rollout_data
+
+
 def no_early_tokens(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
     """Trains no first tokens, and doubles the advantages of the others."""
     for mask, advantages in zip(rollout_data["loss_masks"], rollout_data["advantages"], strict=True):

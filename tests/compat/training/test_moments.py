@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.compat.conformance import check_hook, hooks
 from agentrl.config import RunSettings
 from agentrl.errors import PluginError, SettingsError
 from agentrl.run.rollouts import make_batch as make_run_batch
@@ -207,3 +208,28 @@ def test_an_exception_names_the_hook_and_its_line(root: Path, monkeypatch: pytes
         pytest.raises(PluginError, match="examples:look: KeyError: 'no such key' at .*test_moments.py:.* in broken"),
     ):
         made.train(make_batch(), 0)
+
+
+EXAMPLES = {
+    "custom_reward_post_process": "normalized",
+    "custom_convert_samples_to_train_data": "columns",
+    "custom_advantage_function": "grpo",
+    "rollout_data_postprocess": "no_early_tokens",
+    "custom_loss_function": "clipped",
+    "custom_tis_function": "truncated",
+    "custom_pg_loss_reducer_function": "sample_means",
+    "custom_megatron_init": "begin",
+    "custom_model_provider": "provider",
+    "custom_megatron_before_log_prob_hook": "before_log_probs",
+    "custom_megatron_before_train_step_hook": "before_step",
+    "custom_update_weight_post_write": "written",
+}
+
+
+def test_each_hook_has_an_example_that_passes_the_check() -> None:
+    assert [f"{name}_path" for name in EXAMPLES] == [n for n, hook in hooks().items() if hook.side == "training"]
+    said = [check_hook(name, path(example), RunSettings()) for name, example in EXAMPLES.items()]
+    assert ["; returned what it should" in text for text in said] == 7 * [True] + 5 * [False]
+    assert all("; not called" in text for text in said[7:])
+    with pytest.raises(PluginError, match="expected None; it may .*, got"):
+        check_hook("rollout_data_postprocess", path("look_back"), RunSettings())

@@ -117,23 +117,15 @@ def of_layouts(rank: int, world: int, root: Path, cases: list[tuple[str, str]]) 
     return {(name, layout): trained(root, HOOKED[name][1], place, **LAYOUTS[layout]) for name, layout in cases}
 
 
-def check_layouts(root: Path, built_in: dict[str, Found], cases: list[tuple[str, str]]) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_a_hook_sees_whole_samples_in_every_layout(root: Path, built_in: dict[str, Found]) -> None:
+    cases = [(name, layout) for name in HOOKED for layout in LAYOUTS]
     for (name, layout), found in run_ranks(of_layouts, 2, 2, root, cases, timeout=400)[0].items():
         try:
             check(built_in[name], found)
         except AssertionError as error:
             raise AssertionError(f"{name}, {layout}: {error}") from error
-
-
-@pytest.mark.timeout(420)
-def test_a_hook_sees_whole_samples_where_they_are_cut_apart(root: Path, built_in: dict[str, Found]) -> None:
-    check_layouts(root, built_in, [("loss", "cp2"), ("rejection", "cp2")])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(420)
-def test_hooks_in_every_layout(root: Path, built_in: dict[str, Found]) -> None:
-    check_layouts(root, built_in, [(name, layout) for name in HOOKED for layout in LAYOUTS])
 
 
 BY_HELPERS = """
