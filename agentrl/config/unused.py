@@ -157,7 +157,7 @@ _BATCHES = """num_rollout rollout_batch_size n_samples_per_prompt over_sampling_
     data_source_path buffer_filter_path ledger_keep log_interval use_tensorboard tensorboard_dir use_wandb wandb_*
     save_debug_rollout_data dump_details opd_teacher_url debug_rollout_only eval_interval eval_before_train"""
 _PLAYING = """rollout.* rm_hub.* engine.* keep_trajectories update_weight* weight_sync_timeout rollout_num_gpus*
-    - num_rollout rollout_batch_size n_samples_per_prompt reward_key max_staleness rollout_temperature rollout_top_*
+    colocate offload_* - num_rollout rollout_batch_size n_samples_per_prompt reward_key max_staleness rollout_temperature rollout_top_*
     allow_truncated_sampling rollout_max_response_len chat_template_path *_parser history_policy rollout_seed
     rollout_max_context_len"""
 
