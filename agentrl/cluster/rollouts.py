@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import anyio
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.cluster.runtime import enter_workspace, worker_environment
 from agentrl.cluster.waiting import unless, value
@@ -98,10 +99,12 @@ class RolloutActor:
 
 
 def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:
-    """An actor whose process comes up, and imports what it needs, while others do."""
+    """An actor whose process comes up, and imports what it needs, while others do; beside the driver, as the ledger is."""
     kind: Any = RolloutActor
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     environment = {"env_vars": worker_environment()}
-    return kind.options(num_cpus=0, runtime_env=environment).remote(settings, workspace, folder)
+    options = {"num_cpus": 0, "scheduling_strategy": here, "runtime_env": environment}
+    return kind.options(**options).remote(settings, workspace, folder)
 
 
 class RayRollouts(Rollouts, WeightSink):

@@ -3,10 +3,15 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from ray.cluster_utils import Cluster
 
+from tests.support.audit import audit_ledger
 from tests.support.checkout import import_path
 from tests.support.runs import RunKit
 
@@ -68,3 +73,65 @@ def test_ray_that_is_initialised_is_used_and_stays_up_for_its_owner(tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the owner goes on" in done.stdout
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def _processes(node: Any) -> set[int]:
+    """What a node of the cluster has started."""
+    (raylet,) = node.all_processes["raylet"]
+    return {process.pid for process in psutil.Process(raylet.process.pid).children(recursive=True)}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head without room for the run's processes; tests add the nodes that have it."""
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.slow
+def test_several_runs_on_one_cluster_do_not_meet(tmp_path: Path, cluster: Cluster) -> None:
+    """Two find places at once, the third waits for one of theirs."""
+    cluster.add_node(num_cpus=4)
+    kit = RunKit.make(tmp_path)
+    runs = [kit.start(kit.arguments(f"run-{i}", ray_address=cluster.address, num_rollout=4)) for i in range(3)]
+    for run in runs:
+        assert run.wait() == 0, run.output
+    first, *others = ([row["train/grad_norm"] for row in run.metrics()] for run in runs)
+    assert others == [first, first]
+
+
+@pytest.mark.slow
+def test_a_cluster_without_room_says_what_it_lacks_or_the_run_is_reduced(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.add_node(num_cpus=3)
+    kit, form = RunKit.make(tmp_path), {"ray_address": cluster.address, "rollout_num_gpus": 4, "num_rollout": 1}
+    refused = kit.start(kit.arguments("refused", start_timeout=1, **form))
+    assert refused.wait() == 2
+    assert "the cluster has no room for 5 processes" in refused.output
+    reduced = kit.start(kit.arguments("reduced", reduce_to_fit=True, **form))
+    assert reduced.wait() == 0, reduced.output
+    assert "--rollout-num-gpus 2 instead of 4" in reduced.output
+
+
+@pytest.mark.slow
+def test_a_lost_node_costs_its_engines_or_the_run_is_resumed_on_what_is_left(tmp_path: Path, cluster: Cluster) -> None:
+    """One after the other the node of an engine is lost, then that of the trainer."""
+    nodes = [cluster.add_node(num_cpus=2), cluster.add_node(num_cpus=2)]
+    kit = RunKit.make(tmp_path)
+    form = {"ray_address": cluster.address, "rollout_num_gpus": 3, "num_rollout": 40, "save_interval": 1}
+    arguments = kit.arguments("run", **form, update_weight_mode="disk", max_staleness=1, engine_probe_interval=1)
+    run = kit.start(arguments)
+    run.until(lambda: "rollout 3/" in run.output)
+    trainer = run.processes()["trainer"][0]
+    other, theirs = sorted(nodes, key=lambda node: trainer in _processes(node))
+    cluster.remove_node(other)
+    at = len(run.metrics())
+    run.until(lambda: len(run.metrics()) > at + 4)
+    cluster.remove_node(theirs)
+    assert run.wait() == 2, run.output
+    assert "start the same command again to resume" in run.output
+    cluster.add_node(num_cpus=2)
+    again = kit.start([*arguments, "--num-rollout", "30", "--reduce-to-fit"])
+    assert again.wait() == 0, again.output
+    result = audit_ledger(again.folder / "ledger.sqlite", through_step=29, groups_per_step=4)
+    assert result.ok, result.problems
