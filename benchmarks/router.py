@@ -1,13 +1,14 @@
 """The router under many foreign clients: its CPU beside bare proxies, and how much of what could be reused is.
 
-    python benchmarks/router.py [--clients 512] [--turns 6] [--engines 2] [--repeats 3]
+    python benchmarks/router.py [--clients 512] [--turns 6] [--engines 2] [--repeats 3] [--httpx]
 
 1. A client is a conversation: it sends its whole text, adds the answer and a question of 40 words, and sends again; or it
    does so with ids. It is aiohttp, names no session, and all clients talk at once.
 2. An engine is a process that answers with 64 random ids whose text encodes to other ids, after 50 ms, and remembers every
    id of every prompt and answer, as a prefix cache without bounds. It says how many ids of a prompt it knew.
-3. `bare httpx`: uvicorn, Starlette and httpx, nothing else: read the body, take the next engine in turn, send the bytes on.
-   `bare aiohttp`: the same, with neither Starlette nor httpx. `router`: `agentrl router`.
+3. `bare aiohttp`: uvicorn and aiohttp, nothing else: read the body, take the next engine in turn, send the bytes on.
+   `bare httpx` (by --httpx, for it takes minutes): uvicorn, Starlette and httpx, whose pool of connections looks at each of
+   them again and again. `router`: `agentrl router`.
 4. CPU is user and system time of the proxy's process over all requests but those of a warm-up; of texts the router also
    makes the ids, which behind a bare proxy the engines do. `reused` is the share of
    ids of the turns before (prompts and answers as the engines had them) that the engine asked next had in its cache.
@@ -211,18 +212,19 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3, help="the least CPU of so many measurements counts")
+    parser.add_argument("--httpx", action="store_true")
     options = parser.parse_args()
     from agentrl.engine.transport import raise_open_files_limit
 
     raise_open_files_limit()
-    proxies = {"bare httpx": bare_httpx, "bare aiohttp": bare_aiohttp, "router": None}
+    bare = {"bare aiohttp": bare_aiohttp} | ({"bare httpx": bare_httpx} if options.httpx else {})
     with tempfile.TemporaryDirectory() as folder:
         model = str(Path(folder, "model"))
         subprocess.run([sys.executable, "-m", "agentrl", "init", model], check=True, stdout=subprocess.DEVNULL)
         for form in ("text", "ids"):
             print(f"{form:>14} {'ms/request':>11} {'reused':>8}   load {os.getloadavg()[0]:.1f}")
             found = {}
-            for name, proxy in proxies.items():
+            for name, proxy in (*bare.items(), ("router", None)):
                 rows = []
                 for repeat in range(options.repeats):
                     with contextlib.ExitStack() as stack:
@@ -231,7 +233,7 @@ def main() -> None:
                         rows.append(asyncio.run(measure(pid, url, options.clients, options.turns, form, repeat)))
                 found[name] = min(ms for ms, _ in rows)
                 print(f"{name:>14} {found[name]:>11.3f} {min(share for _, share in rows):>8.3f}", flush=True)
-            for name in ("bare httpx", "bare aiohttp"):
+            for name in bare:
                 print(f"router / {name}: {found['router'] / found[name]:.2f}", flush=True)
 
 

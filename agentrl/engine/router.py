@@ -146,6 +146,8 @@ class Router:
         return Json({**found, "token_length": len(tokens), "loss_mask_length": len(mask)})
 
     async def _load_tokenizer(self) -> None:
+        if self.memory.tokenizer is not None:
+            return
         async with self._loading:
             if self.memory.tokenizer is None:
                 info = {} if self._folder else (await self.pool.model_info())[0]
