@@ -35,7 +35,7 @@ def rollout(chat: Chat, *, rewards: list[float], sampled: bool, last: str = "It 
             {"role": "assistant", "content": texts[1]},
         ],
         "executed_llm_actions": [
-            action(text, [-0.5 - at] * n if sampled else None)
+            action(text, [-0.5 - at - i / 64 for i in range(n)] if sampled else None)
             for at, (text, n) in enumerate(zip(texts, lengths, strict=True))
         ],
         "intrinsic_rewards_per_turn": rewards,
