@@ -22,7 +22,7 @@ from tests.train.megatron.helpers import make_batch
 
 __all__ = ["root"]
 
-ALL = ["loss_masks", "log_probs", "rollout_log_probs", "advantages", "tokens", "unconcat_tokens"]
+PER_TOKEN = ("loss_masks", "log_probs", "ref_log_probs", "rollout_log_probs", "values", "advantages", "returns")
 
 
 def hooked(**paths: str) -> dict[str, Any]:
@@ -48,13 +48,15 @@ def groups() -> list[list[Sample]]:
 
 def test_a_rollout_comes_as_lists_of_one_entry_a_sample(root: Path, seen: list[tuple[Any, ...]]) -> None:
     batch = make_batch()
-    with backend(root, hooked(rollout_data_postprocess_path="look"), num_steps_per_rollout=2) as made:
+    chosen = {**hooked(rollout_data_postprocess_path="look"), "advantage_estimator": "ppo", "use_kl_loss": True}
+    with backend(root, chosen, num_steps_per_rollout=2) as made:
         made.train(batch, 6)
         want = made.log_probs(batch)
     [(_, rollout, data)] = seen
     assert rollout == 3
     for i, (n, total) in enumerate(zip(batch.response_lengths, batch.lengths, strict=True)):
-        assert [len(data[key][i]) for key in ALL] == [n, n, n, n, total, total]
+        assert [len(data[key][i]) for key in PER_TOKEN] == [n] * len(PER_TOKEN)
+        assert len(data["tokens"][i]) == total
         assert data["unconcat_tokens"][i].tolist() == batch.sample_tokens(i).tolist()
         mask = torch.from_numpy(batch.sample_loss_mask(i).copy())
         assert torch.equal(data["loss_masks"][i], mask.int())
