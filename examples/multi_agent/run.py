@@ -15,7 +15,7 @@ from examples.second_model import served
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """128 expressions to train on, and 100 of held-out numbers that are the same for every seed."""
+    """240 expressions to train on, and 100 of held-out numbers that are the same for every seed."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def written(split: Split, count: int, key: int) -> Path:
@@ -24,7 +24,7 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return file
 
-    return written("train", 128, seed), written("test", 100, 0)
+    return written("train", 240, seed), written("test", 100, 0)
 
 
 @contextmanager
