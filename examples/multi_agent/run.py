@@ -40,7 +40,7 @@ EXAMPLE = Example(
     config=Path(__file__).parent / "cpu.yaml",
     lessons=TeamLessons(),
     write_data=write_data,
-    goal=0.8,
+    goal=0.7,
     others=opponent,
 )
 
