@@ -1,22 +1,21 @@
 """How our rooms call a slime function: with slime's args and samples, whatever else the call hands over.
 
 1. `namespace(args)` is what slime's functions know as args: mutable, one object for all calls of a run, with the user's
-   own keys (`compat_options`), and slime's default (`args.tsv`) for flags of slime that are none of ours.
+   own keys (`compat_options`), and slime's default (`flags.tsv`) for flags of slime that are none of ours.
 2. Samples, also in lists and lists of lists, are given as slime's (`sample.Sample`), their prompt rendered where slime
    renders it. After the call what the function changed is taken back into ours, in place, and what it returns is ours.
 """
 
-import csv
+import copy
 import functools
 import inspect
-import json
 from argparse import Namespace as Open
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from agentrl import sample as ours
+from agentrl.compat.flags import defaults
 from agentrl.compat.sample import Sample
 from agentrl.config.args import Args
 from agentrl.config.problems import did_you_mean
@@ -28,16 +27,11 @@ class Namespace(Open):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name not in _defaults():
-            near = did_you_mean(name, {**vars(self), **_defaults()})
+        slimes = defaults(ours=False)
+        if name not in slimes:
+            near = did_you_mean(name, {**vars(self), **slimes})
             raise AttributeError(f"args have no {name!r} (keys of your own belong into compat_options){near}")
-        return json.loads(_defaults()[name])
-
-
-@functools.cache
-def _defaults() -> dict[str, str]:
-    with Path(__file__).with_name("args.tsv").open(encoding="utf-8") as file:
-        return {row["name"]: row["value"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}
+        return copy.copy(slimes[name])
 
 
 _known: list[tuple[Args, Namespace]] = []

@@ -5,17 +5,16 @@ are looked at only; those that generate are called where there is a model folder
 """
 
 import ast
-import csv
 import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
 
+from agentrl.compat import rows
 from agentrl.compat.calls import Namespace, namespace, served
 from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_dynamic_filter
 from agentrl.compat.modules import install
@@ -40,8 +39,7 @@ class Hook(NamedTuple):
 @functools.cache
 def hooks() -> Mapping[str, Hook]:
     """slime's hooks by setting."""
-    lines = files("agentrl.compat").joinpath("hooks.tsv").read_text(encoding="utf-8").splitlines()
-    return {row[0]: Hook(*row) for row in csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE)}
+    return {row[0]: Hook(*row) for row in rows("hooks.tsv")}
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
@@ -84,7 +82,7 @@ def _check(hook: Hook, path: str, settings: RunSettings) -> str:
 
 def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tuple[Callable[[], Any], dict[str, Any]]:
     """The call that a run makes, and the values by name. What has a default in the form is for who takes it."""
-    rows = open_prompts(settings.data)
+    prompts = open_prompts(settings.data)
     parts = [part.strip() for part in form.partition("(")[2].partition(")")[0].split(",")]
     names = [part.partition("=")[0] for part in parts if not part.startswith("*")]
     behind = parts[parts.index("*") :] if "*" in parts else []
@@ -92,8 +90,8 @@ def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tupl
     if "sampling_params" in names:
         values["sample"] = _pending()
     for sample in [values.get("sample"), *values.get("samples", ())]:
-        if rows is not None and sample is not None:  # a reward function reads what the data says
-            sample.label, sample.metadata = rows[0].label, dict(rows[0].metadata)
+        if prompts is not None and sample is not None:  # a reward function reads what the data says
+            sample.label, sample.metadata = prompts[0].label, dict(prompts[0].metadata)
     parameters = inspect.signature(found).parameters
     every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     defaults = dict(part.split("=") for part in parts if "=" in part)

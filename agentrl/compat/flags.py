@@ -2,14 +2,15 @@
 
 Its columns: the name (`x_*` is all that begin so); how many values it takes (`flag` none, `one`, `many`); its state; the
 target; what slime ignores it without (`a|b`: either, `!a`: only without, `a>1`: only where it is more); slime's default where
-ours differs; why it is refused and what to do. Targets may begin with `VALUE>SETTING=VALUE` for single values (nothing
-behind the arrow: accepted, it is so anyway). States:
+ours differs, or we have none; why it is refused and what to do. Targets may begin with
+`VALUE>SETTING=VALUE` for single values (nothing behind the arrow: accepted, it is so anyway). States:
 
 - `same`: a setting of ours. A row of another state becomes that by itself when a setting of its name is made.
 - `set`: the target's settings, with its value or that behind `=`.
 - `agrees`: accepted where it says what is so anyway: one of the target's values, `config`, what `facts` says of this run, or
   what an environment variable says (`$NAME`).
 - `own`: none of ours, but a hook or a key that `agentrl.compat` and user functions find in `args`: goes to `compat_options`.
+- `args`: no flag, but in slime's `args`, with the default.
 - `refused`: not here; the last column says why, and what to do.
 - `called`: refused as unknown, with the target as the proposal.
 
@@ -17,15 +18,14 @@ One principle for what has no effect: our own command lines are refused with it;
 `--slime-script`) go on as they do there, and a note says it.
 """
 
-import csv
 import functools
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from importlib.resources import files
 from typing import Any, NamedTuple
 
+from agentrl.compat import rows
 from agentrl.compat.facts import facts
 from agentrl.compat.script import read_script
 from agentrl.config.fields import Sections, all_fields
@@ -52,9 +52,14 @@ class Row(NamedTuple):
 @functools.cache
 def table() -> Mapping[str, Row]:
     """The rows by name."""
-    lines = files("agentrl.compat").joinpath("flags.tsv").read_text(encoding="utf-8").splitlines()
-    rows = [Row(*line) for line in csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE)]
-    return {row.name: row for row in rows}
+    return {line[0]: Row(*line) for line in rows("flags.tsv")}
+
+
+@functools.cache
+def defaults(*, ours: bool) -> Mapping[str, Any]:
+    """slime's defaults: of settings of ours where that differs, or of all that are none (for `args`)."""
+    named = (row for row in table().values() if row.default)
+    return {row.name: json.loads(row.default) for row in named if (row.name in all_fields()) is ours}
 
 
 @functools.cache
@@ -142,10 +147,10 @@ class Flags:
             _distil(values)
         if not values.get("slime_defaults"):
             return values, origins
-        defaults = {row.name: json.loads(row.default) for row in table().values() if row.default}
+        low = dict(defaults(ours=True))
         if values.get("rollout_external_engine_addrs"):
-            del defaults["engine"]
-        values = {**defaults, **values}
+            del low["engine"]
+        values = {**low, **values}
         ignored = {row.name: values.pop(row.name) for row in table().values() if _in_vain(row, values)}
         return {**values, OWN: {**(values.get(OWN) or {}), **ignored}}, origins
 

@@ -9,7 +9,6 @@
 """
 
 import ast
-import csv
 import functools
 import importlib
 import inspect
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentrl.compat import rows
 from agentrl.plugins import Foreign
 
 ROOTS = ("slime", "slime_plugins")
@@ -30,9 +30,8 @@ ROOTS = ("slime", "slime_plugins")
 def names() -> dict[str, dict[str, str]]:
     """slime's modules: for each its names, and where ours are (`module:name`)."""
     table: dict[str, dict[str, str]] = {}
-    with Path(__file__).with_name("names.tsv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file, delimiter="\t"):
-            table.setdefault(row["module"], {})[row["name"]] = row["ours"]
+    for module, name, ours in rows("names.tsv"):
+        table.setdefault(module, {})[name] = ours
     return table
 
 

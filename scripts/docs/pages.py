@@ -138,7 +138,7 @@ def _said(row: Row) -> str:
             return "as config.json, or the rest of the run, says it"
         case "agrees":
             return f"done anyway: `{row.target}`"
-        case "own":
+        case "own" | "args":
             return "a hook, or a key that functions find in `args`"
     return f"refused: {_plain(row.remedy.replace('{it}', 'it'))}"
 

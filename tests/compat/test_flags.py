@@ -1,12 +1,13 @@
 """slime's and Megatron's settings: every one of them is ours, agrees, goes to `compat_options`, or is refused by name."""
 
 import json
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from agentrl.cli.main import run
+from agentrl.compat.calls import namespace
+from agentrl.compat.conformance import hooks
 from agentrl.compat.facts import RUNS, SHAPES
 from agentrl.compat.flags import FLAGS, Row, table
 from agentrl.config import RunSettings
@@ -14,7 +15,7 @@ from agentrl.config.fields import all_fields
 from agentrl.config.flags import aliases
 from agentrl.errors import SettingsError
 
-STATES = ("same", "set", "agrees", "own", "refused", "called")
+STATES = ("same", "set", "agrees", "own", "args", "refused", "called")
 
 
 def build(line: str) -> RunSettings:
@@ -34,7 +35,7 @@ def test_every_row_holds(row: Row) -> None:
     assert row.kind in ("flag", "one", "many")
     ours = row.name in all_fields() or flag in aliases() or flag.startswith(("--no-offload", "--sglang-p"))
     assert ours or row.state != "same"
-    if row.default:
+    if row.default and row.name in all_fields():
         assert RunSettings.from_flat({row.name: json.loads(row.default)}).given() == {row.name}
     if ours:
         return
@@ -52,6 +53,8 @@ def test_every_row_holds(row: Row) -> None:
             assert message(f"{flag}=17").startswith(f"{flag} 17: it is ")
         case "own":
             assert row.name in FLAGS.ours(flag, ["x.py:f"])["compat_options"]
+        case "args":
+            assert getattr(namespace(build("").args), row.name) == json.loads(row.default)
         case "refused":
             assert message(f"{flag} 1").startswith(f"{flag}: ")
 
@@ -106,8 +109,7 @@ def test_a_custom_config_is_slimes_settings_and_keys_of_ones_own(tmp_path: Path)
 
 
 def test_every_hook_that_is_taken_is_called_by_somebody() -> None:
-    hooks = {line.split("\t")[0] for line in files("agentrl.compat").joinpath("hooks.tsv").read_text().splitlines()}
-    assert {row.name for row in table().values() if row.state == "own"} - hooks == {"custom_config_path"}
+    assert {row.name for row in table().values() if row.state == "own"} - set(hooks()) == {"custom_config_path"}
 
 
 def test_a_command_says_what_it_read_in_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 `keys.tsv` has the keys (of hyperparameters: the names) that are a setting of ours, `values.yaml` those with a few values.
 """
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Self
 import yaml
 from pydantic import ValidationError
 
+from agentrl.compat import rows
 from agentrl.compat.retrain.rewards import RewardFunctionConfig, RewardSetupConfig, find
 from agentrl.config.fields import all_fields
 from agentrl.config.files import Said, TakesFile, read_document, sort
@@ -21,7 +21,7 @@ from agentrl.config.settings import RunSettings
 from agentrl.errors import SettingsError
 
 _HERE = "agentrl.compat.retrain"
-_KEYS = dict(csv.reader((files(_HERE) / "keys.tsv").read_text().splitlines()[1:], delimiter="\t"))
+_KEYS = dict(rows("retrain/keys.tsv"))
 _VALUES: Mapping[str, Mapping[Any, Any]] = yaml.safe_load((files(_HERE) / "values.yaml").read_text())
 _SECTIONS = ("algorithm", "model", "environment", "prompt_source")
 _MAPPINGS = {*_SECTIONS, "algorithm.hyperparameters", "environment.env_specific_config", "reward_setup"}
