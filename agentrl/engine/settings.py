@@ -93,7 +93,7 @@ class EngineSettings(Settings):
     embedded_deterministic: bool = Field(
         False,
         description="Have the built-in engine compute log-probs that do not depend on what else is in the batch, to the bit; "
-        "about half as fast.",
+        "several times slower.",
     )
 
     engine_context_length: PositiveInt | None = Field(

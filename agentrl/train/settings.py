@@ -69,8 +69,8 @@ class TrainSettings(Settings):
     balance_data: bool = Field(True, description="Spread samples over data-parallel ranks by estimated work.")
     true_on_policy_mode: bool = Field(
         False,
-        description="Trainer and built-in engine compute the same log-probs to the bit, and a difference ends the run; about half "
-        "as fast.",
+        description="Trainer and built-in engine compute the same log-probs to the bit, and a difference ends the run; several "
+        "times slower.",
     )
     ci_train_rollout_logprob_abs_diff_threshold: float | None = Field(
         None,
