@@ -24,10 +24,10 @@ _SECRET_KEY = re.compile(r"(^|[_-])(key|token|password|passphrase|secret|credent
 
 def shown(value: Any, key: object = "") -> Any:
     """`value` as it may be shown; `key` is what it is called in the mapping that it is from."""
-    if isinstance(value, Mapping):
-        return {name: shown(inner, name) for name, inner in value.items()}
     if value is not None and _SECRET_KEY.search(str(key)):
         return SECRET
+    if isinstance(value, Mapping):
+        return {name: shown(inner, name) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [shown(inner) for inner in value]
     return without_secrets(value) if isinstance(value, str) else value

@@ -14,12 +14,12 @@ from agentrl.algorithms.base import Computed, TokenView
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.plugins import optional
 from agentrl.sample import Sample
-from agentrl.train.batch import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.algorithms.algorithm import Algorithm
+    from agentrl.train.batch import TrainBatch
     from agentrl.train.objective import StepInputs
 
     Arrays = Mapping[str, Tensor]

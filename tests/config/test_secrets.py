@@ -45,7 +45,7 @@ def test_errors_hide_what_urls_and_keys_hold() -> None:
         f"no answer from https://{SECRET}@host/p@th?token={SECRET}"
     )
     with pytest.raises(SettingsError) as raised:
-        RunSettings.from_flat({"sglang_options": {"api_key": ["SEKRET"]}})
+        RunSettings.from_flat({"sglang_options": {"api_key": {"a": "SEKRET"}}})
     assert "SEKRET" not in str(raised.value)
 
 
