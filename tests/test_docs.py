@@ -17,7 +17,7 @@ import yaml
 
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.cli.main import COMMANDS, agentrl
-from agentrl.config.flags import aliases, collect
+from agentrl.config.flags import collect
 from agentrl.config.settings import RunSettings
 from agentrl.config.unused import refused
 from agentrl.plugins import optional
@@ -223,9 +223,7 @@ def test_commands_exist(page: Path) -> None:
 def known_flags() -> set[str]:
     context = click.Context(agentrl)
     commands = [agentrl.get_command(context, name) for name in COMMANDS if name != "demo"]
-    flags = {flag for command in commands if command for param in command.params for flag in param.opts} | set(
-        aliases()
-    )
+    flags = {flag for command in commands if command for param in command.params for flag in param.opts}
     return flags | {
         flag for command in commands if command for param in command.params for flag in param.secondary_opts
     }

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from agentrl.config.fields import FieldRef, Sections, all_fields
-from agentrl.config.flags import ESSENTIAL, aliases, collect, help_text, merged, options, read_script, rewrite
+from agentrl.config.flags import ESSENTIAL, collect, help_text, merged, options, read_script, rewrite
 from agentrl.config.foreign import foreign
 from agentrl.config.settings import Purpose, RunSettings
 from agentrl.config.unused import named
@@ -171,8 +171,6 @@ def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     for title, group in _groups():
         with formatter.section(title):
             formatter.write_dl([_row(field, getattr(ctx.command, "presets", {})) for field in group])
-    with formatter.section("Other spellings"):
-        formatter.write_dl([(flag, _alias_text(alias.field, alias.value)) for flag, alias in aliases().items()])
     click.echo(formatter.getvalue().rstrip("\n"))
     ctx.exit()
 
@@ -199,10 +197,3 @@ def _row(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})) -> 
     if field.is_bool:
         return f"{field.flag} / --no-{field.flag[2:]}", help_text(field, presets)
     return f"{field.flag} {field.metavar}", help_text(field, presets)
-
-
-def _alias_text(field: str, value: int | bool | None) -> str:
-    flag = "--" + field.replace("_", "-")
-    if isinstance(value, bool):
-        return f"Same as {flag if value else '--no-' + flag[2:]}."
-    return f"Same as {flag}." if value is None else f"Same as {flag} {value}."

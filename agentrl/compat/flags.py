@@ -99,9 +99,11 @@ class Flags:
         for value, arrow, assigned in (word.partition(">") for word in row.target.split()):
             if arrow and value == text:
                 return _assigned(assigned.split(","), text)
-        if text == "false" and row.kind == "flag" and row.state == "set":
-            return {}
         flag = f"--{row.name.replace('_', '-')}"
+        if row.kind == "flag" and row.state == "set" and text != "true":
+            if text == "false":
+                return {}
+            raise SettingsError(f"{flag}: expected true or false; got {text!r}")
         if not values and row.kind != "flag":
             raise SettingsError(f"{flag}: expected a value; got nothing")
         match row.state, row.target:

@@ -2,15 +2,14 @@
 
 1. Every field of every room is a flag: `rollout_batch_size` is `--rollout-batch-size`; a boolean has `--x/--no-x`.
 2. `read_flags(argv)` gives only what was written on the command line, as plain values; pydantic judges them later.
-3. Spellings that slime users have in their scripts work: underscores for dashes, `--flag true`, `--disable-...`
-   names, `--eval-prompt-data name path [name path ...]`, and `--sglang-*` for any option of the engine's server.
-4. Flags of other trainers are what `foreign` says that they are here.
+3. Spellings that slime users have in their scripts work: underscores for dashes, `--flag true`, `--eval-prompt-data name path [name path ...]`, and `--sglang-*` for any option of the engine's server.
+4. Flags of other trainers are what `foreign` says that they are here. A number that one of them stands for (`--train-async`
+   is `--max-staleness 1`) is the least: the setting's own flag may say more.
 5. All that is unknown is one `SettingsError`: flags of other trainers with what to do instead, others with the nearest.
 """
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -58,45 +57,6 @@ ESSENTIAL: Mapping[str, tuple[str, ...]] = {
 
 SGLANG_PREFIX = "--sglang-"
 SGLANG_FIELD = "sglang_options"
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """Another spelling: `value` is what the bare flag means, or None if it takes the field's own value.
-
-    A number is the least that the flag asks for: the field's own flag may say more.
-    """
-
-    field: str
-    value: int | bool | None = None
-
-
-_ALIASES: Mapping[str, Alias] = {
-    "--disable-grpo-std-normalization": Alias("grpo_std_normalization", False),
-    "--disable-rewards-normalization": Alias("rewards_normalization", False),
-    "--not-eval-before-train": Alias("eval_before_train", False),
-    "--skip-eval-before-train": Alias("eval_before_train", False),
-    "--tp": Alias("tensor_model_parallel_size"),
-    "--pp": Alias("pipeline_model_parallel_size"),
-    "--cp": Alias("context_parallel_size"),
-    "--custom-rollout-path": Alias("custom_generate_function_path"),
-    "--tensorboard-log-dir": Alias("tensorboard_dir"),
-    "--wandb-run-name": Alias("wandb_name"),
-    "--generate-max-turns": Alias("max_turns"),
-    "--use-tensorboard-logging": Alias("use_tensorboard", True),
-    "--train-async": Alias("max_staleness", 1),
-    "--async-buffer-size": Alias("max_staleness"),
-    "--tis-threshold": Alias("tis_clip"),
-    "--tis-upper-bound": Alias("tis_clip"),
-    "--tis-lower-bound": Alias("tis_clip_low"),
-}
-
-
-def aliases() -> dict[str, Alias]:
-    """The other spellings whose target exists and that are not flags of their own."""
-    fields = all_fields()
-    own = {f.flag for f in fields.values()}
-    return {flag: alias for flag, alias in _ALIASES.items() if alias.field in fields and flag not in own}
 
 
 def options() -> list[click.Option]:
@@ -210,10 +170,9 @@ class _Rewriter:
     def __init__(self, extra: Sequence[str]) -> None:
         self.fields = {f.flag: f for f in all_fields().values()}
         self.bools = {flag for flag, f in self.fields.items() if f.is_bool}
-        self.aliases = aliases()
         self.extra = set(extra)
         self.out: list[str] = []
-        self.spelt: list[tuple[str, str]] = []
+        self.spelt: list[tuple[bool, str, str]] = []
         self.sglang: dict[str, Any] = {}
         self.unknown: list[str] = []
         self.disagree: list[str] = []
@@ -229,10 +188,10 @@ class _Rewriter:
             name, equals, value = token.partition("=")
             self._flag(name if name in self.extra else name.replace("_", "-"), value if equals else None, argv)
         if self.unknown or self.disagree:
-            known = [*self.fields, *self.aliases, *self.extra, *(f"--no-{b[2:]}" for b in self.bools)]
+            known = [*self.fields, *self.extra, *(f"--no-{b[2:]}" for b in self.bools)]
             raise one_error([*unknown(self.unknown, known, "flag"), *self.disagree, *self._wrong()])
-        for name, written in self.spelt:
-            self._agree(name, written)
+        for least, name, written in sorted(self.spelt):
+            self._agree(least, name, written)
         return self.out, self.sglang
 
     def _wrong(self) -> Iterator[str]:
@@ -249,17 +208,15 @@ class _Rewriter:
                         said for said in sentences(error, {field.name: field}, {}) if said.startswith(f"{flag}: ")
                     )
 
-    def _agree(self, name: str, written: str) -> None:
+    def _agree(self, least: bool, name: str, written: str) -> None:
         """Another spelling must not contradict the field's own flag; a least value gives way to a larger one."""
         flag, _, value = written.partition("=")
         others = [other for other in self.out if other.startswith(f"{flag}=") and other != written]
-        least = self.aliases[name].value is not None
         if others and not (least and all(float(other.partition("=")[2]) > float(value) for other in others)):
-            shown = name if least else f"{name} {value}"
             raise SettingsError(
-                f"{shown} is {written.replace('=', ' ')}, and {others[0].replace('=', ' ')} says otherwise"
+                f"{name} is {written.replace('=', ' ')}, and {others[0].replace('=', ' ')} says otherwise"
             )
-        if least and not others:
+        if not others:
             self.out.append(written)
 
     def _flag(self, name: str, value: str | None, rest: list[str]) -> None:
@@ -267,8 +224,6 @@ class _Rewriter:
             self.out.append(name if value is None else f"{name}={value}")
         elif self.foreign and (kind := self.foreign.kind(name)):
             self._foreign(name, kind, [] if value is None else [value], rest)
-        elif name in self.aliases:
-            self._alias(name, self.aliases[name], value, rest)
         elif name in self.bools or (name.startswith("--no-") and f"--{name[5:]}" in self.bools):
             self._bool(name, value, rest)
         elif name in self.fields:
@@ -302,8 +257,10 @@ class _Rewriter:
                 self.out.append(flag if value else f"--no-{flag[2:]}")
             elif isinstance(value, list):
                 self.out += [f"{flag}={one}" for one in value]
-            else:
+            elif isinstance(value, dict) or flag == name:
                 self.out.append(f"{flag}={value if isinstance(value, str) else json.dumps(value)}")
+            else:
+                self.spelt.append((not values and isinstance(value, int), " ".join([name, *values]), f"{flag}={value}"))
 
     def _valued(self, field: FieldRef, value: str | None, rest: list[str]) -> None:
         values = [value] if value is not None else []
@@ -314,19 +271,6 @@ class _Rewriter:
         if not values:
             raise SettingsError(f"{field.flag}: expected {field.expected()}; got nothing")
         self.out += [f"{field.flag}={v}" for v in values]
-
-    def _alias(self, name: str, alias: Alias, value: str | None, rest: list[str]) -> None:
-        target = "--" + alias.field.replace("_", "-")
-        if alias.value is None:
-            self._flag(target, value, rest)
-            if not self.fields[target].is_sequence and target not in self.bools:
-                self.spelt.append((name, self.out[-1]))
-            return
-        said = _truth(name, self._bool_text(value, rest))
-        if isinstance(alias.value, bool):
-            self.out.append(target if said == alias.value else f"--no-{target[2:]}")
-        elif said:
-            self.spelt.append((name, f"{target}={alias.value}"))
 
     def _bool(self, name: str, value: str | None, rest: list[str]) -> None:
         text = self._bool_text(value, rest)

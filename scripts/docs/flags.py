@@ -4,13 +4,11 @@ import re
 from typing import Any
 
 from agentrl.config.fields import all_fields
-from agentrl.config.flags import aliases
 
 _FLAG = re.compile(r"<code>(--[a-z][\w-]*)([^<]*)</code>")
 _LINKED = re.compile(r"<(a|h[1-6])\b.*?</\1>", re.DOTALL)
 _TARGETS = {field.flag: name for name, field in all_fields().items()}
 _TARGETS |= {f"--no-{field.flag[2:]}": name for name, field in all_fields().items() if field.is_bool}
-_TARGETS |= {flag: alias.field for flag, alias in aliases().items()}
 
 
 def on_page_content(content: str, *, page: Any, **_: Any) -> str:

@@ -18,7 +18,6 @@ import mkdocs_gen_files
 from agentrl.cli.main import COMMANDS, agentrl
 from agentrl.compat.flags import Row, row_of
 from agentrl.config.fields import FieldRef, Sections, all_fields
-from agentrl.config.flags import aliases
 from agentrl.config.unused import EFFECTS, matching
 
 ROOT = Path(__file__).parents[2]
@@ -70,10 +69,6 @@ def settings_page() -> Iterator[str]:
     for section, info in Sections.model_fields.items():
         yield f"\n## {info.title}\n"
         yield from (_entry(field) for field in all_fields().values() if field.section == section)
-    yield "\n## Other spellings\n\n| flag | is |\n|---|---|\n"
-    for flag, alias in aliases().items():
-        value = "" if alias.value is None else f" {str(alias.value).lower()}"
-        yield f"| `{flag}` | `--{alias.field.replace('_', '-')}{value}` |\n"
 
 
 def _entry(field: FieldRef) -> str:

@@ -1,4 +1,4 @@
-"""Settings of an asynchronous run that contradict each other, and slime's names for those that do not."""
+"""Settings of an asynchronous run that contradict each other, and those that do not."""
 
 import pytest
 
@@ -21,18 +21,11 @@ REFUSED = {
     "--mask-offpolicy-in-partial-rollout --max-staleness 2": (MASKED, PARTIAL),
     "--stale-groups keep": ("--stale-groups", "one of remake, drop", "'keep'"),
     "--pause-generation-mode freeze": ("--pause-generation-mode", "one of abort, retract, in_place", "'freeze'"),
-    "--train-async --max-staleness 0": ("--train-async", STALENESS),
-    "--train-async --max-staleness 1 --async-buffer-size 4": ("--async-buffer-size 4", "--max-staleness 1"),
-    "--async-buffer-size -1": (STALENESS, "at least 0", "-1"),
 }
 
 ACCEPTED: dict[str, dict[str, object]] = {
     "": {"max_staleness": 0, "stale_groups": "remake", "partial_rollout": False, "update_weights_interval": 1},
     "--max-staleness 1": {"max_staleness": 1},
-    "--train-async": {"max_staleness": 1},
-    "--train-async --max-staleness 3": {"max_staleness": 3},
-    "--async-buffer-size 4": {"max_staleness": 4},
-    "--train-async --async-buffer-size 4": {"max_staleness": 4},
     "--update-weights-interval 3 --max-staleness 2": {"max_staleness": 2, "update_weights_interval": 3},
     "--partial-rollout --max-staleness 1": {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": False},
     "--partial-rollout --mask-offpolicy-in-partial-rollout": {"max_staleness": 0, "partial_rollout": True},

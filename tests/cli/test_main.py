@@ -105,7 +105,7 @@ def test_help_all_explains_every_setting() -> None:
     text = " ".join(agentrl("train", "--help-all").stdout.split())
     missing = [f.name for f in all_fields().values() if (f.info.description or "").split()[0] not in text]
     assert missing == []
-    assert "--disable-grpo-std-normalization" in text
+    assert "--no-grpo-std-normalization" in text
 
 
 def test_version() -> None:

@@ -12,7 +12,6 @@ from agentrl.compat.facts import RUNS, SHAPES
 from agentrl.compat.flags import FLAGS, Row, table
 from agentrl.config import RunSettings
 from agentrl.config.fields import all_fields
-from agentrl.config.flags import aliases
 from agentrl.errors import SettingsError
 
 STATES = ("same", "set", "agrees", "own", "args", "refused", "called")
@@ -33,7 +32,7 @@ def test_every_row_holds(row: Row) -> None:
     flag = f"--{row.name.replace('_', '-').replace('*', 'x')}"
     assert row.state in STATES
     assert row.kind in ("flag", "one", "many")
-    ours = row.name in all_fields() or flag in aliases() or flag.startswith(("--no-offload", "--sglang-p"))
+    ours = row.name in all_fields() or flag.startswith(("--no-offload", "--sglang-p"))
     assert ours or row.state != "same"
     if row.default and row.name in all_fields():
         assert RunSettings.from_flat({row.name: json.loads(row.default)}).given() == {row.name}
@@ -106,6 +105,37 @@ def test_a_custom_config_is_slimes_settings_and_keys_of_ones_own(tmp_path: Path)
     assert "--hidden-dropout 0.1: it is 0 here" in message(f"--custom-config-path {file}")
     file.write_text("max_tries: 3\noptimizer_cpu_offload: true\n")
     assert "own.yaml line 2, optimizer_cpu_offload: the optimizer's state" in message(f"--custom-config-path {file}")
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("--disable-grpo-std-normalization", {"grpo_std_normalization": False}),
+        ("--disable-rewards-normalization false", {"rewards_normalization": True}),
+        ("--tp 2 --pp 2 --actor-num-gpus-per-node 4", {"model_parallel_size": 4}),
+        ("--use-tis --tis-threshold 3 --tis-lower-bound 0.5", {"tis_clip": 3.0, "tis_clip_low": 0.5}),
+        ("--train-async", {"max_staleness": 1}),
+        ("--train-async --max-staleness 3", {"max_staleness": 3}),
+        ("--train-async --async-buffer-size 4", {"max_staleness": 4}),
+    ],
+)
+def test_slimes_spellings_of_our_settings(line: str, values: dict[str, object]) -> None:
+    settings = build(line)
+    found = {**settings.flat(), "model_parallel_size": settings.train.model_parallel_size}
+    assert {name: found[name] for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--train-async --max-staleness 0", "--train-async is --max-staleness 1, and --max-staleness 0 says otherwise"),
+        ("--max-staleness 1 --async-buffer-size 4", "--async-buffer-size 4 is --max-staleness 4, and"),
+        ("--async-buffer-size -1", "--max-staleness: expected a whole number, at least 0; got '-1'"),
+        ("--disable-rewards-normalization=maybe", "expected true or false; got 'maybe'"),
+    ],
+)
+def test_another_spelling_must_not_contradict(line: str, said: str) -> None:
+    assert said in message(line)
 
 
 def test_every_hook_that_is_taken_is_called_by_somebody() -> None:

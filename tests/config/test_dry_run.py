@@ -15,7 +15,9 @@ def build(line: str) -> RunSettings:
 
 
 def test_ranks_are_in_megatrons_order() -> None:
-    settings = build("--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tp 2 --pp 2 --cp 2")
+    settings = build(
+        "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --context-parallel-size 2"
+    )
     ranks = trainer_ranks(settings)
     assert "TP 2 x PP 2 x CP 2 x DP 2" in describe(settings, ranks)[0]
     at = {(r.tp, r.cp, r.dp, r.pp): r for r in ranks}
@@ -50,7 +52,7 @@ def test_debug_modes_leave_out_what_does_not_start() -> None:
     ],
 )
 def test_where_a_critic_learns(line: str, said: str) -> None:
-    settings = build(f"--actor-num-gpus-per-node 2 --tp 2 {line}")
+    settings = build(f"--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 {line}")
     assert said in describe(settings, trainer_ranks(settings))
 
 
@@ -58,7 +60,7 @@ def test_where_a_critic_learns(line: str, said: str) -> None:
 def test_what_is_printed(terminal: bool) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100, highlight=False, color_system=None)
-    show(build("--lr 3e-4 --actor-num-gpus-per-node 2 --tp 2 --rollout-stop [x]"), console)
+    show(build("--lr 3e-4 --actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --rollout-stop [x]"), console)
     text = out.getvalue()
     assert "0.0003" in text
     assert "TP 2 x PP 1 x CP 1 x DP 1" in text

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.config import RunSettings
 from agentrl.config.fields import SECTIONS, all_fields
-from agentrl.config.flags import ESSENTIAL, aliases, help_text, options, read_flags
+from agentrl.config.flags import ESSENTIAL, help_text, options, read_flags
 from agentrl.errors import Blame, SettingsError
 from agentrl.rollout.settings import FailureAction
 
@@ -28,9 +28,8 @@ def test_every_field_of_every_room_has_one_flag_with_help() -> None:
         assert help_text(field)
 
 
-def test_essential_settings_exist_and_every_alias_has_its_target() -> None:
+def test_essential_settings_exist() -> None:
     assert [name for names in ESSENTIAL.values() for name in names if name not in all_fields()] == []
-    assert {"--disable-grpo-std-normalization", "--disable-rewards-normalization"} <= set(aliases())
 
 
 def test_sections_of_run_settings_are_the_sections_of_the_flags() -> None:
@@ -53,9 +52,7 @@ def test_only_what_was_written_is_given() -> None:
         ("--no-use-tensorboard", "use_tensorboard", False),
         ("--use-tensorboard false", "use_tensorboard", False),
         ("--use-wandb=true", "use_wandb", True),
-        ("--disable-grpo-std-normalization", "grpo_std_normalization", False),
-        ("--disable-rewards-normalization", "rewards_normalization", False),
-        ("--disable-rewards-normalization false", "rewards_normalization", True),
+        ("--no-grpo-std-normalization", "grpo_std_normalization", False),
         ("--use-dynamic-batch-size --max-tokens-per-gpu 512", "use_dynamic_batch_size", True),
         ("--actor-num-gpus-per-node 2", "actor_num_gpus_per_node", 2),
         ("--eps-clip-high none", "eps_clip_high", None),
@@ -111,7 +108,7 @@ def test_json_object_for_a_mapping() -> None:
     ("line", "parts"),
     [
         ("--rollout-bach-size 3", ["unknown flag --rollout-bach-size", "did you mean --rollout-batch-size"]),
-        ("--disable-grpo-std-normalisation", ["did you mean --disable-grpo-std-normalization"]),
+        ("--no-grpo-std-normalisation", ["did you mean --no-grpo-std-normalization"]),
         ("--rollout-batch-size many", ["--rollout-batch-size", "a whole number", "'many'"]),
         ("--rollout-batch-size 0", ["--rollout-batch-size", "more than 0", "'0'"]),
         ("--rollout-top-p 1.5", ["--rollout-top-p", "at most 1", "'1.5'"]),

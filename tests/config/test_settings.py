@@ -110,13 +110,18 @@ def test_world_must_hold_the_layout() -> None:
 
 
 def test_model_must_split(model: Path) -> None:
-    tensor = message(f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --tp 4")
+    tensor = message(f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --tensor-model-parallel-size 4")
     assert "2 key-value heads" in tensor
     assert "sizes that do: 1, 2" in tensor
-    pipeline = message(f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --pp 4")
+    pipeline = message(f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --pipeline-model-parallel-size 4")
     assert "6 layers" in pipeline
     assert "1, 2, 3, 6" in pipeline
-    assert build(f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --tp 2 --pp 2").train.model_parallel_size == 4
+    assert (
+        build(
+            f"--hf-checkpoint {model} --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+        ).train.model_parallel_size
+        == 4
+    )
 
 
 def test_each_data_parallel_rank_needs_a_sample() -> None:
@@ -199,7 +204,10 @@ def test_broken_config_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--actor-num-gpus-per-node 2 --tp 2 --critic-num-gpus-per-node 3", "= 3 processes of the critic cannot hold"),
+        (
+            "--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --critic-num-gpus-per-node 3",
+            "= 3 processes of the critic cannot hold",
+        ),
         (
             "--critic-num-nodes 4 --global-batch-size 2 --rollout-batch-size 2 --n-samples-per-prompt 1",
             "4 data-parallel",
@@ -212,7 +220,7 @@ def test_a_critic_that_cannot_be_is_refused(line: str, words: str) -> None:
 
 
 def test_several_contradictions_come_at_once() -> None:
-    found = message("--actor-num-gpus-per-node 3 --tp 2 --global-batch-size 100")
+    found = message("--actor-num-gpus-per-node 3 --tensor-model-parallel-size 2 --global-batch-size 100")
     assert found.startswith("2 settings need attention")
 
 
@@ -281,11 +289,6 @@ def test_one_sample_a_prompt_trains_where_rewards_are_not_compared(model: Path, 
 )
 def test_whose_the_old_log_probs_are(line: str, engines: bool | None) -> None:
     assert build(line).algorithm.use_rollout_logprobs is engines
-
-
-def test_other_spellings_of_a_corrections_bounds() -> None:
-    found = build("--use-tis --tis-threshold 3 --tis-lower-bound 0.5").algorithm
-    assert (found.tis_clip, found.tis_clip_low) == (3.0, 0.5)
 
 
 def test_a_mask_of_stale_tokens_must_mask_some() -> None:
