@@ -6,7 +6,6 @@ import inspect
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -36,9 +35,6 @@ class SingletonMeta(type):
         if cls not in SingletonMeta.instances:
             SingletonMeta.instances[cls] = super().__call__(*args, **kwargs)
         return SingletonMeta.instances[cls]
-
-    def clear_instances(cls) -> None:
-        SingletonMeta.instances.clear()
 
 
 # ---- HTTP -----------------------------------------------------------------------------------------------------
@@ -84,17 +80,6 @@ def get_rollout_num_engines(args: Any) -> int:
     return int(args.rollout_num_engines)
 
 
-def init_http_client(args: Any) -> None:
-    """Nothing is needed: `post` and `get` open a client for each event loop."""
-
-
-def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> str:
-    """The address of a model's engines; all models of `sglang_model_routers` that are not there are the run's own."""
-    routers: Mapping[str, Any] = getattr(args, "sglang_model_routers", None) or {}
-    host, port = routers.get(model_name) or (args.sglang_router_ip, args.sglang_router_port)
-    return f"http://{host}:{port}{endpoint}"
-
-
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
@@ -116,11 +101,6 @@ def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name_or_path, **{**kwargs, "trust_remote_code": False})
-
-
-def load_processor(name_or_path: str, **kwargs: Any) -> Any:
-    """None: agentrl's models read text."""
-    return None
 
 
 class MultiTurnLossMaskGenerator:
@@ -195,19 +175,6 @@ def should_drop_dynamic_filter_output(
 ) -> bool:
     enough = remaining_batch_size > target_data_size
     return not output.keep and (enough or not output.keep_when_insufficient)
-
-
-class MetricGatherer:
-    """Counts why groups were dropped."""
-
-    def __init__(self) -> None:
-        self._reasons: Counter[str] = Counter()
-
-    def on_dynamic_filter_drop(self, reason: str | None) -> None:
-        self._reasons.update([reason] if reason else [])
-
-    def collect(self) -> dict[str, int]:
-        return {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in self._reasons.items()}
 
 
 def check_reward_nonzero_std(args: Any, samples: Sequence[Sample], **kwargs: Any) -> DynamicFilterOutput:

@@ -7,32 +7,20 @@ up in this module, so that what a test or a user replaces here is what is called
 import asyncio
 import inspect
 import uuid
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, NoReturn
 
 from agentrl.compat.helpers import (
-    MetricGatherer,
-    RolloutFnEvalOutput,
-    RolloutFnTrainOutput,
     SingletonMeta,
     async_rm,
     batched_async_rm,
-    call_dynamic_filter,
-    get_model_url,
     get_rollout_num_engines,
     load_function,
-    load_processor,
     load_tokenizer,
     post,
-    run,
-    should_drop_dynamic_filter_output,
 )
 from agentrl.compat.sample import Sample
 from agentrl.errors import PluginError
-
-__all__ = ["generate_rollout", "get_model_url"]
 
 Generated = Sample | list[Sample]
 
@@ -43,7 +31,7 @@ class GenerateState(metaclass=SingletonMeta):
     def __init__(self, args: Any) -> None:
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint)
-        self.processor = load_processor(args.hf_checkpoint)
+        self.processor = None  # models here read text
         self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * get_rollout_num_engines(args))
         self.sampling_params: dict[str, Any] = {
             "temperature": args.rollout_temperature,
@@ -56,28 +44,7 @@ class GenerateState(metaclass=SingletonMeta):
             "no_stop_trim": True,
             "spaces_between_special_tokens": False,
         }
-        self.group_sampling_seeds = [args.rollout_seed + number for number in range(args.n_samples_per_prompt)]
-        self.dp_counts, self.dp_rank = Counter({rank: 0 for rank in range(args.sglang_dp_size or 1)}), 0
-        self.reset()
-
-    @contextmanager
-    def dp_rank_context(self) -> Iterator[int]:
-        rank = self.dp_rank = min(self.dp_counts, key=self.dp_counts.__getitem__)
-        self.dp_counts[rank] += 1
-        try:
-            yield rank
-        finally:
-            self.dp_counts[rank] -= 1
-
-    def reset(self) -> None:
-        self.remaining_batch_size, self.aborted = 0, False
-        self.pendings: set[asyncio.Task[Any]] = set()
-
-    def submit_generate_tasks(self, samples: list[list[Sample]]) -> None:
-        for group in samples:
-            play = generate_and_rm_group(self.args, group, self.sampling_params.copy(), evaluation=False)
-            self.pendings.add(asyncio.create_task(play))
-        self.remaining_batch_size += len(samples)
+        self.aborted = False
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
@@ -118,12 +85,11 @@ async def generate_and_rm(
         if state.aborted:
             sample.status = Sample.Status.ABORTED
             return sample
-        with state.dp_rank_context():
-            path = sample.generate_function_path or args.custom_generate_function_path
-            function = load_function(path) if path else generate
-            takes = "evaluation" in inspect.signature(function).parameters
-            more = {"evaluation": evaluation} if takes else {}
-            found: Generated = await function(args, sample, sampling_params, **more)
+        path = sample.generate_function_path or args.custom_generate_function_path
+        function = load_function(path) if path else generate
+        takes = "evaluation" in inspect.signature(function).parameters
+        more = {"evaluation": evaluation} if takes else {}
+        found: Generated = await function(args, sample, sampling_params, **more)
     found = await apply_rollout_sample_hooks(args, found, evaluation=evaluation)
     members = found if isinstance(found, list) else [found]
     if args.group_rm or any(member.status is Sample.Status.ABORTED for member in members):
@@ -172,34 +138,10 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
     return value
 
 
-def generate_rollout(
-    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
-) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Play groups of the data source until a batch is kept; what a rollout function of a user's may go back to."""
-    if evaluation:
-        raise PluginError("the run evaluates by itself: leave eval_function_path out, or return RolloutFnEvalOutput")
-    return run(_rollout(args, data_source.get_samples))
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
+    """What the run does itself, as `--rollout-function-path`; a function of a user's has `generate_and_rm_group`.
 
-
-async def _rollout(args: Any, get_samples: Callable[[int], list[list[Sample]]]) -> RolloutFnTrainOutput:
-    state, dropped, target = GenerateState(args), MetricGatherer(), args.rollout_batch_size
-    state.reset()
-    path = args.dynamic_sampling_filter_path
-    judge, kept = load_function(path) if path else None, list[Any]()
-    try:
-        while len(kept) < target:
-            if state.remaining_batch_size < target:
-                state.submit_generate_tasks(get_samples(args.over_sampling_batch_size or target))
-            done, state.pendings = await asyncio.wait(state.pendings, return_when=asyncio.FIRST_COMPLETED)
-            for group in [task.result() for task in done]:
-                verdict = call_dynamic_filter(judge, args, group)
-                left = {"remaining_batch_size": state.remaining_batch_size, "target_data_size": target}
-                if should_drop_dynamic_filter_output(verdict, **left):
-                    dropped.on_dynamic_filter_drop(verdict.reason)
-                    state.remaining_batch_size -= 1
-                elif len(kept) < target:
-                    kept.append(group)
-    finally:
-        for task in state.pendings:
-            task.cancel()
-    return RolloutFnTrainOutput(kept, dropped.collect())
+    Raises:
+        PluginError: always.
+    """
+    raise PluginError("the run plays and evaluates by itself: leave rollout_function_path or eval_function_path out")

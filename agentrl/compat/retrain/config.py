@@ -91,10 +91,12 @@ def _said(document: Mapping[str, Any]) -> Iterator[Said]:
     yield from _hyperparameters(own, part)
     if kind is not None and own.get("slime_use_retrain_environment") is not False:
         yield from _environment(str(kind), part.get("environment.env_specific_config", {}))
-    for name, value in part.get("prompt_source.source_config", {}).items():
-        path = ("prompt_source", "source_config", str(name))
-        yield from [] if name == "prompts" else [(path, "", f"unknown key {name}; there is prompts")]
-        kept[str(name)] = value
+    for name in part.get("prompt_source.source_config", {}):
+        yield (
+            ("prompt_source", "source_config", str(name)),
+            "",
+            f"unknown key {name}; prompts of the environment need none",
+        )
     if "reward_setup" in part and own.get("slime_use_retrain_rewards") is not False:
         kept["reward_setup"] = dict(part["reward_setup"])
         yield from _rewards(
@@ -129,19 +131,16 @@ def _one(path: tuple[str, ...], name: str, value: Any, known: Iterable[str]) -> 
 
 def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[Said]:
     said: list[Said] = []
-    batch = part.get("batch_size")
     for key, value in own.items():
         path = ("algorithm", "hyperparameters", str(key))
         if key == "beta":
             said += [(path, "kl_loss_coef", value), (path, "use_kl_loss", True)] if value else []
-        elif key == "per_device_train_batch_size":
-            times = own.get("gradient_accumulation_steps", 1)
-            batch = value * times if _counts(value, times) else None
-            said.append((path, "global_batch_size", value if batch is None else batch))
-        elif key != "gradient_accumulation_steps":
+        else:
             said += _one(path, str(key).removeprefix("slime_"), value, [*_KEYS, *all_fields()])
     yield from said
-    yield from _episodes({setting: value for _, setting, value in said}, batch, part.get("num_episodes"))
+    yield from _episodes(
+        {setting: value for _, setting, value in said}, part.get("batch_size"), part.get("num_episodes")
+    )
 
 
 def _episodes(given: Mapping[str, Any], batch: int | None, episodes: int | None) -> Iterator[Said]:

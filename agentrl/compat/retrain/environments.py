@@ -7,10 +7,8 @@ from typing import Any, ClassVar
 
 from agentrl.compat.retrain.formats import KEPT, action_of
 from agentrl.compat.retrain.rewards import RewardCalculator, call
-from agentrl.data.prompts import PromptRow
-from agentrl.data.source import RolloutDataSource
 from agentrl.envs import Environment, Step, Turn
-from agentrl.errors import DataError, PluginError
+from agentrl.errors import PluginError
 from agentrl.plugins import load_object
 from agentrl.rollout.failures import bad_result
 from agentrl.sample import Message, Sample
@@ -147,13 +145,3 @@ class FastMCPEnv(_Kept):
         worked, unknown, broken = (step.info.get(f"tool_{kind}", 0) for kind in ("ok", "unknown_tool", "broken"))
         failed = step.info["tool_calls"] - worked - unknown - broken
         return Step(step.messages, 0.1 * worked - 0.2 * unknown - 0.5 * failed, False, step.info)
-
-
-class Prompts(RolloutDataSource):
-    """The prompts that `prompt_source` of type `list` has in its `source_config`."""
-
-    def __init__(self, args: Any) -> None:
-        texts = args.prompts
-        if not texts or not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise DataError(f"prompt_source.source_config.prompts must be a list of texts, got {texts!r:.100}")
-        super().__init__([PromptRow(at, text) for at, text in enumerate(texts)], args)

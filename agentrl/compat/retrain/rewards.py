@@ -1,4 +1,4 @@
-"""retrain's rewards: functions by name, of single turns and of whole episodes, with weights, checks and one scale.
+"""retrain's rewards: functions by name, of single turns and of whole episodes, with weights and one scale.
 
     @reward                                                     @reward("brevity")
     def polite(prompt, completion, config_params, step_info)    def brevity(raw_rollout, infos)
@@ -41,8 +41,6 @@ class RewardFunctionConfig(BaseModel):
     model_config = _STRICT
     weight: float = Field(1.0, allow_inf_nan=False)
     params: dict[str, Any] = Field(default_factory=dict)
-    verifiers: list[str] | None = None
-    verifier_penalty: float = Field(0.0, allow_inf_nan=False)
     distribution_strategy: Literal["last_step", "all_steps_average", "all_steps_equal"] | None = None
 
 
@@ -57,8 +55,7 @@ class RewardSetupConfig(BaseModel):
     @property
     def names(self) -> set[str]:
         """All functions that it names."""
-        both = {**self.step_reward_configs, **self.rollout_reward_configs}
-        return {*both, *(name for entry in both.values() for name in entry.verifiers or ())}
+        return {*self.step_reward_configs, *self.rollout_reward_configs}
 
 
 @overload
@@ -66,7 +63,7 @@ def reward(name: F) -> F: ...
 @overload
 def reward(name: str | None = None) -> Callable[[F], F]: ...
 def reward(name: Any = None) -> Any:
-    """Register a reward function (or a verifier) under its own name, or the one that is given."""
+    """Register a reward function under its own name, or the one that is given."""
 
     def register(function: F) -> F:
         _REGISTRY[name if isinstance(name, str) else function.__name__] = function
@@ -140,15 +137,10 @@ class RewardCalculator:
         return credit
 
     async def _one(self, name: str, config: RewardFunctionConfig, said: Mapping[str, Any]) -> float:
-        given = {**config.params, **said, "config_params": config.params}
-        asked = name
         try:
-            for asked in config.verifiers or ():
-                if not await call(self._functions[asked], given):
-                    return config.verifier_penalty
-            value = await call(self._functions[asked := name], given)
+            value = await call(self._functions[name], {**config.params, **said, "config_params": config.params})
         except Exception as error:
-            raise GraderFailure(describe(f"reward {asked}", error), kind="grader_raised") from error
+            raise GraderFailure(describe(f"reward {name}", error), kind="grader_raised") from error
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             said_by = f"reward {name} must return a finite number"
             raise GraderFailure(f"{said_by}, got {value!r:.80}", kind="grader_bad_reward")

@@ -73,7 +73,7 @@ def test_a_section_of_another_shape_is_an_error_of_ours(section: str, value: Any
 
 OF_OTHER_KIND = """algorithm.hyperparameters environment.env_specific_config prompt_source.source_config
     reward_setup.step_reward_configs batch_size num_episodes algorithm.hyperparameters.learning_rate
-    algorithm.hyperparameters.per_device_train_batch_size algorithm.hyperparameters.num_generations"""
+    algorithm.hyperparameters.num_generations"""
 
 
 @pytest.mark.parametrize("key", OF_OTHER_KIND.split())
@@ -99,10 +99,8 @@ def test_hyperparameters_win_over_episodes_and_functions_find_both(tmp_path: Pat
     assert (settings.args.num_episodes, settings.args.batch_size) == (32, 16)
 
 
-def test_trl_counts_its_batch_by_device(tmp_path: Path) -> None:
-    own = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "num_generations": 2, "beta": 0.1}
-    settings = settings_of(changed("algorithm.hyperparameters", own), tmp_path)
-    assert (settings.rollout.rollout_batch_size, settings.train.global_batch_size) == (6, 12)
+def test_beta_is_the_weight_of_a_kl_loss(tmp_path: Path) -> None:
+    settings = settings_of(changed("algorithm.hyperparameters", {"beta": 0.1}), tmp_path)
     assert (settings.algorithm.use_kl_loss, settings.algorithm.kl_loss_coef) == (True, 0.1)
 
 

@@ -28,11 +28,6 @@ def turns(raw_rollout: Any, infos: list[Any], each: float = 1.0) -> float:
 
 
 @reward
-def short(completion: str) -> bool:
-    return len(completion) < 5
-
-
-@reward
 def odd(completion: str) -> float:
     if completion == "boom":
         raise ZeroDivisionError("no luck")
@@ -82,12 +77,6 @@ async def test_rewards_are_those_worked_out_by_hand() -> None:
 async def test_the_whole_reward_is_credited_as_its_strategy_says(strategy: str, shares: list[float]) -> None:
     calculator = RewardCalculator({}, {"turns": {"weight": 3.0, "distribution_strategy": strategy}})
     assert calculator.credit([{"environment": 0.0}] * 2, {"turns": 2.0}) == shares
-
-
-async def test_a_verifier_that_fails_puts_its_penalty_in_place() -> None:
-    calculator = RewardCalculator({"length": {"weight": 2.0, "verifiers": ["short"], "verifier_penalty": -7.0}})
-    own = await calculator.process_step_rewards(raw("abc", "abcdef"))
-    assert [rewards["length"] for rewards in own] == [3.0, -7.0]
 
 
 async def test_an_error_costs_one_sample() -> None:
@@ -147,4 +136,4 @@ def test_an_unknown_name_is_an_error_and_a_path_is_a_name(tmp_path: Path) -> Non
     with pytest.raises(SettingsError, match=r"'lenght', which nobody registered; did you mean length\?"):
         RewardCalculator({"lenght": {}})
     (tmp_path / "mine.py").write_text("def twice(completion):\n    return 2.0\n")
-    RewardCalculator({f"{tmp_path}/mine.py:twice": {"verifiers": ["short"]}})
+    RewardCalculator({f"{tmp_path}/mine.py:twice": {}})
