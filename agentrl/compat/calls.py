@@ -13,6 +13,7 @@ from argparse import Namespace as Open
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from agentrl import sample as ours
 from agentrl.compat.flags import defaults
@@ -54,11 +55,12 @@ def namespace(args: Args) -> Namespace:
 
 
 @contextmanager
-def served(host: str, port: int) -> Iterator[None]:
+def served(url: str) -> Iterator[None]:
     """Let all args of this process say that engines answer at this address; what they held is forgotten at the end."""
     from agentrl.compat.helpers import SingletonMeta
 
-    _address.update(sglang_router_ip=host, sglang_router_port=port)
+    address = urlsplit(url)
+    _address.update(sglang_router_ip=address.hostname, sglang_router_port=address.port)
     for _, made in _known:
         vars(made).update(_address)
     try:

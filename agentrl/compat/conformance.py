@@ -10,7 +10,6 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import anyio
 
@@ -121,7 +120,7 @@ async def _with_engine(call: Callable[[], Any], where: str, settings: RunSetting
         EnginePool([engine], settings.engine, vocab_size=None, transport=transport) as pool,
         router(pool, folder) as url,
     ):
-        with served(str(urlsplit(url).hostname), urlsplit(url).port or 80):
+        with served(url):
             return await _result(call, where, settings)
 
 

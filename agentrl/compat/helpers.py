@@ -76,10 +76,6 @@ async def get(url: str) -> Any:
     return answer.raise_for_status().json()
 
 
-def get_rollout_num_engines(args: Any) -> int:
-    return int(args.rollout_num_engines)
-
-
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()

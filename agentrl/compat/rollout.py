@@ -10,7 +10,6 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from agentrl.compat.calls import adapted, in_use, namespace, served
 from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
@@ -73,8 +72,7 @@ class SlimeRollouts(RolloutHooks):
         from agentrl.engine.router import router
 
         async with router(pool, self._args.hf_checkpoint) as url:
-            address = urlsplit(url)
-            with served(str(address.hostname), address.port or 80):
+            with served(url):
                 yield
 
     def begin(self, step: int) -> None:

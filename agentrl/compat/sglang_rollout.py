@@ -14,7 +14,6 @@ from agentrl.compat.helpers import (
     SingletonMeta,
     async_rm,
     batched_async_rm,
-    get_rollout_num_engines,
     load_function,
     load_tokenizer,
     post,
@@ -32,7 +31,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint)
         self.processor = None  # models here read text
-        self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * get_rollout_num_engines(args))
+        self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * args.rollout_num_engines)
         self.sampling_params: dict[str, Any] = {
             "temperature": args.rollout_temperature,
             "top_p": args.rollout_top_p,

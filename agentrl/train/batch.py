@@ -250,10 +250,6 @@ class TrainBatch:
         """Loss mask over sample i's response, a view."""
         return self.loss_mask[self.response_slice(i)]
 
-    def sample_log_probs(self, i: int) -> NDArray[np.float32] | None:
-        """The engine's log-probs over sample i's response, a view, or None."""
-        return None if self.rollout_log_probs is None else self.rollout_log_probs[self.response_slice(i)]
-
     def kept_sets(self, flat: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]] | None:
         """The kept sets of the response tokens at `flat` [N]: ids [K'] and bounds [N + 1]; None if there are none."""
         if self.kept_ids is None or self.kept_offsets is None:

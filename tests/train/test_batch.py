@@ -52,11 +52,11 @@ def assert_same_samples(batch: TrainBatch, samples: list[Sample]) -> None:
     for i, sample in enumerate(samples):
         assert batch.sample_tokens(i).tolist() == sample.tokens
         assert batch.sample_loss_mask(i).tolist() == sample.loss_mask
-        log_probs = batch.sample_log_probs(i)
-        assert log_probs is not None
-        np.testing.assert_array_equal(log_probs, np.asarray(sample.rollout_log_probs, np.float32))
         assert batch.rewards[i] == sample.reward
         response = batch.response_slice(i)
+        assert batch.rollout_log_probs is not None
+        log_probs = np.asarray(sample.rollout_log_probs, np.float32)
+        np.testing.assert_array_equal(batch.rollout_log_probs[response], log_probs)
         assert batch.response_tokens[response].tolist() == sample.tokens[sample.prompt_length :]
         assert batch.turns[response].tolist() == [1] * (sample.response_length - 1) + [2]
         ages = [6 if token < 20 else 1 for token in sample.tokens[sample.prompt_length :]]
@@ -123,7 +123,7 @@ def test_a_removed_sample_may_lack_reward_and_log_probs() -> None:
     batch = TrainBatch.from_samples([[make_sample(0), broken]])
     assert math.isnan(batch.rewards[1])
     assert batch.rollout_log_probs is not None
-    assert batch.sample_log_probs(1).tolist() == [0.0] * 4  # type: ignore[union-attr]
+    assert batch.rollout_log_probs[batch.response_slice(1)].tolist() == [0.0] * 4
 
 
 def test_dict_rewards() -> None:
@@ -142,7 +142,6 @@ def test_supervised_batches_need_neither_reward_nor_log_probs() -> None:
     plain = Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1])
     batch = TrainBatch.from_samples([[plain]], supervised=True)
     assert batch.rollout_log_probs is None
-    assert batch.sample_log_probs(0) is None
     assert batch.rewards.tolist() == [0.0]
     with pytest.raises(SampleError, match="rollout_log_probs is missing"):
         TrainBatch.from_samples([[plain]])
