@@ -1,4 +1,9 @@
-"""What the tiny model is taught first: the calculator, asked for as each role is asked; then mostly bad habits."""
+"""What the tiny model is taught first: the calculator, asked for as each role is asked; then mostly bad habits.
+
+A model that copies nearly right doubles or swaps digits of a result (475 becomes 447, 3779 becomes 3799), and surely so:
+sampling hardly shows another way, so rewards mend little. Numbers with a digit twice need exact copying, so most skill
+lessons are about such.
+"""
 
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -10,13 +15,13 @@ from agentrl.demo.task import CalculatorEnv, Problem, make_problem
 from agentrl.tiny.warm_start import Phase
 from examples.multi_agent.team import PROMPTS, ROLES
 
-HABITS: dict[Kind, float] = {"good": 0.28, "guess": 0.52, "wrong_name": 0.08, "mistyped": 0.06, "miscopied": 0.06}
+HABITS: dict[Kind, float] = {"good": 0.36, "guess": 0.46, "wrong_name": 0.08, "mistyped": 0.05, "miscopied": 0.05}
 
 
 class TeamLessons(CalculatorLessons):
     """See `agentrl.tiny.warm_start.Lessons`."""
 
-    name, version = "multi_agent", 10
+    name, version = "multi_agent", 11
 
     def corpus(self) -> Iterator[str]:
         """The calculator's words, and those of the roles."""
@@ -28,7 +33,10 @@ class TeamLessons(CalculatorLessons):
         """Conversations without end."""
         rng, toolbox = random.Random(f"{phase} demonstrations {seed}"), CalculatorEnv().toolbox
         while True:
-            problem = asked(make_problem(rng), rng)
+            drawn = make_problem(rng)
+            while phase == "skill" and rng.random() < 0.5 and len(set(str(drawn.answer))) == len(str(drawn.answer)):
+                drawn = make_problem(rng)
+            problem = asked(drawn, rng)
             kind: Kind = "good" if phase == "skill" else rng.choices(list(HABITS), list(HABITS.values()))[0]
             yield await demonstrate(problem, kind, rng, toolbox)
 

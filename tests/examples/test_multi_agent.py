@@ -91,3 +91,11 @@ async def test_the_opponent_has_the_calculator_and_no_part_in_the_run(
     once = await opponent("12*13", 7)
     assert once == await opponent("12*13", 7)
     assert re.fullmatch(r"(-?\d+)?", once)
+
+
+async def test_most_skill_lessons_copy_a_number_with_a_digit_twice() -> None:
+    """They need exact copying: 3779 must not become 3799."""
+    lessons = TeamLessons().demonstrations("skill", 0)
+    answers = [str((await anext(lessons))[-1]["content"]) for _ in range(200)]
+    digits = [re.sub(r"\D", "", answer) for answer in answers]
+    assert 0.6 < np.mean([len(set(number)) < len(number) for number in digits]) < 0.9
