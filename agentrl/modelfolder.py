@@ -41,7 +41,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`, whose sizes are sizes."""
     file = folder / "config.json"
     if not file.is_file():
-        raise CheckpointError(f"{folder}: expected a Hugging Face model folder with config.json, found none")
+        raise CheckpointError(
+            f"{folder}: expected a Hugging Face model folder with config.json, found none (Megatron's torch_dist folders "
+            "are not read: give the Hugging Face folder that one was made from)"
+        )
     config = read_json(file)
     for name, value in text_config(config).items():
         if name == "model_type" and not isinstance(value, str):

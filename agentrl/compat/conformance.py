@@ -8,7 +8,7 @@ import ast
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import anyio
@@ -143,12 +143,21 @@ def _tensors(value: float = 0.0, kind: str = "float32") -> list[Any]:
     return [torch.full((2,), value, dtype=getattr(torch, kind)) for _ in range(2)]
 
 
-def _batch() -> dict[str, Any]:
-    names = ("log_probs", "ref_log_probs", "rollout_log_probs", "values", "advantages", "returns", "kl")
-    whole = {"tokens": _tensors(5, "int64") * 2, "unconcat_tokens": _tensors(5, "int64") * 2}
-    sizes = {"total_lengths": [4, 4], "response_lengths": [2, 2], "sample_indices": [0, 1], "rewards": [0.0, 1.0]}
-    joined = {name: [part.repeat(2) for part in parts[:2]] for name, parts in whole.items()}
-    return {**joined, **sizes, "loss_masks": _tensors(1, "int32"), **{name: _tensors(-0.5) for name in names}}
+def _batch(absent: Sequence[str] = ()) -> dict[str, Any]:
+    import torch
+
+    from agentrl.compat.rollout_batch import PER_TOKEN, rollout_batch
+    from agentrl.train.batch import TrainBatch
+
+    arrays = {name: torch.full((4,), -0.5) for name in PER_TOKEN.values()}
+    return {**dict.fromkeys(absent), **rollout_batch(TrainBatch.from_samples([_samples()]), arrays)}
+
+
+def _microbatch() -> dict[str, Any]:
+    import torch
+
+    found = _batch(("multimodal_train_inputs", "packed_seq_params"))
+    return {**found, "tokens": torch.cat(found["unconcat_tokens"])[None]}
 
 
 class _Source:
@@ -181,8 +190,8 @@ _VALUES: Mapping[str, Callable[[], Any]] = {
     "extra_metrics": dict,
     "rollout_time": lambda: 1.0,
     "data": lambda: {"set": {"rewards": [0.0, 1.0], "truncated": [False] * 2, "samples": _samples()}},
-    "rollout_data": _batch,
-    "batch": _batch,
+    "rollout_data": lambda: _batch() | {"kl": _tensors()},
+    "batch": _microbatch,
     "logits": _logits,
     "sum_of_sample_mean": lambda: lambda losses: losses.sum(),
     "pg_loss": lambda: _tensors(1)[0].repeat(2),

@@ -74,7 +74,7 @@ def _embedded(settings: EngineSettings, where: tuple[str, ...]) -> tuple[str, ..
 
 
 def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[str, str], gpus: int) -> EngineCommand:
-    cpu = not _has_gpu() if settings.sglang_cpu is None else settings.sglang_cpu
+    cpu = not has_gpu() if settings.sglang_cpu is None else settings.sglang_cpu
     options: dict[str, object] = {"context-length": settings.engine_context_length}
     environment |= _SGLANG_ENVIRONMENT
     if cpu:
@@ -102,6 +102,6 @@ def _flags(options: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     """Whether an NVIDIA device is visible, without importing torch."""
     return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")

@@ -121,7 +121,8 @@ class Router:
 
     async def _relay(self, request: Request, body: Body | None = None) -> Response:
         path, session = request.url.path.replace("/get_", "/"), request.headers.get(ROUTING_HEADER)
-        body = body or ({} if request.method == "GET" else await object_body(request))
+        if body is None:
+            body = {} if request.method == "GET" else await object_body(request)
         if not session and isinstance(messages := body.get("messages"), list):
             session = self.memory.listed(messages)
         asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}

@@ -189,6 +189,11 @@ def _checkpoint(settings: RunSettings) -> None:
     That is wanted where it is the folder to save to as well: the first life of a run finds it empty.
     """
     load, save = settings.train.load, settings.train.save
+    if load is not None and (Path(load).expanduser() / "latest_checkpointed_iteration.txt").is_file():
+        raise CheckpointError(
+            f"--load {load}: a checkpoint that another trainer wrote with Megatron, which is not read; give another folder, "
+            "and its model as a Hugging Face folder to --hf-checkpoint"
+        )
     if load is None or (save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()):
         return
     if latest(Path(load).expanduser()) is None:

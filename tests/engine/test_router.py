@@ -246,6 +246,7 @@ async def test_errors_have_a_status_and_say_what_to_do() -> None:
         await refused("/generate", 400, "tokenizer", json={"text": "Hello"})
         await refused("/generate", 400, "application/json", content=b"{}")
         await refused("/generate", 400, "valid dictionary", json=[1])
+        await refused("/generate", 502, "after 3 attempts", json={})
         await refused("/generate", 421, "not known", json=good, headers={"host": "evil.example"})
         await refused("/pause_generation", 404, "list_workers", json={})
         await refused("/add_worker", 400, "Field required", json={})

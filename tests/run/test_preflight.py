@@ -73,6 +73,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     (kit.folder / "odd_calls.jinja").write_text(CHAT_TEMPLATE.replace("tool_call>", "call>"))
     (kit.folder / "one_dump").mkdir()
     (kit.folder / "one_dump" / "0.jsonl").write_text("")
+    (kit.folder / "others").mkdir()
+    (kit.folder / "others" / "latest_checkpointed_iteration.txt").write_text("20")
     rows = [json.dumps({"input": "a", "label": "x", **row}) for row in NAMED]
     (kit.folder / "named.jsonl").write_text("\n".join(rows))
     (kit.folder / "empty.jsonl").write_text("\n")
@@ -160,6 +162,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"tool_call_parser": "llama3"}, ["--tool-call-parser llama3", "does not read", "<tool_call>"]),
         ({"engine": "external"}, ["--rollout-external-engine-addrs HOST:PORT"]),
         ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
+        (
+            {"load": "others", "save": "others"},
+            ["--load others: a checkpoint that another trainer wrote with Megatron"],
+        ),
         ({"load_debug_rollout_data": "dumps"}, ["--load-debug-rollout-data dumps", "--save-debug-rollout-data"]),
         ({"load_debug_rollout_data": "one_dump"}, ["one_dump/1.jsonl, which is not there; set --num-rollout 1"]),
         ({"use_kl_loss": True, "ref_load": "nowhere"}, ["--ref-load nowhere: expected a Hugging Face model folder"]),

@@ -18,6 +18,7 @@ from agentrl.config.fields import all_fields
 from agentrl.config.files import Said, TakesFile, read_document, sort
 from agentrl.config.problems import did_you_mean
 from agentrl.config.settings import RunSettings
+from agentrl.engine.commands import has_gpu
 from agentrl.errors import SettingsError
 
 _HERE = "agentrl.compat.retrain"
@@ -86,6 +87,8 @@ def _said(document: Mapping[str, Any]) -> Iterator[Said]:
         else:
             yield from _one(path, name, value, known)
     own, kind = part.get("algorithm.hyperparameters", {}), part.get("environment.type")
+    if document["algorithm"].get("backend") == "slime" and has_gpu():
+        yield ("algorithm", "backend"), "engine", "sglang"
     # What nothing of ours is made of is found by the user's functions in `args`.
     kept = {name: part[name] for name in (*_COUNTS, "experiment_name", "run_name") if name in part}
     yield from _hyperparameters(own, part)
