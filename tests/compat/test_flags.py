@@ -174,6 +174,7 @@ def test_a_script_is_read_below_the_flags(tmp_path: Path) -> None:
 
 def test_a_name_of_other_trainers_is_proposed_ours() -> None:
     assert message("--learning-rate 1") == "unknown flag --learning-rate; did you mean --lr?"
+    assert message("--model m") == "unknown flag --model; did you mean --hf-checkpoint?"
     assert FLAGS.called().keys().isdisjoint(all_fields())
 
 
