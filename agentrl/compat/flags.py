@@ -119,7 +119,8 @@ class Flags:
         if any(_alike(json_or_text(text), json_or_text(word)) for word in known):
             return {}
         so = " or ".join(word.partition(">")[0] for word in known)
-        raise SettingsError(f"{flag} {text}: it is {so} here{row.remedy and '; '}{row.remedy}")
+        why = f" ({row.remedy})" if row.remedy else ""
+        raise SettingsError(f"{flag} {text}: it is {so} here{why}; leave the flag out")
 
     def script(self, path: str, given: Collection[str]) -> tuple[list[str], Mapping[str, str], list[str]]:
         launch = read_script(path)

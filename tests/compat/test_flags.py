@@ -186,7 +186,7 @@ def test_unknown_flags_come_at_once_and_those_with_one_answer_together() -> None
         "  - --moe-x, --num-experts: mixtures of experts are not trained here; leave them out",
         "  - --sglang-router-ip: the run balances and watches its engines itself; for a router of your own give its "
         "address to --rollout-external-engine-addrs",
-        "  - --hidden-dropout 0.5: it is 0 here; nothing is dropped: the policy that is trained is the one that sampled",
+        "  - --hidden-dropout 0.5: it is 0 here (nothing is dropped: the policy that is trained is the one that sampled); leave the flag out",
     ]
 
 
