@@ -178,6 +178,10 @@ class Flags:
             if not _alike(claims[name], what):
                 remedy = row.remedy if (row := row_of(name)) else ""
                 yield f"--{name.replace('_', '-')} {claims[name]}: it is {json.dumps(what)} here; {remedy}"
+        played = {hook for hook, *_ in rows("hooks.tsv") if "megatron" not in hook and "model" not in hook}
+        for name in played & said.keys() if settings.data.sft_turns is not None else ():
+            if not str(said[name]).startswith("slime."):
+                yield f"--{name.replace('_', '-')} has no effect with agentrl sft, which plays nothing; leave it out"
 
     def notes(self, settings: Sections) -> Iterator[str]:
         for name, value in settings.compat.compat_options.items():

@@ -67,7 +67,7 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
     progress.resume(first)
     if found is not None and first >= settings.rollout.num_rollout:
         progress.note(
-            f"nothing left to train: the newest checkpoint covers {counted(first, 'rollout')}, and --num-rollout is "
+            f"nothing left to train: the newest checkpoint ({found.path}) covers {counted(first, 'rollout')}, and --num-rollout is "
             f"{settings.rollout.num_rollout}; to go on from there, give a larger one"
         )
         if folder.has_model_of(found.path):

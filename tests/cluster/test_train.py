@@ -58,7 +58,7 @@ def _says_what_it_starts(output: str) -> None:
 def _starts_nothing_again(kit: RunKit, arguments: list[str]) -> None:
     again = kit.start(arguments)
     assert again.wait(60) == 0, again.output
-    assert "the newest checkpoint covers 3 rollouts, and --num-rollout is 3; to go on" in again.output
+    assert ") covers 3 rollouts, and --num-rollout is 3; to go on" in again.output
     assert f"the model is in {again.folder / 'model'}" in again.output
     assert "Ray" not in again.output
     assert again.processes() == {}

@@ -227,3 +227,8 @@ def test_a_settings_file_says_the_same(tmp_path: Path) -> None:
         SettingsError, match=r"line 1: --hidden-dropout 0.1: it is 0 here(.|\n)*line 2: moe_x: mixtures"
     ):
         RunSettings.from_file(file)
+
+
+def test_hooks_of_what_fine_tuning_does_not_do_are_refused() -> None:
+    said = message("--sft-turns all --rollout-sample-filter-path f.py:keep --custom-megatron-init-path f.py:init")
+    assert said == "--rollout-sample-filter-path has no effect with agentrl sft, which plays nothing; leave it out"
