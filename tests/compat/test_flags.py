@@ -145,10 +145,12 @@ def test_every_hook_that_is_taken_is_called_by_somebody() -> None:
 def test_a_command_says_what_it_read_in_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "a.sh").write_text("ARGS=(--lr 1e-5)\n")
-    (tmp_path / "run.sh").write_text("source /root/slime/models/a.sh\npython train.py ${ARGS[@]} --kl-loss-type k3\n")
+    (tmp_path / "run.sh").write_text(
+        "source /container/slime/models/a.sh\npython train.py ${ARGS[@]} --kl-loss-type k3\n"
+    )
     assert run(["train", "--dry-run", "--slime-script", f"{tmp_path}/run.sh", "--lr", "1e-4"]) == 2
     said = capsys.readouterr()
-    assert f"note: run.sh line 1: there is no /root/slime/models/a.sh; read {tmp_path}/models/a.sh" in said.err
+    assert f"note: run.sh line 1: there is no /container/slime/models/a.sh; read {tmp_path}/models/a.sh" in said.err
     assert "note: --kl-loss-type k3 is left out: slime ignores it without --use-kl-loss" in said.err
     assert "error: 2 settings need attention" in said.err or "--hf-checkpoint is missing" in said.err
     assert "lr = 0.0001" in said.out

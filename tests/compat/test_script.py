@@ -70,7 +70,7 @@ def test_sourced_files_are_read_where_they_are_and_where_they_must_be(tmp_path: 
     (models / "base.sh").write_text('ARGS=(--layers "${LAYERS:-3}")\n')
     (models / "five.sh").write_text('LAYERS=5 source "$(dirname -- "${BASH_SOURCE[0]}")/base.sh"\n')
     head = 'HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\n'
-    for wanted in ("${HERE}/models/five.sh", "/root/slime/scripts/models/five.sh"):
+    for wanted in ("${HERE}/models/five.sh", "/container/slime/scripts/models/five.sh"):
         script = models.parent / "run.sh"
         script.write_text(f'{head}source "{wanted}"\npython train_async.py ${{ARGS[@]}}\n')
         launch = read_script(script, {})
@@ -79,7 +79,7 @@ def test_sourced_files_are_read_where_they_are_and_where_they_must_be(tmp_path: 
             ("5", "five.sh line 1"),
         ]
         assert launch.asynchronous
-        assert [note for note in launch.notes if "/root" in note] == launch.notes[:1]
+        assert [note for note in launch.notes if "/container" in note] == launch.notes[:1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,12 @@ ENVIRON = {"BASE_FOLDER": "/base", "BASE_DIR": "/base", "MASTER_ADDR": "127.0.0.
 """What the scripts ask of whoever starts them."""
 
 
+def _plain(text: str, slime: Path) -> str:
+    """Without the folders of this checkout, and of the container that the scripts are written for."""
+    home = Path("/", "root")
+    return text.replace(str(slime), "slime").replace(f"{home}/", "/container/")
+
+
 def main(slime: Path) -> None:
     """Every script under `scripts` and `examples` that starts a training."""
     for script in sorted(found for folder in ("scripts", "examples") for found in (slime / folder).rglob("*.sh")):
@@ -23,7 +29,7 @@ def main(slime: Path) -> None:
         launch = read_script(script, ENVIRON)
         lines = [f"# {script.relative_to(slime)}: {'train_async.py' if launch.asynchronous else 'train.py'}"]
         for found in launch.flags:
-            text = "?" if found.text is None else shlex.quote(found.text.replace(str(slime), "slime"))
+            text = "?" if found.text is None else shlex.quote(_plain(found.text, slime))
             if found.text is not None and found.text.startswith("--"):
                 lines.append(text)
             else:
