@@ -13,18 +13,9 @@ from agentrl.compat.flags import FLAGS, Row, table
 from agentrl.config import RunSettings
 from agentrl.config.fields import all_fields
 from agentrl.errors import SettingsError
+from tests.config.test_flags import build, message
 
 STATES = ("same", "set", "agrees", "own", "args", "refused", "called")
-
-
-def build(line: str) -> RunSettings:
-    return RunSettings.from_cli(line.split())
-
-
-def message(line: str) -> str:
-    with pytest.raises(SettingsError) as caught:
-        build(line)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("row", table().values(), ids=lambda row: row.name)
