@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Arch = Literal["qwen3", "qwen2", "llama"]
+Arch = Literal["qwen3", "qwen2", "llama", "mistral", "glm", "glm4"]
+
+_MORE: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "glm": {"attention_bias": True},
+    "glm4": {"attention_bias": False},
+}
+"""What a family's config has beside the sizes that all have."""
 
 VOCAB_SIZE = 512
 EOS_ID = 2
@@ -76,23 +83,21 @@ def make_tiny_model(
     context_length: int = 2048,
     dtype: str = "float32",
     tie_word_embeddings: bool = True,
+    **changes: Any,
 ) -> Path:
     """Write a tiny random model and its tokenizer into `folder`; returns the folder.
 
-    The weights have `dtype`; vocabulary 512, 4 heads, 2 key-value heads.
+    The weights have `dtype`; vocabulary 512, 4 heads, 2 key-value heads. `changes` are entries of the config. Biases and norms
+    are random too.
     """
     import torch
     import transformers
 
     folder = Path(folder)
     make_tokenizer().save_pretrained(folder)
-    config_class, model_class = {
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    }[arch]
     sizes: dict[str, Any] = {} if arch == "qwen2" else {"head_dim": hidden_size // 4}
-    config = config_class(
+    config = transformers.AutoConfig.for_model(
+        arch,
         vocab_size=VOCAB_SIZE,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
@@ -105,11 +110,15 @@ def make_tiny_model(
         pad_token_id=PAD_ID,
         tie_word_embeddings=tie_word_embeddings,
         initializer_range=0.1,
-        **sizes,
+        **(sizes | _MORE.get(arch, {}) | changes),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        if arch in _MORE:
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    torch.nn.init.normal_(parameter, parameter.mean().item(), 0.2)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 

@@ -2,7 +2,7 @@
 
 1. Takes packed trees of tokens (`Pack`): query [t, heads, dim], key and value [t, groups, dim]. A token sees those before
    it in its own node and all of the nodes above; `kernels` computes that in blocks, without masks.
-2. Rotary positions are applied here, because a token's place in the pack is not its position.
+2. Rotary positions are applied here (latent attention has done it), because a token's place in the pack is not its position.
 3. Context parallelism: every rank holds chunks r and 2n-1-r of the 2n chunks of each node (the zigzag layout); keys and
    values are gathered over the group, the queries stay where they are.
 """
@@ -21,6 +21,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from agentrl.train.megatron.kernels import Part, attention, kernel_for
+from agentrl.train.megatron.rope import rotated
 
 
 @dataclass(kw_only=True)
@@ -30,7 +31,7 @@ class Pack(PackedSeqParams):
     Attributes:
         parts: blocks of this rank's queries and of all keys in the tree's order; see `kernels`.
         order: int64 [T], where the keys in the tree's order lie in those gathered from the ranks; None on one rank.
-        cos, sin: [t, 1, dim], of the angles of the tokens' positions.
+        cos, sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions.
     """
 
     parts: tuple[Part, ...]
@@ -91,31 +92,18 @@ class PackedAttention(MegatronModule):
         """Rotate and attend.
 
         Args:
-            query, key, value: [t, heads or groups, dim], t the tokens of this context-parallel rank.
+            query, key, value: [t, heads or groups, dim], t the tokens of this context-parallel rank; values may have
+                another dim.
             packed_seq_params: the microbatch's `Pack`.
 
         Returns:
-            [t, heads * dim].
+            [t, heads * dim of the values].
         """
         pack: Pack = packed_seq_params
-        query, key = (_rotated(x, pack.cos, pack.sin) for x in (query, key))
+        if not self.config.multi_latent_attention:
+            query, key = (
+                rotated(x, pack.cos, pack.sin, interleaved=self.config.rotary_interleaved) for x in (query, key)
+            )
         if pack.order is not None:
             key, value = (_Gather.apply(x, self.cp_group).flatten(0, 1)[pack.order] for x in (key, value))
         return attention(query, key, value, pack.parts, self.scale, kernel_for(query)).flatten(-2)
-
-
-def angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [t, 1, dim] of the rotary angles of positions [t] (RoFormer, arXiv:2104.09864).
-
-    Args:
-        frequencies: float32 [dim / 2].
-        dtype: of the result.
-    """
-    half = positions[:, None, None].float() * frequencies
-    whole = torch.cat([half, half], -1)
-    return whole.cos().to(dtype), whole.sin().to(dtype)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin

@@ -37,7 +37,7 @@ from agentrl.train.hf import write as write_hf
 from agentrl.train.megatron import checkpoint
 from agentrl.train.megatron import device as devices
 from agentrl.train.megatron.data import Rows
-from agentrl.train.megatron.families import ModelShape, family_of
+from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.slots import CriticSlot, ModelSlot, Place, TrainedSlot
 from agentrl.train.megatron.weight_group import WeightGroup
@@ -94,7 +94,7 @@ class MegatronBackend(TrainBackend):
 
     def _reference_folder(self) -> HFFolder:
         folder = HFFolder(self.settings.ref_load or self.folder.path)
-        if ModelShape.from_config(folder.config) != self.actor.shape:
+        if shape_of(folder.config) != self.actor.shape:
             raise TrainError(f"ref_load {folder.path} has other sizes than hf_checkpoint {self.folder.path}")
         return folder
 

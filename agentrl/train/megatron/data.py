@@ -24,9 +24,10 @@ from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.train.batch import TrainBatch
-from agentrl.train.megatron.attention import Pack, angles
+from agentrl.train.megatron.attention import Pack
 from agentrl.train.megatron.kernels import Part
 from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.rope import Rope
 from agentrl.train.packing import Plan, padded
 from agentrl.train.tree import Node, Prefixes, Tree
 
@@ -70,14 +71,13 @@ class Packer:
 
     Attributes:
         layout, device: where it stands.
-        frequencies: float32 [dim / 2], of the rotary positions.
         dtype: that the layers compute in.
         sequence_parallel: the number of tokens must be a multiple of the tensor-parallel ranks.
     """
 
     layout: Layout
     device: torch.device
-    frequencies: Tensor
+    rope: Rope
     dtype: torch.dtype
     sequence_parallel: bool
 
@@ -105,7 +105,7 @@ class Packer:
             return there(np.concatenate([np.zeros(0, np.int64), *(getattr(out, field) for out in outputs)]))
 
         tokens, positions = map(there, laid.local(sequences))
-        cos, sin = angles(positions, self.frequencies.to(self.device), self.dtype)
+        cos, sin = self.rope.angles(positions, self.dtype)
         order = there(laid.order()) if laid.cp > 1 else None
         packed = Pack(parts=laid.parts(), order=order, cos=cos, sin=sin)
         rows, targets, flat = map(joined, ("rows", "targets", "flat"))

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Rows = slice | Tensor
@@ -73,6 +74,9 @@ class _OnDevice:
 class Kernel(ABC):
     """Computes the blocks of a part. Queries are [t, heads, dim], keys and values [T, groups, dim]."""
 
+    one_dim = True
+    """Whether values must have the keys' dim."""
+
     @abstractmethod
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
@@ -94,9 +98,15 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], scale: float, kernel: Kernel) -> Tensor:
-    """Attention [t, heads, dim], differentiable. The blocks of the first part hold every query, and no key twice."""
+    """Attention [t, heads, dim of the values], differentiable. The first part's blocks hold every query, and no key twice.
+
+    Where values have another dim than keys and the kernel takes one, the narrower are padded with zeros.
+    """
+    wide, width = max(k.size(-1), v.size(-1)), v.size(-1)
+    if kernel.one_dim:
+        q, k, v = (x if x.size(-1) == wide else F.pad(x, (0, wide - x.size(-1))) for x in (q, k, v))
     out: Tensor = _Attention.apply(q, k, v, tuple(parts), scale, kernel)
-    return out
+    return out[..., :width]
 
 
 class _Attention(torch.autograd.Function):
@@ -105,7 +115,8 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: tuple[Part, ...], scale: float, kernel: Kernel
     ) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
-        out = torch.empty_like(q, dtype=wide if len(parts) > 1 else q.dtype)
+        shape = (*q.shape[:-1], v.size(-1))
+        out = torch.empty(shape, dtype=wide if len(parts) > 1 else q.dtype, device=q.device)
         lse = torch.empty(q.shape[:2], dtype=wide, device=q.device)
         for number, part in enumerate(parts):
             for rows, found, found_lse in kernel.forward(q, k, v, part, scale):
@@ -138,6 +149,8 @@ class _Attention(torch.autograd.Function):
 
 class Plain(Kernel):
     """Matrix products, on any device and in any precision."""
+
+    one_dim = False
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float

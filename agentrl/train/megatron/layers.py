@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from agentrl.train.megatron.attention import PackedAttention
+from agentrl.train.megatron.families import Family
+from agentrl.train.megatron.latent import LatentAttention
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -24,13 +27,39 @@ class RMSNorm(torch.nn.RMSNorm):
         weight.sequence_parallel = config.sequence_parallel
 
 
-def block_spec(config: Any) -> TransformerBlockSubmodules:
+class LatentNorm(RMSNorm):
+    """The norm of a latent, whose eps is transformers' default whatever `rms_norm_eps` says, as in DeepSeek's code."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_kwargs: Any) -> None:
+        super().__init__(config, hidden_size, 1e-6)
+
+
+class SandwichLayer(TransformerLayer):
+    """A layer with norms behind attention and MLP too."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        for name, part in (("post_self_attn_layernorm", self.self_attention), ("post_mlp_layernorm", self.mlp)):
+            norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+            setattr(self, name, norm)
+            part.register_forward_hook(lambda _part, _inputs, out, norm=norm: (norm(out[0]), out[1]))
+
+
+def block_spec(config: Any, family: Family) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage and the final norm, for a `TransformerConfig`."""
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    latent = config.multi_latent_attention
+    spec = get_gpt_layer_local_spec(
+        qk_layernorm=config.qk_layernorm, multi_latent_attention=latent, normalization="RMSNorm"
+    )
+    if family.has("post_mlp_layernorm.weight"):
+        spec.module = SandwichLayer
     layer = spec.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedAttention
-    if config.qk_layernorm:
+    if latent:
+        layer.self_attention.module = LatentAttention
+        attention.q_layernorm = attention.kv_layernorm = LatentNorm
+    elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=RMSNorm)

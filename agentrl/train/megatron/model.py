@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
 from agentrl.errors import TrainError
@@ -35,7 +35,7 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
     """
     _check_cuts(shape, settings)
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
-    return TransformerConfig(
+    return _kind(shape)(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.ffn,
@@ -47,8 +47,9 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        add_qkv_bias=family.qkv_bias,
-        qk_layernorm=family.qk_norm,
+        add_qkv_bias=family.has("linear_qkv.bias"),
+        qk_layernorm=family.has("q_layernorm.weight"),
+        rotary_interleaved=family.interleaved and not shape.latent,  # `LatentAttention` always does
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=settings.tensor_model_parallel_size,
@@ -79,6 +80,24 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
     )
 
 
+def _kind(shape: ModelShape) -> Callable[..., Any]:
+    """Megatron's class of configs for the model's attention, with the sizes of a latent one."""
+    if not (z := shape.latent):
+        return TransformerConfig
+    rope = shape.rope_scaling
+    return partial(
+        MLATransformerConfig,
+        q_lora_rank=z.query_rank,
+        kv_lora_rank=z.rank,
+        qk_head_dim=shape.head_dim - z.rotated,
+        qk_pos_emb_head_dim=z.rotated,
+        v_head_dim=z.value,
+        rope_type="rope",  # which is made and not used; of yarn there is also a factor of the scores:
+        rotary_scaling_factor=rope.get("factor") or 1.0,
+        mscale_all_dim=rope.get("mscale_all_dim") or 0.0,
+    )
+
+
 def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
     tp, pp = settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size
     for name, size in (("num_attention_heads", shape.heads), ("num_key_value_heads", shape.groups)):
@@ -86,6 +105,10 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
             raise TrainError(f"tensor_model_parallel_size {tp} must divide the model's {name} {size}")
     if shape.ffn % tp or shape.hidden % tp:
         raise TrainError(f"tensor_model_parallel_size {tp} must divide hidden {shape.hidden} and ffn {shape.ffn}")
+    if z := shape.latent:
+        for name, size in (("q_lora_rank", z.query_rank or 0), ("kv_lora_rank + qk_rope_head_dim", z.rank + z.rotated)):
+            if size % tp:
+                raise TrainError(f"tensor_model_parallel_size {tp} must divide the model's {name} {size}")
     if shape.layers % pp:
         raise TrainError(f"pipeline_model_parallel_size {pp} must divide the model's {shape.layers} layers")
 
@@ -93,6 +116,7 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
 def build_model(
     config: Any,
     shape: ModelShape,
+    family: Family,
     layout: Layout,
     device: torch.device,
     hooks: TrainHooks,
@@ -107,7 +131,7 @@ def build_model(
     build = partial(
         GPTModel,
         config,
-        block_spec(config),
+        block_spec(config, family),
         vocab_size=vocab,
         max_sequence_length=shape.max_positions,
         share_embeddings_and_output_weights=shape.tied,
@@ -183,25 +207,3 @@ class _RowPicker:
         if rows is not None:
             hidden = hidden.index_select(0, rows)
         return (hidden, *rest), kwargs
-
-
-def rope_frequencies(shape: ModelShape) -> Tensor:
-    """Rotary inverse frequencies, float32 [head_dim / 2], as transformers computes them for the same config.
-
-    Raises:
-        TrainError: a rope type other than default, linear and llama3.
-    """
-    rope = shape.rope_scaling
-    base = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
-    kind = rope["rope_type"]
-    if kind == "default":
-        return base
-    if kind == "linear":
-        return base / rope["factor"]
-    if kind != "llama3":
-        raise TrainError(f"rope type {kind!r} cannot be trained with megatron yet; expected default, linear or llama3")
-    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
-    context = rope["original_max_position_embeddings"]
-    wavelength = 2 * math.pi / base
-    smooth = ((context / wavelength - low) / (high - low)).clamp(0, 1)
-    return base * ((1 - smooth) / factor + smooth)

@@ -29,16 +29,16 @@ from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hooks import TrainHooks
 from agentrl.train.megatron.data import Packer, Rows, inputs_of
-from agentrl.train.megatron.families import ModelShape, family_of
+from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.model import (
     build_model,
     keep_gradients_flowing,
-    rope_frequencies,
     transformer_config,
     unwrap,
 )
 from agentrl.train.megatron.optimizer import Optimizer, data_parallel
+from agentrl.train.megatron.rope import Rope
 from agentrl.train.megatron.step import Passes
 from agentrl.train.megatron.weights import WeightMap
 from agentrl.train.objective import StepInputs
@@ -64,17 +64,17 @@ class ModelSlot:
     ends_in_values: ClassVar[bool] = False
 
     def __init__(self, folder: HFFolder, place: Place) -> None:
-        self.place, self.shape = place, ModelShape.from_config(folder.config)
+        self.place, self.shape = place, shape_of(folder.config)
         if self.ends_in_values:
             self.shape = dataclasses.replace(self.shape, tied=False)
         family, layout, device = family_of(folder.config), place.layout, place.device
         self.config = transformer_config(self.shape, family, place.settings, device)
         self.weights = WeightMap(family, self.shape, layout, values=self.ends_in_values)
-        model = build_model(self.config, self.shape, layout, device, place.hooks, values=self.ends_in_values)
+        model = build_model(self.config, self.shape, family, layout, device, place.hooks, values=self.ends_in_values)
         self.weights.load(model, folder)
         self.model: Any = self._wrapped(model)
-        frequencies, dtype = rope_frequencies(self.shape), self.config.params_dtype
-        packer = Packer(layout, device, frequencies, dtype, place.settings.sequence_parallel)
+        self.rope, dtype = Rope.of(folder.config), self.config.params_dtype
+        packer = Packer(layout, device, self.rope, dtype, place.settings.sequence_parallel)
         score = (place.temperature, place.hooks, place.settings.true_on_policy_mode)
         self.passes = Passes(self.model, self.config, packer, self.shape.vocab, *score)
 
@@ -85,6 +85,7 @@ class ModelSlot:
         """Who computes what of `batch`, the same on every rank."""
         chosen, dp = self.place.settings, self.place.layout.dp
         inputs = inputs_of(batch)
+        self.rope.check(max(map(len, inputs), default=0))
         prefixes = Prefixes.of(inputs) if chosen.share_prefixes else None
         return plan(list(map(len, inputs)), prefixes, chosen, dp, self.shape.attention_crossover)
 

@@ -195,9 +195,22 @@ def _kind(name: str) -> str:
 def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:
     """Full shape of each kind of HF tensor."""
     q, kv = s.heads * s.head_dim, s.groups * s.head_dim
+    latent = {}
+    if z := s.latent:
+        latent = {
+            "kv_a_proj_with_mqa": (z.rank + z.rotated, s.hidden),
+            "kv_a_layernorm": (z.rank,),
+            "kv_b_proj": (s.heads * (s.head_dim - z.rotated + z.value), z.rank),
+            "q_a_proj": (z.query_rank or 0, s.hidden),
+            "q_a_layernorm": (z.query_rank or 0,),
+            "q_b_proj": (q, z.query_rank or 0),
+        }
     return {
+        **latent,
         "input_layernorm": (s.hidden,),
         "post_attention_layernorm": (s.hidden,),
+        "post_self_attn_layernorm": (s.hidden,),
+        "post_mlp_layernorm": (s.hidden,),
         "norm": (s.hidden,),
         "embed_tokens": (s.vocab, s.hidden),
         "lm_head": (s.vocab, s.hidden),
@@ -205,12 +218,13 @@ def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:
         "q_proj": (q, s.hidden),
         "k_proj": (kv, s.hidden),
         "v_proj": (kv, s.hidden),
-        "o_proj": (s.hidden, q),
+        "o_proj": (s.hidden, s.heads * s.value_dim),
         "q_proj.bias": (q,),
         "k_proj.bias": (kv,),
         "v_proj.bias": (kv,),
         "gate_proj": (s.ffn, s.hidden),
         "up_proj": (s.ffn, s.hidden),
+        "gate_up_proj": (2 * s.ffn, s.hidden),
         "down_proj": (s.hidden, s.ffn),
         "q_norm": (s.head_dim,),
         "k_norm": (s.head_dim,),

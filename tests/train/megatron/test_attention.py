@@ -37,7 +37,7 @@ def test_the_backward_pass_of_packed_attention_grows_with_the_tokens_only(one_ra
         size = 256 // sequences
         part = Part(tuple((a, a + size, a, a + size) for a in range(0, 256, size)), causal=True)
         q, k, v = (torch.randn(256, 2, 8, requires_grad=True) for _ in range(3))
-        packed = Pack(parts=(part,), order=None, cos=torch.ones(256, 1, 8), sin=torch.zeros(256, 1, 8))
+        packed = Pack(parts=(part,), order=None, cos=torch.ones(256, 1, 4), sin=torch.zeros(256, 1, 4))
         out = attention(q, k, v, None, packed_seq_params=packed)
         counter = _Written()
         with counter:

@@ -22,10 +22,12 @@ HEADS, GROUPS, DIM, SCALE = 4, 2, 8, 0.3
 KERNELS: dict[str, Kernel] = {"plain": Plain(), "flash": FlashOnCpu()}
 
 
-def inputs(tokens: int, seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def inputs(
+    tokens: int, seed: int, dtype: torch.dtype = torch.float64, value_dim: int = DIM
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys, values, and a gradient of the outputs."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(tokens, HEADS, DIM), (tokens, GROUPS, DIM), (tokens, GROUPS, DIM), (tokens, HEADS, DIM)]
+    shapes = [(tokens, HEADS, DIM), (tokens, GROUPS, DIM), (tokens, GROUPS, value_dim), (tokens, HEADS, value_dim)]
     q, k, v, grad = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
     return q, k, v, grad
 
@@ -54,12 +56,20 @@ def seen_by(tree: Tree, laid: Laid) -> Tensor:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @hypothesis_settings(max_examples=25, deadline=None)
-@given(found=sequences(), cp=st.sampled_from([1, 2, 3]), pad=st.sampled_from([1, 4]), seed=st.integers(0, 99))
-def test_blocks_are_one_softmax_over_the_path(kernel: str, found: list[Ids], cp: int, pad: int, seed: int) -> None:
+@given(
+    found=sequences(),
+    cp=st.sampled_from([1, 2, 3]),
+    pad=st.sampled_from([1, 4]),
+    seed=st.integers(0, 99),
+    value_dim=st.sampled_from([DIM, DIM - 3, DIM + 4]),
+)
+def test_blocks_are_one_softmax_over_the_path(
+    kernel: str, found: list[Ids], cp: int, pad: int, seed: int, value_dim: int
+) -> None:
     tree = Tree.of([len(ids) for ids in found], Prefixes.of(found))
     alignment = 2 * cp if cp > 1 else 1
     ranks = [Laid(tree, alignment, cp, rank, pad) for rank in range(cp)]
-    q, k, v, weight = inputs(ranks[0].total, seed)
+    q, k, v, weight = inputs(ranks[0].total, seed, value_dim=value_dim)
     for x in (q, k, v):
         x.requires_grad_()
     seen = seen_by(tree, ranks[0])
@@ -68,7 +78,7 @@ def test_blocks_are_one_softmax_over_the_path(kernel: str, found: list[Ids], cp:
     for laid in ranks:
         assert len(laid.held) % pad == 0
         out = attention(q[laid.held], k, v, laid.parts(), SCALE, KERNELS[kernel])
-        whole = torch.zeros_like(q).index_copy(0, torch.from_numpy(laid.held), out)
+        whole = torch.zeros_like(weight).index_copy(0, torch.from_numpy(laid.held), out)
         total = total + whole
     want = dense(q, k, v, seen)
     torch.testing.assert_close(total[real], want[real], rtol=1e-10, atol=1e-12)

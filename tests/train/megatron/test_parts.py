@@ -19,19 +19,21 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
 
 from agentrl.errors import TrainError
 from agentrl.train.contracts import WeightSpec
+from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import logprobs
 from agentrl.train.megatron.data import Packer, inputs_of
 from agentrl.train.megatron.families import FAMILIES, Family, Layout, ModelShape, family_of
-from agentrl.train.megatron.model import rope_frequencies
+from agentrl.train.megatron.rope import Rope
 from agentrl.train.megatron.weight_group import WeightGroup
 from agentrl.train.packing import make_plan
 from agentrl.train.tree import Prefixes
 from tests.support.distributed import free_port, run_ranks
 from tests.support.logits import entropy_from_logits, log_probs_from_logits
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
 CPU = torch.device("cpu")
@@ -156,7 +158,7 @@ def test_every_output_is_on_one_rank_and_points_at_its_predecessor(
     for rank in range(dp):
         for cp_rank in range(cp):
             where: Any = SimpleNamespace(dp_rank=rank, cp=cp, cp_rank=cp_rank, tp=1)
-            packer = Packer(where, CPU, torch.ones(4), torch.float32, sequence_parallel=False)
+            packer = Packer(where, CPU, Rope(torch.ones(4), 1.0), torch.float32, sequence_parallel=False)
             for mb in packer.microbatches(batch, work, rows):
                 flat = mb.flat.numpy()
                 np.testing.assert_array_equal(mb.targets.numpy(), flat_targets[flat])
@@ -173,7 +175,7 @@ def test_cutting_and_joining_are_inverse(ranks: int, layout: Layout, bias: bool)
          "num_key_value_heads": 4, "head_dim": 2, "vocab_size": 13}
     )  # fmt: skip
     rest = () if bias and layout is Layout.QKV else (8,)
-    sizes = {Layout.QKV: [16, 8, 8], Layout.GATED: [12, 12], Layout.VOCAB: [13]}.get(layout, [8])
+    sizes = {Layout.QKV: [16, 8, 8], Layout.GATED: [12, 12], Layout.JOINED: [24], Layout.VOCAB: [13]}.get(layout, [8])
     tensors = [torch.randn(n, *rest) for n in sizes]
     parts = [layout.split(tensors, rank, ranks, shape) for rank in range(ranks)]
     assert len({part.shape for part in parts}) == 1
@@ -181,33 +183,51 @@ def test_cutting_and_joining_are_inverse(ranks: int, layout: Layout, bias: bool)
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "default", "rope_theta": 1e6},
-        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
-        {
-            "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    ],
-)  # fmt: skip
-def test_rope_with_scaling_matches_transformers(tmp_path: Path, rope: dict[str, Any]) -> None:
-    from transformers import AutoModelForCausalLM
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 16.0},
+    "longrope": {"factor": 4.0, "original_max_position_embeddings": 80, "short_factor": [1.0, 1.5, 2, 2.5, 3, 3.5, 4, 5],
+                 "long_factor": [9.0] * 8},
+    "dynamic": {"factor": 2.0},
+}  # fmt: skip
 
-    folder = make_tiny_model(tmp_path / "m", "llama")
-    config = json.loads((folder / "config.json").read_text())
-    config.pop("rope_scaling", None)
-    config |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
-    (folder / "config.json").write_text(json.dumps(config))
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_every_rope_of_transformers_is_the_models(tmp_path: Path, kind: str) -> None:
+    rope = {"rope_type": kind, "rope_theta": 5e5, **ROPES[kind]}
+    folder = make_tiny_model(tmp_path / "m", "llama", rope_parameters=rope, context_length=100)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    torch.testing.assert_close(rope_frequencies(ModelShape.from_config(config)), model.model.rotary_emb.inv_freq)
-    batch = make_batch(groups=1)
-    ids = torch.from_numpy(batch.sample_tokens(0).astype(np.int64))
+    ids = torch.from_numpy(make_batch(groups=1).sample_tokens(0).astype(np.int64))
+    assert (found := Rope.of(HFFolder(folder).config)).factor == model.model.rotary_emb.attention_scaling
+    assert torch.equal(found.frequencies, model.model.rotary_emb.inv_freq)
     want = (model(ids[None]).logits[0, :-1] / 0.8).log_softmax(-1).gather(-1, ids[1:, None])[:, 0].detach()
     with backend(settings(folder)) as made:
-        got = made.log_probs(batch)[batch.response_slice(0)]
+        got = made.log_probs(make_batch(groups=1))[make_batch(groups=1).response_slice(0)]
     np.testing.assert_allclose(got, want[-len(got) :].numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "why"),
+    [
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope", **ROPES["longrope"], "original_max_position_embeddings": 20}}, "rope type longrope"),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", **ROPES["dynamic"]}, "context_length": 20}, "rope type dynamic"),
+        ("mistral", {"sliding_window": 20}, "sliding_window"),
+        ("qwen2", {"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}, "sliding_window"),
+    ],
+)  # fmt: skip
+def test_samples_beyond_where_length_matters_are_refused(tmp_path: Path, arch: Arch, changes: Any, why: str) -> None:
+    """Longer than a window, or than frequencies that change with the length; up to there the model is the same."""
+    config = HFFolder(make_tiny_model(tmp_path / "m", arch, **changes)).config
+    family_of(config)
+    rope = Rope.of(config)
+    rope.check(20)
+    with pytest.raises(TrainError, match=f"a sample has 21 tokens before its last, but with the {why} .* only 20"):
+        rope.check(21)
+    batch = make_batch()
+    with backend(settings(tmp_path / "m")) as made, pytest.raises(TrainError, match=why):
+        made.log_probs(batch)
 
 
 def test_what_cannot_be_trained_is_refused_by_name() -> None:
@@ -217,13 +237,10 @@ def test_what_cannot_be_trained_is_refused_by_name() -> None:
         for key in family.refuse:
             with pytest.raises(TrainError, match=key):
                 family_of({"model_type": family.model_type, key: True})
-    with pytest.raises(TrainError, match="yarn"):
-        rope_frequencies(
-            ModelShape.from_config(
-                {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
-                 "vocab_size": 8, "rope_scaling": {"type": "yarn", "factor": 4.0}}
-            )
-        )  # fmt: skip
+    with pytest.raises(TrainError, match="rope type 'twisted' cannot be trained"):
+        Rope.of({"model_type": "llama", "rope_parameters": {"rope_type": "twisted", "rope_theta": 1e4}})
+    with pytest.raises(TrainError, match="not one of a llama model"):
+        family_of({"model_type": "llama", "hidden_size": "wide"})
 
 
 @pytest.mark.parametrize(
@@ -232,7 +249,7 @@ def test_what_cannot_be_trained_is_refused_by_name() -> None:
         ({"hidden_act": "gelu"}, "llama models with hidden_act='gelu' cannot be trained"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=.*sliding_attention"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types=.*chunked_attention"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )
@@ -244,7 +261,7 @@ def test_a_config_that_computes_something_else_is_refused(tmp_path: Path, change
         pass
     for family in FAMILIES:
         same = {"layer_types": ["full_attention"] * 2, "hidden_act": "silu", "partial_rotary_factor": 1.0}
-        assert family_of({**config, **same, "model_type": family.model_type}) is family
+        assert family_of({**config, **same, "model_type": family.model_type}).model_type == family.model_type
 
 
 READ = set(
@@ -263,6 +280,7 @@ READ = set(
         "layer_types",
         "attention_bias",
         "mlp_bias",
+        "sliding_window",
     ]
 )
 """Keys that the tables express, or that are refused where they say otherwise."""
@@ -270,7 +288,6 @@ WITHOUT_EFFECT = {
     "_attn_implementation": "how, not what",
     "attention_dropout": "off in rollouts, and so in training",
     "pad_token_id": "an embedding's row without gradient, of a token that no sample holds",
-    "sliding_window": "of layers that layer_types names",
 }
 
 

@@ -1,7 +1,8 @@
 """Model families: how Hugging Face names and shapes map to megatron's, as declarative tables.
 
-1. A family is data: which `model_type` it reads, what its attention has, and one `Rule` a parameter.
+1. A family is data: which `model_type` it reads, and one `Rule` a parameter, by which it is known what the layers have.
 2. `family_of(config)` picks it from `config.json`; anything the tables cannot express is refused by name.
+3. What `config.json` leaves out is as in transformers' config class: `theirs(config)`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.errors import TrainError
-from agentrl.train.megatron.families import llama, qwen2, qwen3
+from agentrl.train.megatron.families import glm, llama, qwen2, qwen3
 from agentrl.train.megatron.families.base import Family, Layout, ModelShape, Rule
 
-FAMILIES: tuple[Family, ...] = (qwen2.FAMILY, qwen3.FAMILY, llama.FAMILY)
+FAMILIES: tuple[Family, ...] = (qwen2.FAMILY, qwen3.FAMILY, llama.LLAMA, llama.MISTRAL, glm.GLM, glm.GLM4)
 
-__all__ = ["FAMILIES", "Family", "Layout", "ModelShape", "Rule", "family_of"]
+__all__ = ["FAMILIES", "Family", "Layout", "ModelShape", "Rule", "family_of", "shape_of", "theirs"]
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -24,31 +25,63 @@ def family_of(config: Mapping[str, Any]) -> Family:
     Raises:
         TrainError: the architecture is not supported, or the config asks for something its table cannot express.
     """
+    family = _named(config)
+    whole = theirs(config).to_dict()
+    if refused := [f"{key}={value!r}" for key, value in _unexpressed(family, whole)]:
+        raise TrainError(f"{family.model_type} models with {', '.join(refused)} cannot be trained with megatron yet")
+    return family.of(whole)
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+    """The sizes for a `config.json` of a family."""
+    return ModelShape.from_config(theirs(config).to_dict())
+
+
+def theirs(config: Mapping[str, Any]) -> Any:
+    """A family's `config.json` as transformers' config object.
+
+    Raises:
+        TrainError: transformers refuses it.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    family = _named(config)
+    try:
+        return CONFIG_MAPPING[family.like or family.model_type].from_dict(dict(config))
+    except (StrictDataclassError, KeyError) as error:
+        raise TrainError(f"config.json is not one of a {family.model_type} model: {error}") from error
+
+
+def _named(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     for family in FAMILIES:
         if family.model_type == model_type:
-            if refused := [f"{key}={value!r}" for key, value in _unexpressed(family, config)]:
-                raise TrainError(f"{model_type} models with {', '.join(refused)} cannot be trained with megatron yet")
             return family
     known = ", ".join(f.model_type for f in FAMILIES)
     raise TrainError(f"expected a model_type among {known}; config.json says {model_type!r}")
 
 
 def _unexpressed(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Entries of `config.json` that change what the model computes or stores, and have no place in the tables."""
-    found = {**config, **(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    """Entries of a whole `config.json` that change what the model computes or stores, and have no place in the tables."""
+    found = {**config, **config["rope_parameters"]}
     for key in (*family.refuse, "quantization_config"):
         if found.get(key):
             yield key, found[key]
     for key, expressed in _EXPRESSED.items():
         value = found.get(key)
-        if value is not None and not set(value if isinstance(value, list) else [value]) <= expressed:
+        if (
+            value is not None
+            and not (family.partial and key == "partial_rotary_factor")
+            and not set(value if isinstance(value, list) else [value]) <= expressed
+        ):
             yield key, value
 
 
 _EXPRESSED: Mapping[str, set[Any]] = {
     "hidden_act": {"silu", "swish"},
     "partial_rotary_factor": {1},
-    "layer_types": {"full_attention"},
+    "layer_types": {"full_attention", "sliding_attention"},  # as long as no sample is longer than the window
+    "rope_interleave": {True},
 }
 """Keys of `config.json` that choose among kinds, and the kinds that the tables are for; absent means one of these."""

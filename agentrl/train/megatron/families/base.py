@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -14,8 +14,22 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of multi-latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+
+    query_rank: int | None
+    """Of the queries' latent; None: queries are made from the hidden state itself."""
+    rank: int
+    """Of the latent that keys and values are made from."""
+    rotated: int
+    """Channels of a head's query and key that are rotated, the last ones; the key's are the same for all heads."""
+    value: int
+    """Channels of a head's value."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model's sizes, read from `config.json`."""
+    """A model's sizes, read from `config.json`; `head_dim` is of queries and keys."""
 
     layers: int
     hidden: int
@@ -29,6 +43,7 @@ class ModelShape:
     max_positions: int
     tied: bool
     rope_scaling: Mapping[str, Any]
+    latent: Latent | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -37,40 +52,59 @@ class ModelShape:
         theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
         rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
         heads = config["num_attention_heads"]
+        latent, head_dim = None, config.get("head_dim") or config["hidden_size"] // heads
+        if rank := config.get("kv_lora_rank"):
+            latent = Latent(config.get("q_lora_rank"), rank, config["qk_rope_head_dim"], config["v_head_dim"])
+            head_dim = config["qk_nope_head_dim"] + latent.rotated
         return cls(
             layers=config["num_hidden_layers"],
             hidden=config["hidden_size"],
             ffn=config["intermediate_size"],
             heads=heads,
             groups=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            head_dim=head_dim,
             vocab=config["vocab_size"],
             norm_eps=config.get("rms_norm_eps", 1e-6),
             rope_theta=float(theta),
             max_positions=config.get("max_position_embeddings", 32768),
             tied=bool(config.get("tie_word_embeddings", False)),
             rope_scaling=rope,
+            latent=latent,
         )
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a head's value."""
+        return self.latent.value if self.latent else self.head_dim
 
     @property
     def attention_crossover(self) -> int:
         """The length, in tokens, at which a sequence's causal attention costs as much as the matrices.
 
         A token costs 2 operations for each of a layer's P matrix weights; attention over n tokens, halved by causality,
-        2 n^2 per layer and channel of the heads.
+        n^2 per layer and channel of the heads' keys and values.
         """
-        return (self._layer + self.hidden * self.vocab // self.layers) // (self.heads * self.head_dim)
+        return (self._layer + self.hidden * self.vocab // self.layers) * 2 // self._channels
+
+    @property
+    def _channels(self) -> int:
+        return self.heads * (self.head_dim + self.value_dim)
 
     @property
     def _layer(self) -> int:
         """A layer's matrix weights."""
-        return 2 * self.hidden * (self.heads + self.groups) * self.head_dim + 3 * self.hidden * self.ffn
+        attention = self.hidden * (self.heads + self.groups) * (self.head_dim + self.value_dim)
+        if z := self.latent:
+            queries, keys = self.heads * self.head_dim, self.heads * (self.head_dim - z.rotated + z.value)
+            attention = self.hidden * (z.rank + z.rotated + self.heads * z.value) + z.rank * keys
+            attention += (self.hidden + queries) * z.query_rank if z.query_rank else self.hidden * queries
+        return attention + 3 * self.hidden * self.ffn
 
     def forward_flops(self, lengths: NDArray[np.int64]) -> float:
         """Operations of a forward pass over sequences of these lengths, each by itself, attention halved by causality."""
         tokens, squares = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
         matrices = 2 * tokens * (self.layers * self._layer + self.hidden * self.vocab)
-        return matrices + 2 * squares * self.layers * self.heads * self.head_dim
+        return matrices + squares * self.layers * self._channels
 
 
 Split = Callable[[Sequence[Tensor], int, int, ModelShape], Tensor]
@@ -123,6 +157,15 @@ def _merge_gated(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
     return [torch.cat([pair[i] for pair in pairs]) for i in (0, 1)]
 
 
+def _split_joined(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
+    """As gated, of one tensor that has the gate above."""
+    return _split_gated(hf[0].chunk(2, 0), rank, ranks, shape)
+
+
+def _merge_joined(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
+    return [torch.cat(_merge_gated(parts, shape))]
+
+
 def _split_qkv(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
     """Megatron keeps, for each key-value group, its queries, its key and its value together (weights and biases)."""
     rest = hf[0].shape[1:]
@@ -146,6 +189,7 @@ class Layout(Enum):
     COLUMNS = (_split_columns, _merge_columns)
     VOCAB = (_split_vocab, _merge_vocab)
     GATED = (_split_gated, _merge_gated)
+    JOINED = (_split_joined, _merge_joined)
     QKV = (_split_qkv, _merge_qkv)
 
     def __init__(self, split: Split, merge: Merge) -> None:
@@ -160,18 +204,36 @@ class Rule:
     megatron: str
     hf: tuple[str, ...]
     layout: Layout
+    when: str = ""
+    """A key of `config.json` that is true of models with this parameter; `!key`: that is false or absent."""
+
+    def holds(self, config: Mapping[str, Any]) -> bool:
+        """Whether a model of this config has the parameter."""
+        return not self.when or bool(config.get(self.when.removeprefix("!"))) != self.when.startswith("!")
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model family: its `model_type`, what its attention has, and its rules."""
+    """A model family: its `model_type`, and the rules, which also say what its layers have."""
 
     model_type: str
     layer_rules: tuple[Rule, ...]
-    qkv_bias: bool = False
-    qk_norm: bool = False
     refuse: tuple[str, ...] = ()
     """Keys of `config.json` that must be absent or false."""
+    interleaved: bool = False
+    """Whether rotary pairs are neighbours, not halves of a head."""
+    partial: bool = False
+    """Whether transformers' model rotates only the part of a head that `partial_rotary_factor` says."""
+    like: str = ""
+    """The `model_type` by which transformers knows it, if another."""
+
+    def of(self, config: Mapping[str, Any]) -> Family:
+        """The family with the rules of a whole `config.json` only."""
+        return replace(self, layer_rules=tuple(rule for rule in self.layer_rules if rule.holds(config)))
+
+    def has(self, parameter: str) -> bool:
+        """Whether layers have a parameter whose megatron name ends so."""
+        return any(rule.megatron.endswith(parameter) for rule in self.layer_rules)
 
     @property
     def embedding(self) -> Rule:
@@ -185,25 +247,3 @@ class Family:
         """The output layer; where it is tied to the embedding it is read from it and never exported."""
         source = "model.embed_tokens.weight" if tied else "lm_head.weight"
         return Rule("output_layer.weight", (source,), Layout.VOCAB)
-
-
-def decoder_rules(*, qkv_bias: bool = False, qk_norm: bool = False) -> tuple[Rule, ...]:
-    """The rules of a pre-norm, gated, grouped-query decoder layer as Llama laid it out."""
-    hf, mg = "model.layers.{}.", "decoder.layers.{}."
-    q_k_v = [f"{hf}self_attn.{x}_proj" for x in "qkv"]
-    rules = [
-        Rule(f"{mg}input_layernorm.weight", (f"{hf}input_layernorm.weight",), Layout.WHOLE),
-        Rule(f"{mg}self_attention.linear_qkv.weight", tuple(f"{x}.weight" for x in q_k_v), Layout.QKV),
-        Rule(f"{mg}self_attention.linear_proj.weight", (f"{hf}self_attn.o_proj.weight",), Layout.COLUMNS),
-        Rule(f"{mg}pre_mlp_layernorm.weight", (f"{hf}post_attention_layernorm.weight",), Layout.WHOLE),
-        Rule(f"{mg}mlp.linear_fc1.weight", (f"{hf}mlp.gate_proj.weight", f"{hf}mlp.up_proj.weight"), Layout.GATED),
-        Rule(f"{mg}mlp.linear_fc2.weight", (f"{hf}mlp.down_proj.weight",), Layout.COLUMNS),
-    ]
-    if qkv_bias:
-        rules.append(Rule(f"{mg}self_attention.linear_qkv.bias", tuple(f"{x}.bias" for x in q_k_v), Layout.QKV))
-    if qk_norm:
-        rules += [
-            Rule(f"{mg}self_attention.{x}_layernorm.weight", (f"{hf}self_attn.{x}_norm.weight",), Layout.WHOLE)
-            for x in "qk"
-        ]
-    return tuple(rules)
