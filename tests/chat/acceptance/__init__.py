@@ -1,0 +1,1 @@
+"""Acceptance of the tool-call and reasoning parsers, written before them: data and tests."""
