@@ -27,7 +27,7 @@ from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
 from agentrl.train.megatron.backend import MegatronBackend
-from agentrl.train.megatron.data import inputs_of
+from agentrl.train.microbatches import inputs_of
 from agentrl.train.objective import step_inputs
 from agentrl.train.packing import Plan, make_plan
 from agentrl.train.settings import TrainSettings
@@ -65,9 +65,10 @@ class Trainer:
         self.backend = MegatronBackend(TrainSettings(hf_checkpoint=str(folder)), AlgorithmSettings(use_kl_loss=True))
         self.backend.init(RankInfo())
         assert self.backend.reference is not None
-        self.double = self.backend.reference.passes  # the same model a second time
+        network: Any = self.backend.reference.network
+        self.double = network.passes  # the same model a second time
         self.double.model.double()
-        self.double.packer = dataclasses.replace(self.double.packer, dtype=torch.float64)
+        network.config.params_dtype = torch.float64
 
     def plan(self, batch: TrainBatch, share: bool) -> Plan:
         inputs = inputs_of(batch)
@@ -80,15 +81,16 @@ class Trainer:
         zeros = torch.zeros(len(batch.loss_mask))
         arrays = {"advantages": torch.linspace(-1, 1, len(batch.loss_mask)), "ref_log_probs": zeros}
         part, inputs = step_inputs(batch, np.arange(len(batch)), arrays, algorithm)
-        slot.zero_grad()
+        slot.network.zero_grad()
         began = time.process_time()
         slot.passes.gradients(part, self.plan(part, share), inputs, algorithm)
         seconds = time.process_time() - began
-        return seconds, torch.cat([p.main_grad.flatten() for p in slot.model.parameters()])
+        return seconds, torch.cat([p.main_grad.flatten() for p in slot.network.model.parameters()])
 
     def log_probs(self, batch: TrainBatch, share: bool) -> np.ndarray[Any, Any]:
         """In float64."""
-        return self.double.log_probs(batch, self.plan(batch, share), "response")
+        found: np.ndarray[Any, Any] = self.double.log_probs(batch, self.plan(batch, share), "response")
+        return found
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> Path:

@@ -20,7 +20,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from agentrl.train.megatron.kernels import Part, attention, kernel_for
+from agentrl.train.kernels import Part, attention, kernel_for
 from agentrl.train.megatron.rope import rotated
 
 

@@ -1,4 +1,4 @@
-"""Where the trainer runs, and what lets megatron.core run without CUDA.
+"""What lets megatron.core run without CUDA.
 
 1. `prepare()` comes before process groups and models; it makes these changes where they are needed, and no others.
 2. Without CUDA, `run_without_cuda` replaces only behaviour that would raise there: literal `device="cuda"` arguments
@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 
-from agentrl.errors import TrainError
-
 CPU = torch.device("cpu")
 
 _FACTORIES = frozenset({"zeros", "ones", "empty", "tensor", "full", "arange", "empty_like", "zeros_like"})
@@ -40,22 +38,6 @@ _MODULES = (
     "distributed.param_and_grad_buffer",
 )
 """Modules of megatron.core with a literal CUDA device or pinned memory on the training or checkpoint path."""
-
-
-def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
-    """The device of a trainer process: its GPU where there is one, else the CPU.
-
-    Raises:
-        TrainError: `kind` asks for a device that this machine does not have, or for the CPU beside a GPU.
-    """
-    if kind != "auto" and (kind == "cuda") != torch.cuda.is_available():
-        have = "has" if torch.cuda.is_available() else "has no"
-        raise TrainError(f"device {kind} was asked for, but this process {have} CUDA; set CUDA_VISIBLE_DEVICES")
-    if not torch.cuda.is_available():
-        return CPU
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 @functools.cache

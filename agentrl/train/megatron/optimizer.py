@@ -1,14 +1,10 @@
 """The optimizer: megatron's Adam, or Muon for the hidden matrices with AdamW for the rest.
 
-1. `step` is in two halves: gradients are made ready and their global norm taken; only if it is finite are they clipped
-   and applied. A non-finite norm raises before any weight has changed.
-2. Learning rates are set on every step from the schedule; nothing is kept in the optimizer that the schedule owns.
-3. Muon orthogonalises whole matrices: the settings allow it neither tensor parallelism nor the distributed optimizer.
+Muon orthogonalises whole matrices: the settings allow it neither tensor parallelism nor the distributed optimizer.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,10 +13,11 @@ from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megat
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 
-from agentrl.errors import TrainError
-from agentrl.train.learning_rate import learning_rate, muon_learning_rate
+from agentrl.errors import CheckpointError, TrainError
 from agentrl.train.megatron import device as devices
 from agentrl.train.megatron.layout import Layout
+from agentrl.train.network import frozen
+from agentrl.train.optimizer import Optimizer
 from agentrl.train.settings import TrainSettings
 
 
@@ -41,13 +38,25 @@ def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) 
     return wrapped
 
 
-class Optimizer:
-    """Steps the wrapped model's weights; `inner` is a megatron optimizer (for checkpoints)."""
+def sharding(settings: TrainSettings, layout: Layout) -> dict[str, Any]:
+    """How megatron lays out the state of models and optimizers in checkpoints."""
+    return {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+        "dp_cp_group": layout.dp_cp_group,
+        "non_homogeneous_layers": bool(frozen(settings)),  # one layer may learn and its neighbour not
+    }
+
+
+class MegatronOptimizer(Optimizer):
+    """Steps the wrapped model's weights; `inner` is a megatron optimizer."""
 
     def __init__(
-        self, model: torch.nn.Module, settings: TrainSettings, layout: Layout, total_steps: int | None = None
+        self, model: torch.nn.Module, settings: TrainSettings, layout: Layout, total_steps: int | None
     ) -> None:
-        self.settings, self.total_steps = settings, total_steps
+        super().__init__(settings, total_steps)
+        self.sharding = sharding(settings, layout)
         config = OptimizerConfig(
             optimizer="adam",
             lr=settings.lr,
@@ -66,53 +75,39 @@ class Optimizer:
         else:
             self.inner = get_megatron_optimizer(config, [model])
 
-    def zero_grad(self) -> None:
-        """Forget the gradients held by the optimizer."""
-        self.inner.zero_grad()
+        self.parts = [part.optimizer for part in self.inner.chained_optimizers]
 
-    def step(self, number: int) -> dict[str, float]:
-        """Apply the gradients in the model's buffers as optimizer step `number` (from 0).
-
-        Returns:
-            `grad_norm` before clipping, and `lr`.
-
-        Raises:
-            TrainError: the gradient norm is not finite; no weight has changed.
-        """
-        rate = self._set_rates(number)
+    def norm(self, number: int) -> float:
         if self.inner.prepare_grads():
             raise TrainError(f"optimizer step {number}: a gradient is not finite; the weights were left as they are")
-        norm = float(self.inner.get_grad_norm())
-        if not math.isfinite(norm):
-            raise TrainError(
-                f"optimizer step {number}: the gradient norm is {norm}; the weights were left as they are. "
-                "Look at the batch's log-probs and advantages, or lower the learning rate"
-            )
+        return float(self.inner.get_grad_norm())
+
+    def apply(self, norm: float) -> None:
         if self.settings.clip_grad > 0:
             for part in self.inner.chained_optimizers:
                 if part.get_parameters():
                     with devices.type_names():
                         clip_grad_by_total_norm_fp32(part.get_parameters(), self.settings.clip_grad, norm)
         self.inner.step_with_ready_grads()
-        return {"grad_norm": norm, "lr": rate}
 
-    def reset(self) -> None:
-        """Go on as at the first step: moments and counts of steps are 0 again, the weights stay."""
-        for part in self.inner.chained_optimizers:
-            for values in part.optimizer.state.values():
-                for value in filter(torch.is_tensor, values.values()):
-                    value.zero_()
-            for group in part.optimizer.param_groups:
-                if "step" in group:
-                    group["step"] = 0
+    def state(self, weights: dict[str, Any], *, is_loading: bool) -> dict[str, Any]:
+        try:
+            state: dict[str, Any]
+            state = self.inner.sharded_state_dict(weights, is_loading=is_loading, metadata=self.sharding)
+        except AssertionError as error:
+            raise CheckpointError(
+                f"the optimizer's state has no form that a checkpoint can hold ({error or 'its parts disagree'}); "
+                "earlier checkpoints are whole"
+            ) from error
+        return state
 
-    def _set_rates(self, number: int) -> float:
-        rate = learning_rate(number, self.settings, self.total_steps)
-        muon_rate = muon_learning_rate(number, self.settings, self.total_steps)
-        for group in self.inner.param_groups:
-            group["lr"] = (muon_rate if group.get("muon") else rate) * group.get("lr_mult", 1.0)
-            group["weight_decay"] = self.settings.weight_decay * group.get("wd_mult", 1.0)
-        return rate
+    def take(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            self.inner.load_state_dict(state)
+            return
+        for part in self.parts:
+            part.state.clear()
+        self.inner.reload_model_params()  # the master copies are the loaded weights
 
 
 def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConfig, layout: Layout) -> Any:

@@ -183,7 +183,7 @@ def test_the_trainers_own_moments(root: Path, seen: list[tuple[Any, ...]], tmp_p
 
 def test_a_model_of_the_users_making(root: Path) -> None:
     with backend(root, hooked(custom_model_provider_path="provider")) as made:
-        parameters = made.actor.parameters()
+        parameters = made.actor.network.parameters()
         before = {name: value.detach().clone() for name, value in parameters.items()}
         made.train(make_batch(), 0)
         moved = {name for name, value in parameters.items() if not torch.equal(before[name], value)}

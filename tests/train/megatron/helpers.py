@@ -92,8 +92,9 @@ def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def gradients(made: MegatronBackend) -> Iterator[tuple[str, torch.Tensor]]:
     """The last step's gradients (float32, after clipping) under Hugging Face names."""
-    found = {name: parameter.main_grad for name, parameter in made.actor.parameters().items()}
-    return ((name, tensor.cpu()) for name, tensor in made.actor.weights.export(found, torch.float32))
+    network: Any = made.actor.network
+    found = {name: parameter.main_grad for name, parameter in network.parameters().items()}
+    return ((name, tensor.cpu()) for name, tensor in network.weights.export(found, torch.float32))
 
 
 class Reference:

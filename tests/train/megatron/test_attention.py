@@ -11,8 +11,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from agentrl.train.kernels import Part
 from agentrl.train.megatron.attention import Pack, PackedAttention
-from agentrl.train.megatron.kernels import Part
 
 
 class _Written(TorchDispatchMode):

@@ -31,7 +31,7 @@ def exported(made: MegatronBackend) -> dict[str, torch.Tensor]:
 
 def critics(made: MegatronBackend) -> dict[str, torch.Tensor]:
     assert made.critic is not None
-    return {name: tensor.to("cpu", copy=True) for name, tensor in made.critic.export()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in made.critic.network.export()}
 
 
 def with_head(folder: Path, seed: int = 3) -> Path:
@@ -127,8 +127,9 @@ def test_values_gradients_and_steps_match_plain_torch(
             assert got["value_clipfrac"] == 0
             assert got["critic/lr"] == 2e-3
             if not train.use_distributed_optimizer:
-                found = {name: p.main_grad for name, p in made.critic.parameters().items()}
-                for name, gradient in made.critic.weights.export(found, torch.float32):
+                network: Any = made.critic.network
+                found = {name: p.main_grad for name, p in network.parameters().items()}
+                for name, gradient in network.weights.export(found, torch.float32):
                     torch.testing.assert_close(
                         gradient.cpu(), reference.named[name].grad, rtol=1e-4, atol=2e-6, msg=name
                     )

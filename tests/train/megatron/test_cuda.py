@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentrl.cli.main import main
-from agentrl.train.megatron.kernels import FlashOnCuda, Part, attention, kernel_for
+from agentrl.train.kernels import FlashOnCuda, Part, attention, kernel_for
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 

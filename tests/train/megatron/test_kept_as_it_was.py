@@ -71,7 +71,7 @@ def test_gradients_of_the_rest_are_as_without_freezing(tmp_path: Path, tied: boo
     for more in ({}, {"freeze_params_name_list": ("embedding",)}, {"freeze_params_name_list": ("embedding",), **whole}):
         with backend(settings(folder, clip_grad=0.0, **more)) as made:
             made.train(make_batch(), 0)
-            parameters = {n: p.main_grad for n, p in made.actor.parameters().items() if p.requires_grad}
+            parameters = {n: p.main_grad for n, p in made.actor.network.parameters().items() if p.requires_grad}
             found.append({name: gradient.clone() for name, gradient in parameters.items()})
     assert len(found[0]) == len(found[1]) + 1
     for frozen in found[1:]:
@@ -98,8 +98,8 @@ def test_patterns_that_say_nothing_or_leave_nothing_are_refused(folder: Path) ->
 def test_the_critic_learns_with_all_it_has(folder: Path) -> None:
     with backend(settings(folder, only_train_params_name_list=("embed",)), PPO) as made:
         assert made.critic is not None
-        assert all(parameter.requires_grad for parameter in made.critic.parameters().values())
-        assert not all(parameter.requires_grad for parameter in made.actor.parameters().values())
+        assert all(parameter.requires_grad for parameter in made.critic.network.parameters().values())
+        assert not all(parameter.requires_grad for parameter in made.actor.network.parameters().values())
 
 
 def test_a_resume_needs_the_same_patterns(folder: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_optimizer_that_forgets_steps_as_if_it_were_new(
             assert all(torch.equal(tensor, got[name]) for name, tensor in made.export_weights())
     with backend(settings(folder, **changes)) as made:  # a new optimizer, as no state was saved
         made.load(tmp_path / "one")
-        assert not made.actor.stepped
+        assert not made.actor.optimizer.stepped
         made.train(batches[0], 0)
         made.train(batches[1], 1)
         assert not all(torch.equal(tensor, got[name]) for name, tensor in made.export_weights())

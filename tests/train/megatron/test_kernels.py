@@ -13,8 +13,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.train.megatron.data import Laid
-from agentrl.train.megatron.kernels import FlashOnCpu, Kernel, Part, Plain, attention, kernel_for, merge
+from agentrl.train.kernels import FlashOnCpu, Kernel, Part, Plain, attention, kernel_for, merge
+from agentrl.train.microbatches import Laid
 from agentrl.train.tree import Ids, Prefixes, Tree
 from tests.train.test_tree import sequences
 
@@ -116,7 +116,7 @@ def test_the_plain_kernel_in_chunks_is_the_plain_kernel(monkeypatch: pytest.Monk
     parts = (Part(((0, 10, 0, 10), (10, 30, 10, 30)), causal=True), Part(((10, 30, 0, 10),)))
     results = []
     for elements in (1 << 24, 100):
-        monkeypatch.setattr("agentrl.train.megatron.kernels.CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr("agentrl.train.kernels.CHUNK_ELEMENTS", elements)
         leaves = leaves_of(q, k, v)
         out = attention(*leaves, parts, SCALE, Plain())
         results.append((out, *torch.autograd.grad(out, leaves, grad)))

@@ -84,7 +84,7 @@ def whole_samples(root: str | Path, **changes: Any) -> TrainSettings:
 def actor_and_critic(made: Any) -> dict[str, Any]:
     """Metrics of steps, with a step at which the critic is no longer 0, and values and both models after them."""
     metrics = train_steps(made, 0)
-    critic = {name: tensor.float().numpy().copy() for name, tensor in made.critic.export()}
+    critic = {name: tensor.float().numpy().copy() for name, tensor in made.critic.network.export()}
     weights = {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()}
     return {"metrics": metrics, "values": made.values(make_batch()), "weights": weights, "critic": critic}
 

@@ -53,7 +53,7 @@ def test_models_gradients_and_optimizer_leave_the_process(tmp_path: Path, monkey
     folder = make_tiny_model(tmp_path / "model", hidden_size=1024)
     with backend(settings(folder)) as made:
         made.train(make_batch(groups=1), 0)
-        weights = sum(parameter.nbytes for parameter in made.actor.parameters().values())
+        weights = sum(parameter.nbytes for parameter in made.actor.network.parameters().values())
         full = psutil.Process().memory_info().rss
         made.offload()
         given_back = full - psutil.Process().memory_info().rss

@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from agentrl.errors import TrainError
+from agentrl.train import logprobs
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
-from agentrl.train.megatron import logprobs
-from agentrl.train.megatron.data import Packer, inputs_of
 from agentrl.train.megatron.families import FAMILIES, Family, Layout, ModelShape, family_of
 from agentrl.train.megatron.rope import Rope
-from agentrl.train.megatron.weight_group import WeightGroup
+from agentrl.train.microbatches import Packer, inputs_of
 from agentrl.train.packing import make_plan
 from agentrl.train.tree import Prefixes
+from agentrl.train.weight_group import WeightGroup
 from tests.support.distributed import free_port, run_ranks
 from tests.support.logits import entropy_from_logits, log_probs_from_logits
 from tests.support.tiny_models import Arch, make_tiny_model
@@ -157,8 +157,8 @@ def test_every_output_is_on_one_rank_and_points_at_its_predecessor(
     before = np.concatenate([batch.sample_tokens(i)[-batch.response_lengths[i] - 1 : -1] for i in range(len(batch))])
     for rank in range(dp):
         for cp_rank in range(cp):
-            where: Any = SimpleNamespace(dp_rank=rank, cp=cp, cp_rank=cp_rank, tp=1)
-            packer = Packer(where, CPU, Rope(torch.ones(4), 1.0), torch.float32, sequence_parallel=False)
+            where: Any = SimpleNamespace(dp_rank=rank, cp=cp, cp_rank=cp_rank)
+            packer = Packer(where, CPU)
             for mb in packer.microbatches(batch, work, rows):
                 flat = mb.flat.numpy()
                 np.testing.assert_array_equal(mb.targets.numpy(), flat_targets[flat])

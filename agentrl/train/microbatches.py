@@ -24,11 +24,9 @@ from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.train.batch import TrainBatch
-from agentrl.train.megatron.attention import Pack
-from agentrl.train.megatron.kernels import Part
-from agentrl.train.megatron.layout import Layout
-from agentrl.train.megatron.rope import Rope
+from agentrl.train.kernels import Part
 from agentrl.train.packing import Plan, padded
+from agentrl.train.ranks import Ranks
 from agentrl.train.tree import Node, Prefixes, Tree
 
 Rows = Literal["trained", "response"]
@@ -42,7 +40,9 @@ class MicrobatchTensors:
 
     Attributes:
         tokens, positions: int64 [1, t].
-        packed: what the layers must know of the pack.
+        parts: blocks of this rank's queries and of all keys in the tree's order; see `kernels`.
+        order: int64 [T], where the keys in the tree's order lie in those gathered from the context-parallel ranks; None on
+            one rank.
         rows: int64 [n], places of the outputs among the t tokens.
         targets: int64 [n], token ids.
         flat: int64 [n], indices into flat response arrays [R].
@@ -52,7 +52,8 @@ class MicrobatchTensors:
 
     tokens: Tensor
     positions: Tensor
-    packed: Pack
+    parts: tuple[Part, ...]
+    order: Tensor | None
     rows: Tensor
     targets: Tensor
     flat: Tensor
@@ -67,33 +68,22 @@ def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Makes the microbatches of one rank.
+    """Makes the microbatches of one rank, on its device; each has a multiple of `multiple` tokens."""
 
-    Attributes:
-        layout, device: where it stands.
-        dtype: that the layers compute in.
-        sequence_parallel: the number of tokens must be a multiple of the tensor-parallel ranks.
-    """
-
-    layout: Layout
+    ranks: Ranks
     device: torch.device
-    rope: Rope
-    dtype: torch.dtype
-    sequence_parallel: bool
+    multiple: int = 1
 
     def microbatches(self, batch: TrainBatch, plan: Plan, rows: Rows) -> Iterator[MicrobatchTensors]:
         """In the plan's order; an empty one becomes a padding-only sequence without outputs."""
         inputs = inputs_of(batch)
-        for samples in plan.ranks[self.layout.dp_rank]:
+        for samples in plan.ranks[self.ranks.dp_rank]:
             sequences = [inputs[i] for i in samples]
             prefixes = Prefixes.of(sequences) if plan.shares else Prefixes.none(len(sequences))
-            laid = self._laid(Tree.of([len(ids) for ids in sequences], prefixes), plan.alignment)
+            tree = Tree.of([len(ids) for ids in sequences], prefixes)
+            laid = Laid(tree, plan.alignment, self.ranks.cp, self.ranks.cp_rank, self.multiple)
             outputs = [laid.outputs(number, _Outputs.of(batch, i, rows)) for number, i in enumerate(samples)]
             yield replace(self._tensors(laid, sequences, outputs), samples=tuple(samples))
-
-    def _laid(self, tree: Tree, alignment: int) -> Laid:
-        pad = self.layout.tp if self.sequence_parallel else 1
-        return Laid(tree, alignment, self.layout.cp, self.layout.cp_rank, pad)
 
     def _tensors(
         self, laid: Laid, sequences: Sequence[NDArray[np.int32]], outputs: Sequence[_Outputs]
@@ -105,11 +95,10 @@ class Packer:
             return there(np.concatenate([np.zeros(0, np.int64), *(getattr(out, field) for out in outputs)]))
 
         tokens, positions = map(there, laid.local(sequences))
-        cos, sin = self.rope.angles(positions, self.dtype)
         order = there(laid.order()) if laid.cp > 1 else None
-        packed = Pack(parts=laid.parts(), order=order, cos=cos, sin=sin)
         rows, targets, flat = map(joined, ("rows", "targets", "flat"))
-        return MicrobatchTensors(tokens[None], positions[None], packed, rows, targets, flat, laid.tree.tokens)
+        layout = (laid.parts(), order)
+        return MicrobatchTensors(tokens[None], positions[None], *layout, rows, targets, flat, laid.tree.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies over a vocabulary that is cut over the tensor-parallel ranks.
+"""Log-probabilities and entropies over a vocabulary that may be cut over ranks.
 
 1. Exact: maxima, sums and expectations are reduced over the ranks; the result is the full softmax's, on every rank.
 2. float32 inside whatever the logits' dtype; logits are divided by the sampling temperature first.
@@ -55,7 +55,7 @@ def token_log_probs(
     logits: Tensor,
     targets: Tensor,
     *,
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup | None,
     vocab: int,
     temperature: float = 1.0,
     kept: KeptSets | None = None,
@@ -65,7 +65,7 @@ def token_log_probs(
     Args:
         logits: [n, vocabulary of this rank], any float dtype.
         targets: int64 [n], token ids of the whole vocabulary.
-        group: the tensor-parallel group.
+        group: the ranks that the vocabulary is cut over; None: it is whole.
         vocab: real size of the whole vocabulary; columns that pad it to a multiple of the ranks have probability 0.
         temperature: the sampling temperature (above 0).
         kept: what the rows' tokens were sampled from, each row's target among it; None: from the whole vocabulary.
@@ -73,7 +73,7 @@ def token_log_probs(
     Returns:
         log_probs, entropies: float32 [n], in nats.
     """
-    start = group.rank() * logits.size(-1)
+    start = group.rank() * logits.size(-1) if group else 0
     width = max(0, min(logits.size(-1), vocab - start))
     log_probs, entropies = _TokenLogProbs.apply(logits, targets, group, start, width, temperature, kept)
     return log_probs, entropies
@@ -85,7 +85,7 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx: Any,
         logits: Tensor,
         targets: Tensor,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
         start: int,
         width: int,
         temperature: float,
@@ -126,10 +126,10 @@ def _scaled(ctx: Any, logits: Tensor, rows: slice) -> Tensor:
     return z
 
 
-def _stats(z: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _stats(z: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """[3, rows]: logsumexp, expectation of z, and z of the target, over the whole vocabulary."""
     top = z.amax(-1) if z.size(-1) else torch.full(z.shape[:1], -torch.inf, device=z.device)
-    if group.size() > 1:
+    if group and group.size() > 1:
         dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
     weights = torch.exp(z - top[:, None])
     local, mine = _local(targets, z.size(-1))
@@ -137,7 +137,7 @@ def _stats(z: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
     finite = z.clamp(min=torch.finfo(z.dtype).min)  # a banned token's -inf times its weight 0 would be NaN
     chosen = torch.where(mine, chosen, torch.zeros_like(chosen))
     sums = torch.stack([weights.sum(-1), (weights * finite).sum(-1), chosen])
-    if group.size() > 1:
+    if group and group.size() > 1:
         dist.all_reduce(sums, group=group)
     total, weighted, chosen = sums
     return torch.stack([top + torch.log(total), weighted / total, chosen])

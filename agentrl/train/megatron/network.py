@@ -1,0 +1,100 @@
+"""`MegatronNetwork`: a model in megatron's form, by its family's table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.train.contracts import WeightSpec
+from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.checkpoint import MegatronStore
+from agentrl.train.megatron.families import family_of, shape_of
+from agentrl.train.megatron.model import (
+    build_model,
+    keep_gradients_flowing,
+    transformer_config,
+    unwrap,
+)
+from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
+from agentrl.train.megatron.passes import MegatronPasses
+from agentrl.train.megatron.rope import Rope
+from agentrl.train.megatron.weights import WeightMap
+from agentrl.train.microbatches import Packer
+from agentrl.train.network import Network, Place, frozen
+
+
+class MegatronNetwork(Network):
+    """A `GPTModel`, its weight map and its passes."""
+
+    store = MegatronStore()
+
+    def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None:
+        self.place, shape = place, shape_of(folder.config)
+        self.shape = dataclasses.replace(shape, tied=False) if values else shape
+        self.sizes = dataclasses.asdict(self.shape)
+        family, layout, device = family_of(folder.config), place.ranks, place.device
+        self.config = transformer_config(self.shape, family, place.settings, device)
+        self.weights = WeightMap(family, self.shape, layout, values=values)
+        model = build_model(self.config, self.shape, family, layout, device, place.hooks, values=values)
+        self.weights.load(model, folder)
+        self.rope = Rope.of(folder.config)
+        self.model = self._learning(model) if learns else model.requires_grad_(False)
+        self.passes = MegatronPasses(
+            model=self.model,
+            config=self.config,
+            packer=Packer(layout, device, layout.tp if place.settings.sequence_parallel else 1),
+            layout=layout,
+            rope=self.rope,
+            vocab=self.shape.vocab,
+            temperature=place.temperature,
+            hooks=place.hooks,
+            exact=place.settings.true_on_policy_mode,
+        )
+
+    def _learning(self, model: torch.nn.Module) -> torch.nn.Module:
+        if frozen(self.place.settings):
+            learning = self.weights.learning(self.place.settings)
+            for name, parameter in unwrap(model).named_parameters():
+                parameter.requires_grad_(name in learning)
+            keep_gradients_flowing(model)
+        return data_parallel(model, self.config, self.place.settings)
+
+    @staticmethod
+    def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
+        family_of(folder.config)
+        return dataclasses.asdict(shape_of(folder.config))
+
+    def check(self, longest: int) -> None:
+        self.rope.check(longest)
+
+    def optimizer(self, total_steps: int | None) -> MegatronOptimizer:
+        return MegatronOptimizer(self.model, self.place.settings, self.place.ranks, total_steps)
+
+    def zero_grad(self) -> None:
+        self.model.zero_grad_buffer()
+
+    def parameters(self) -> dict[str, Any]:
+        return dict(unwrap(self.model).named_parameters())
+
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        model = unwrap(self.model)
+        gradients = [p.main_grad for p in model.parameters() if p.requires_grad]
+        return [*model.parameters(), *model.buffers()], gradients
+
+    def specs(self) -> list[WeightSpec]:
+        return self.weights.specs(self.config.params_dtype)
+
+    def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        return self.weights.export(self.parameters(), self.config.params_dtype, only)
+
+    def state(self, prefix: str = "") -> dict[str, Any]:
+        metadata = sharding(self.place.settings, self.place.ranks)
+        state: dict[str, Any] = unwrap(self.model).sharded_state_dict(prefix=prefix, metadata=metadata)
+        return state
+
+    def take(self, state: dict[str, Any], prefix: str = "") -> None:
+        unwrap(self.model).load_state_dict({name.removeprefix(prefix): v for name, v in state.items()}, strict=True)

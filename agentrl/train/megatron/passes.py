@@ -1,0 +1,97 @@
+"""Forward and backward passes through megatron's schedules.
+
+1. Megatron is told to scale nothing (`calculate_per_token_loss` with a gradient finaliser that divides by nothing).
+2. What the last pipeline stage found is sent along the pipeline, so that all ranks hold the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
+from torch import Tensor
+
+from agentrl.exact import exactly
+from agentrl.train.batch import TrainBatch
+from agentrl.train.megatron.attention import Pack
+from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.model import output_rows
+from agentrl.train.megatron.rope import Rope
+from agentrl.train.microbatches import MicrobatchTensors, Rows
+from agentrl.train.packing import Plan
+from agentrl.train.passes import OnOutput, Passes
+
+
+@dataclass(slots=True, kw_only=True)
+class MegatronPasses(Passes):
+    """`model` is wrapped for data parallelism, `config` is its TransformerConfig."""
+
+    config: Any
+    layout: Layout
+    rope: Rope
+
+    def __post_init__(self) -> None:
+        self.config.finalize_model_grads_func = _finalize
+
+    def run(self, batch: TrainBatch, plan: Plan, rows: Rows, on_output: OnOutput, *, learns: bool) -> list[Any]:
+        def forward(iterator: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Tensor, Any]:
+            with exactly(self.exact):
+                mb = next(iterator)
+                cos, sin = self.rope.angles(mb.positions[0], self.config.params_dtype)
+                output_rows(model, mb.rows)
+                packed = Pack(parts=mb.parts, order=mb.order, cos=cos, sin=sin)
+                out = model(mb.tokens, mb.positions, None, packed_seq_params=packed, **self._output_dtype)
+            return out, functools.partial(_loss if learns else _data, on_output=on_output, mb=mb)
+
+        found: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=self.packer.microbatches(batch, plan, rows),
+            model=[self.model],
+            num_microbatches=plan.num_microbatches,
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=not learns,
+            collect_non_loss_data=not learns,
+        )
+        return found
+
+    @property
+    def vocab_group(self) -> dist.ProcessGroup:
+        return self.layout.tp_group
+
+    def whole(self, logits: Tensor) -> Tensor:
+        return gather_from_tensor_model_parallel_region(logits, group=self.layout.tp_group)
+
+    def from_end(self, found: Any) -> Any:
+        if self.layout.pp == 1:
+            return found
+        box = [found]
+        dist.broadcast_object_list(box, src=self.layout.pp_ranks[-1], group=self.layout.pp_group)
+        return box[0]
+
+    @property
+    def _output_dtype(self) -> dict[str, bool]:
+        """Keep half-precision logits as they are; `token_log_probs` works in float32 chunk by chunk."""
+        return {"fp32_output": False} if self.config.bf16 else {}
+
+
+def _loss(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors) -> tuple[Tensor, Tensor, Any]:
+    """As megatron takes it: the loss, what to divide it by, and what to collect."""
+    loss, sums = on_output(out[0], mb)
+    return loss, torch.ones((), dtype=torch.int, device=loss.device), sums
+
+
+def _data(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors, non_loss_data: bool) -> Any:
+    return on_output(out[0], mb)
+
+
+def _finalize(model: list[torch.nn.Module], _num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+    """Megatron's gradient reductions without its division by the number of tokens."""
+    finalize_model_grads(model, None, **kwargs)

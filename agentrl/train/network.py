@@ -1,0 +1,131 @@
+"""`Network`: one model in a backend's form, and what the shared body asks of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.train.contracts import WeightSpec
+from agentrl.train.hf import HFFolder
+from agentrl.train.hooks import TrainHooks
+from agentrl.train.optimizer import Optimizer
+from agentrl.train.passes import Passes
+from agentrl.train.settings import PATTERNS, TrainSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the models of a process have in common; `network` makes them."""
+
+    settings: TrainSettings
+    ranks: Any  # the backend's own `Ranks`
+    device: torch.device
+    temperature: float
+    hooks: TrainHooks
+    network: type[Network]
+
+
+class Shape(Protocol):
+    """Of a model's sizes what planning and measuring need."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def attention_crossover(self) -> int:
+        """The length, in tokens, at which a sequence's causal attention costs as much as everything else."""
+
+    def forward_flops(self, lengths: NDArray[np.int64]) -> float:
+        """Operations of a forward pass over sequences of these lengths, each by itself."""
+
+
+class Network(ABC):
+    """This rank's part of the model that lies in `folder`, with its weights; a part that `learns` has gradients.
+
+    With `values` it ends in one value a token in place of the vocabulary.
+
+    Attributes:
+        model: as hooks get it.
+        sizes: plain values by name, by which a model is told from another.
+    """
+
+    model: Any
+    passes: Passes
+    shape: Shape
+    sizes: Mapping[str, Any]
+    store: ClassVar[Store]
+
+    @abstractmethod
+    def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None: ...
+
+    @staticmethod
+    @abstractmethod
+    def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
+        """The `sizes` of the model in a folder.
+
+        Raises:
+            TrainError: it cannot be trained.
+        """
+
+    @abstractmethod
+    def check(self, longest: int) -> None:
+        """Raises `TrainError` for a batch whose longest input has so many tokens, if the model is not computed right then."""
+
+    @abstractmethod
+    def optimizer(self, total_steps: int | None) -> Optimizer:
+        """What steps the parameters that learn."""
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """Forget the last step's gradients."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """This rank's parameters by the framework's names."""
+
+    @abstractmethod
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What must come back as it was after somebody else had the device's memory, and what is computed anew."""
+
+    @abstractmethod
+    def specs(self) -> list[WeightSpec]:
+        """What `export` yields, in its order."""
+
+    @abstractmethod
+    def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under HF names on rank 0, an empty stream elsewhere. Collective."""
+
+    @abstractmethod
+    def state(self, prefix: str = "") -> dict[str, Any]:
+        """The weights as the backend's checkpoints take them, under names that begin with `prefix`."""
+
+    @abstractmethod
+    def take(self, state: dict[str, Any], prefix: str = "") -> None:
+        """Take over a loaded `state`."""
+
+
+class Store(Protocol):
+    """Writes and reads a backend's checkpoints. Collective."""
+
+    def save(self, state: dict[str, Any], folder: Path) -> None: ...
+
+    def load(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """What was saved of `state`, cut as `state` is."""
+
+    def random(self, ranks: Any) -> Any:
+        """The random state of this rank, as an entry of a `state`."""
+
+    def restore_random(self, loaded: Any) -> None: ...
+
+
+def frozen(settings: TrainSettings) -> dict[str, list[str]]:
+    """The patterns that keep parameters from learning, by setting; empty where all learn."""
+    found = {name: list(getattr(settings, name)) for name in PATTERNS}
+    return {name: patterns for name, patterns in found.items() if patterns}

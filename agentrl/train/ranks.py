@@ -1,0 +1,85 @@
+"""Where a trainer process stands: its device, and its place among the other processes."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from agentrl.errors import TrainError
+from agentrl.train.contracts import RankInfo
+from agentrl.train.settings import TrainSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Sizes of data and context parallelism and this process's place in each; a backend adds its own kinds.
+
+    Attributes:
+        dp_cp_group: the processes that have different tokens of a batch.
+        owns_default_group: whether `started` started torch.distributed.
+        before: the groups that there were before this backend's.
+    """
+
+    rank: int
+    world: int
+    dp: int
+    dp_rank: int
+    cp: int = 1
+    cp_rank: int = 0
+    dp_cp_group: dist.ProcessGroup
+    cp_group: dist.ProcessGroup
+    owns_default_group: bool
+    before: frozenset[dist.ProcessGroup]
+
+    def leave(self) -> None:
+        """Destroy the groups made since `started`, and torch.distributed's default one if that was."""
+        if self.owns_default_group:
+            dist.destroy_process_group()
+            return
+        for group in _groups() - self.before:
+            dist.destroy_process_group(group)
+
+    def describe(self) -> dict[str, int]:
+        """The sizes, for manifests and logs."""
+        return {"cp": self.cp, "dp": self.dp}
+
+
+def started(settings: TrainSettings, where: RankInfo, device: torch.device) -> dict[str, Any]:
+    """Start torch.distributed, unless the process has; returns `owns_default_group` and `before` of `Ranks`. Collective."""
+    owns = not dist.is_initialized()
+    if owns:
+        backend, timeout = (
+            settings.distributed_backend,
+            datetime.timedelta(minutes=settings.distributed_timeout_minutes),
+        )
+        if backend == "auto":
+            backend = "nccl" if device.type == "cuda" else "gloo"
+        address, size, leads = (where.master_addr, where.master_port), where.world_size, where.rank == 0
+        store = TCPStore(*address, size, is_master=leads, timeout=timeout, wait_for_workers=False)
+        dist.init_process_group(backend, store=store, rank=where.rank, world_size=size, timeout=timeout)
+    return {"owns_default_group": owns, "before": _groups()}
+
+
+def _groups() -> frozenset[dist.ProcessGroup]:
+    return frozenset(dist.distributed_c10d._world.pg_map)
+
+
+def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
+    """The device of a trainer process: its GPU where there is one, else the CPU.
+
+    Raises:
+        TrainError: `kind` asks for a device that this machine does not have, or for the CPU beside a GPU.
+    """
+    if kind != "auto" and (kind == "cuda") != torch.cuda.is_available():
+        have = "has" if torch.cuda.is_available() else "has no"
+        raise TrainError(f"device {kind} was asked for, but this process {have} CUDA; set CUDA_VISIBLE_DEVICES")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

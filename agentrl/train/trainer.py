@@ -1,0 +1,377 @@
+"""`Trainer`: what every train backend does, over slots; a backend adds how ranks meet and what a model is.
+
+1. All ranks make the same calls in the same order; every call but `weight_specs` is collective.
+2. Every rank has the whole batch and computes the same plan from it, so nothing is scattered. Results (log-probs,
+   metrics) are the same on every rank.
+3. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the
+   trainer's own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a
+   pass over the batch is saved).
+4. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
+5. The reference, and a teacher of any size, are models of their own that stay on the device: they cost the memory of
+   the weights alone, and their passes move none of them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.algorithms.ops.mismatch import PREFIX, mismatch_metrics
+from agentrl.algorithms.registry import algorithm_of
+from agentrl.errors import TrainError
+from agentrl.parked import Parked
+from agentrl.runfolder import CRITIC
+from agentrl.train import saving
+from agentrl.train.batch import TrainBatch
+from agentrl.train.checkpoints import check_critic
+from agentrl.train.contracts import ModelRole, Prepared, RankInfo, TrainBackend, WeightSpec
+from agentrl.train.hf import HFFolder
+from agentrl.train.hf import write as write_hf
+from agentrl.train.microbatches import Rows
+from agentrl.train.network import Network, Place
+from agentrl.train.profiling import memory, profiled
+from agentrl.train.ranks import Ranks, pick
+from agentrl.train.slots import CriticSlot, ModelSlot, TrainedSlot
+from agentrl.train.weight_group import WeightGroup
+
+
+class Trainer(TrainBackend):
+    """One rank of the trainer: the actor's slot, the critic's and the reference's where the objective needs them.
+
+    Attributes:
+        network: what a model is.
+    """
+
+    network: ClassVar[type[Network]]
+
+    actor: TrainedSlot
+    """Not there in a process of the critic alone."""
+    critic: CriticSlot | None = None
+    reference: ModelSlot | None = None
+    teacher: ModelSlot | None = None
+    _followed = False
+    """Whether the reference is no longer the model that it was loaded from."""
+    _group: WeightGroup | None = None
+    _parked: Parked | None = None
+    _seconds: dict[str, float]
+    _details: Mapping[str, NDArray[np.float16]]
+
+    # ---- start --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def join(self, where: RankInfo) -> Ranks:
+        """Meet the other ranks, on `self.device`. Collective."""
+
+    def init(self, where: RankInfo) -> None:
+        sizes = self.network.sizes_of(self.folder)  # a model that cannot be trained is refused before the ranks meet
+        self.device = pick(self.device_kind, where.local_rank)
+        if self.settings.bf16 is None:
+            self.settings = self.settings.model_copy(update={"bf16": self.device.type == "cuda"})
+        if self.settings.train_threads:
+            torch.set_num_threads(self.settings.train_threads)
+        torch.use_deterministic_algorithms(self.settings.deterministic_mode)
+        self.ranks = self.join(where)
+        self.seed(self.settings.seed)
+        self._seconds = {}
+        self.hooks.started()
+        place = Place(self.settings, self.ranks, self.device, self.temperature, self.hooks, self.network)
+        if self.learners != "critic":
+            total = None if self.total_steps is None else self.total_steps - self.settings.actor_starts
+            self.actor = TrainedSlot(self.folder, place, total)
+            if self.algorithm.needs_reference:
+                self.reference = ModelSlot(self._reference_folder(sizes), place)
+            if self.algorithm.needs_teacher and self.settings.opd_teacher_load:
+                self.teacher = ModelSlot(HFFolder(self.settings.opd_teacher_load), place)
+        if self.algorithm.needs_critic and self.learners != "actor":
+            self.critic = CriticSlot(self._critic_folder(), place, self.total_steps)
+
+    def seed(self, seed: int) -> None:
+        """Seed this rank's random numbers."""
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+    def _reference_folder(self, sizes: Mapping[str, object]) -> HFFolder:
+        folder = HFFolder(self.settings.ref_load or self.folder.path)
+        if self.network.sizes_of(folder) != sizes:
+            raise TrainError(f"ref_load {folder.path} has other sizes than hf_checkpoint {self.folder.path}")
+        return folder
+
+    def _critic_folder(self) -> HFFolder:
+        folder = HFFolder(self.settings.critic_load or self.folder.path)
+        if (theirs := folder.config.get("vocab_size")) != (ours := self.folder.config.get("vocab_size")):
+            raise TrainError(
+                f"critic_load {folder.path} has a vocabulary of {theirs}, hf_checkpoint {self.folder.path} one of {ours}; "
+                "both must read the same tokens"
+            )
+        return folder
+
+    # ---- log-probs ----------------------------------------------------------------------------------------
+
+    def log_probs(self, batch: TrainBatch, model: ModelRole = "actor") -> NDArray[np.float32]:
+        return self._log_probs(batch, model, "response")
+
+    def _log_probs(self, batch: TrainBatch, model: ModelRole, rows: Rows) -> NDArray[np.float32]:
+        slot = {"actor": self.actor, "ref": self.reference, "teacher": self.teacher}[model]
+        if slot is None:
+            what, remedy = _ABSENT[model]
+            raise TrainError(f"there is no {what} model: set {remedy} to have one loaded")
+        self.hooks.before_log_probs(slot.network.model, "" if model == "actor" else f"{model}_")
+        started = time.perf_counter()
+        found = slot.log_probs(batch, rows)
+        name = _TIMED[model]
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+        return found
+
+    def values(self, batch: TrainBatch) -> NDArray[np.float32]:
+        if self.critic is None:
+            raise TrainError(f"there is no critic: {algorithm_of(self.algorithm).name} learns none, or it is elsewhere")
+        self._check_ids(batch, self.critic, self.settings.critic_load or self.folder.path)
+        self.hooks.before_log_probs(self.critic.network.model, "")
+        return self.critic.values(batch)
+
+    # ---- training -----------------------------------------------------------------------------------------
+
+    def train(self, batch: TrainBatch, step: int, prepared: Prepared | None = None) -> Mapping[str, float]:
+        """See `Training.train`.
+
+        Returns:
+            Means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`, `entropy`, `kl_loss`
+            and the other statistics of the loss; the critic's `value_loss`, `value_clipfrac`, `critic/grad_norm`,
+            `critic/lr` and, before it learned, `critic/explained_variance`; `advantages/mean`, `std`, `max` and `min`;
+            over tokens, `train_rollout_logprob_abs_diff` and the rest of `mismatch_metrics`: the engine's log-probs beside the
+            trainer's before the first step (with `use_rollout_logprobs` only the first step's tokens, for want of
+            others); `tokens` trained in all; `steps`; `perf/actor_train_tflops`, the operations a second of one device if
+            nothing were shared; `perf/..._time`, seconds of the parts; `perf/...memory` (`profiling.memory`).
+        """
+        rollout = step // self.settings.num_steps_per_rollout
+        with profiled(self.settings, rollout, self.ranks.rank):
+            metrics = self._train(batch, step, prepared)
+        self._after_rollout(rollout + 1)
+        return {**metrics, **memory(self.device)}
+
+    def _train(self, batch: TrainBatch, step: int, prepared: Prepared | None) -> dict[str, float]:
+        started = time.perf_counter()
+        self._seconds = {}
+        prepared = prepared or self.prepare(batch)
+        learning = time.perf_counter()
+        arrays: Mapping[str, Tensor]
+        arrays = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in prepared.arrays.items()}
+        if self.learners != "critic":
+            batch, arrays = self.hooks.prepared(batch, step // self.settings.num_steps_per_rollout, arrays)
+        parts = list(batch.split(self.settings.num_steps_per_rollout))
+        seen = np.full(len(batch.loss_mask), np.nan, np.float32)
+        history = [self._one_step(batch, indices, arrays, step + number, seen) for number, indices in enumerate(parts)]
+        read = {name: array.cpu().numpy() for name, array in arrays.items()}
+        self._details = _details(batch, {"log_probs": seen, **read})
+        times = {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
+        if self.learners != "critic":
+            times["perf/actor_train_time"] = time.perf_counter() - learning
+            done = 3 * self.actor.shape.forward_flops(np.diff(batch.offsets)) / self.ranks.world
+            times["perf/actor_train_tflops"] = done / times["perf/actor_train_time"] / 1e12
+        apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
+        if self.algorithm.use_rollout_logprobs:
+            apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
+        keys = sorted({key for entry in history for key in entry})
+        metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
+        metrics |= mismatch_metrics(apart)
+        sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(parts))}
+        return {**metrics, **prepared.metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
+
+    def _after_rollout(self, done: int) -> None:
+        """What the settings ask for when `done` rollouts have been trained on."""
+        if self.settings.reset_optimizer_states:
+            for slot in [self.critic] if self.learners == "critic" else [self.actor, self.critic]:
+                if slot is not None:
+                    slot.optimizer.reset()
+        if self.reference is not None and (every := self.settings.ref_update_interval) and done % every == 0:
+            self.reference.become(self.actor)
+            self._followed = True
+
+    def details(self) -> Mapping[str, NDArray[np.float16]]:
+        return self._details
+
+    def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
+        from agentrl.train.objective import estimate, explained_variance
+
+        self._check_ids(batch, self.actor, self.folder.path)
+        if self.teacher is not None:
+            self._check_ids(batch, self.teacher, self.settings.opd_teacher_load)
+        algorithm = algorithm_of(self.algorithm)
+        found = self._computed(batch, values)
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
+        advantages = estimate(batch, arrays, algorithm, self.hooks.advantages(batch, arrays, algorithm))
+        found["advantages"], metrics = advantages.advantages.numpy(), dict(advantages.metrics)
+        if advantages.returns is not None:
+            found["returns"], mask = advantages.returns.numpy(), torch.from_numpy(batch.loss_mask.copy())
+            metrics["critic/explained_variance"] = explained_variance(arrays["values"], advantages.returns, mask)
+        return Prepared(found, metrics)
+
+    @staticmethod
+    def _check_ids(batch: TrainBatch, slot: ModelSlot, folder: object) -> None:
+        """An embedding would read past its end, or under tensor parallelism silently give zeros."""
+        highest, vocab = int(batch.tokens.max(initial=0)), slot.shape.vocab
+        if highest >= vocab:
+            raise TrainError(
+                f"the samples hold token id {highest}, but the vocabulary of {folder} has {vocab}; "
+                "were they made with another model's tokenizer?"
+            )
+
+    def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
+        """What models say of the batch before the first step, [R] each."""
+        algorithm = algorithm_of(self.algorithm)
+        reads, several = algorithm.reads | self.hooks.reads, self.settings.num_steps_per_rollout > 1
+        found: dict[str, NDArray[np.float32]] = {}
+        if batch.rollout_log_probs is not None:
+            found["rollout_log_probs"] = batch.rollout_log_probs
+        if self.algorithm.use_rollout_logprobs:
+            if batch.rollout_log_probs is None:
+                raise TrainError("use_rollout_logprobs is set, but samples of the batch have no rollout_log_probs")
+            found["old_log_probs"] = batch.rollout_log_probs
+        elif "old_log_probs" in reads or (several and not algorithm.supervised):
+            found["old_log_probs"] = self._log_probs(batch, "actor", "trained")
+        if "ref_log_probs" in reads:
+            found["ref_log_probs"] = self._log_probs(batch, "ref", "trained")
+        if "teacher_log_probs" in reads and self.teacher is not None:
+            found["teacher_log_probs"] = self._log_probs(batch, "teacher", "trained")
+        elif "teacher_log_probs" in reads and batch.teacher_log_probs is not None:
+            found["teacher_log_probs"] = batch.teacher_log_probs
+        if "values" in reads:
+            found["values"] = self.values(batch) if values is None else values
+        if missing := sorted(reads - found.keys()):
+            raise TrainError(
+                f"{algorithm.name} reads {', '.join(missing)}, which neither a model of this run nor the samples have"
+            )
+        return found
+
+    def _one_step(
+        self,
+        batch: TrainBatch,
+        indices: NDArray[np.int64],
+        arrays: Mapping[str, Tensor],
+        number: int,
+        seen: NDArray[np.float32],
+    ) -> dict[str, float]:
+        """One optimizer step on the samples at `indices`; `seen` [R] takes their log-probs."""
+        from agentrl.train.objective import step_inputs
+
+        algorithm = algorithm_of(self.algorithm)
+        part, inputs = step_inputs(batch, indices, arrays, algorithm)
+        learned = {} if self.critic is None else self.critic.step(part, inputs, algorithm, number)
+        if self.learners == "critic" or number < self.settings.actor_starts:
+            return learned
+        learned |= self.actor.step(part, inputs, algorithm, number - self.settings.actor_starts)
+        seen[batch.response_positions(indices)] = self.actor.seen
+        return learned
+
+    # ---- weights out --------------------------------------------------------------------------------------
+
+    def weight_specs(self) -> list[WeightSpec]:
+        return self.actor.network.specs()
+
+    def export_weights(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        return self.actor.network.export(only)
+
+    def init_weight_group(
+        self,
+        master_addr: str,
+        master_port: int,
+        world_size: int,
+        group_name: str = "agentrl_weights",
+        backend: str | None = None,
+    ) -> None:
+        if self.ranks.rank == 0:
+            kind = backend or ("nccl" if self.device.type == "cuda" else "gloo")
+            self._group = WeightGroup(kind, f"tcp://{master_addr}:{master_port}", world_size, 0, group_name)
+
+    def broadcast_weights(self, buckets: Sequence[Sequence[str]] | None = None) -> None:
+        names = [name for bucket in buckets for name in bucket] if buckets is not None else None
+        if names is not None:
+            chosen = set(names)
+            if names != [spec.name for spec in self.weight_specs() if spec.name in chosen]:
+                raise TrainError("broadcast_weights takes names in the order of weight_specs, each once")
+        for _, tensor in self.export_weights(names):
+            if self._group is None:
+                raise TrainError("broadcast_weights needs init_weight_group first")
+            self._group.broadcast(tensor)
+
+    def close_weight_group(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    # ---- turns on one device ----------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        if self._parked is not None:
+            return
+        slots = (getattr(self, "actor", None), self.critic, self.reference, self.teacher)
+        memory = [slot.memory() for slot in slots if slot is not None]
+        kept, anew = ([tensor for part in memory for tensor in part[which]] for which in (0, 1))
+        try:
+            self._parked = Parked(kept, anew)
+        except OSError as error:
+            raise TrainError(
+                f"the trainer's state could not be put aside (TMPDIR, --no-offload-train): {error}"
+            ) from error
+
+    def onload(self) -> None:
+        if self._parked is not None:
+            self._parked.restore()
+            self._parked = None
+
+    # ---- what lasts ---------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
+        if self.learners == "critic" and self.critic is not None:
+            saving.save(Path(path), self.critic, step)
+        else:
+            part = self.critic or (None if critic is None else Path(critic))
+            saving.save(Path(path), self.actor, step, part, self.reference if self._followed else None)
+
+    def load(self, path: str | Path) -> int:
+        newest = saving.newest_of(Path(path))
+        check_critic(newest.path, wanted=self.algorithm.needs_critic)
+        if self.critic is not None:
+            saving.load(newest.path / CRITIC, self.critic)
+        if self.learners != "critic":
+            _, self._followed = saving.load(newest.path, self.actor, self.reference)
+        return newest.step
+
+    def save_hf(self, path: str | Path, *, served: bool = False) -> None:
+        stream = self.export_weights()
+        if self.ranks.rank == 0:
+            write_hf(path, stream, source=self.folder)
+        else:
+            for _ in stream:
+                pass
+        torch.distributed.barrier()
+        if served:
+            self.hooks.weights_written(str(path))
+            torch.distributed.barrier()
+
+    def close(self) -> None:
+        self.close_weight_group()
+        if hasattr(self, "ranks"):
+            self.ranks.leave()
+            del self.ranks
+
+
+def _details(batch: TrainBatch, arrays: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float16]]:
+    shown = ("log_probs", "advantages", "values", "ref_log_probs", "teacher_log_probs")
+    most = float(np.finfo(np.float16).max)
+    clipped = {name: np.clip(arrays[name], -most, most).astype(np.float16) for name in shown if name in arrays}
+    return {name: np.where(batch.loss_mask == 1, half, np.float16(np.nan)) for name, half in clipped.items()}
+
+
+_TIMED = {"actor": "log_probs", "ref": "ref_log_probs", "teacher": "teacher_log_probs"}
+_ABSENT = {"ref": ("reference", "use_kl_loss or kl_coef"), "teacher": ("teacher", "use_opd and opd_teacher_load")}
