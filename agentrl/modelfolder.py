@@ -14,6 +14,8 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _SIZES = re.compile(
     "(vocab|hidden|intermediate)_size|num_(hidden_layer|(attention|key_value)_head)s|head_dim|max_position_embeddings"
 )
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What config.json calls the number of experts."""
 _PACKED = 8
 """Most weights that are stored as one number."""
 Stored = dict[str, tuple[str, list[int]]]

@@ -98,6 +98,28 @@ def layout(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
         )
 
 
+def experts(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
+    """Expert parallelism needs experts, whose parts divide the processes and the experts; under TP, sequence parallelism."""
+    parts, cut = flat.get("expert_model_parallel_size") or 1, flat.get("expert_tensor_parallel_size")
+    pipeline, tensor = flat.get("pipeline_model_parallel_size") or 1, flat.get("tensor_model_parallel_size") or 1
+    if model and not model.experts:
+        for name, size in (("expert-model", parts), ("expert-tensor", cut or 1)):
+            if size > 1:
+                yield f"--{name}-parallel-size {size}: the model's config.json has no experts; leave it out"
+        return
+    world, product = flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"], parts * (cut or tensor) * pipeline
+    if (parts > 1 or cut) and world % product:
+        yield (
+            f"{world} trainer processes cannot hold experts in expert {parts} x expert tensor {cut or tensor} x pipeline "
+            f"{pipeline} = {product} parts; change --expert-model-parallel-size or --expert-tensor-parallel-size"
+        )
+    if model and (model.experts or 1) % parts:
+        sizes = ", ".join(map(str, _divisors(model.experts or 1)))
+        yield f"--expert-model-parallel-size {parts} does not divide the {model.experts} experts; sizes that do: {sizes}"
+    if model and tensor > 1 and not flat.get("sequence_parallel"):
+        yield f"--tensor-model-parallel-size {tensor} with a mixture of experts needs --sequence-parallel; set it"
+
+
 def critic(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """A critic's own processes divide by TP x PP x CP too, and each data-parallel rank of it has a sample."""
     own = ClusterSettings(**{name: flat[name] for name in ClusterSettings.model_fields}).critic_world_size
@@ -304,6 +326,7 @@ CHECKS: tuple[Check, ...] = (
     machines,
     batch_arithmetic,
     layout,
+    experts,
     critic,
     engines,
     lengths,

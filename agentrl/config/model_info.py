@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import CheckpointError, SettingsError
-from agentrl.modelfolder import read_config, text_config
+from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class ModelInfo:
     layers: int | None = None
     context_length: int | None = None
     vocab_size: int | None = None
+    experts: int | None = None
 
 
 def read_model_info(path: str | None) -> ModelInfo | None:
@@ -42,6 +43,7 @@ def read_model_info(path: str | None) -> ModelInfo | None:
         layers=_int(merged, "num_hidden_layers", "n_layer"),
         context_length=_int(merged, "max_position_embeddings", "n_positions"),
         vocab_size=_int(merged, "vocab_size"),
+        experts=_int(merged, *EXPERTS),
     )
 
 

@@ -88,7 +88,7 @@ class Network(ABC):
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """This rank's parameters by the framework's names."""
+        """This rank's parameters, and buffers that belong to the weights, by the framework's names."""
 
     @abstractmethod
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:

@@ -124,6 +124,10 @@ class TrainSettings(Settings):
     tensor_model_parallel_size: int = Field(1, ge=1, description="Devices that share each layer's matrices.")
     pipeline_model_parallel_size: int = Field(1, ge=1, description="Devices that share the layers.")
     context_parallel_size: int = Field(1, ge=1, description="Devices that share each sequence.")
+    expert_model_parallel_size: int = Field(1, ge=1, description="Devices that share a mixture's experts.")
+    expert_tensor_parallel_size: int | None = Field(
+        None, ge=1, description="Devices that share each expert's matrices; by default tensor_model_parallel_size."
+    )
     sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
     use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
 
@@ -227,6 +231,8 @@ class TrainSettings(Settings):
         problems = []
         if self.optimizer == "muon" and self.tensor_model_parallel_size > 1:
             problems.append("optimizer muon needs whole matrices: set tensor_model_parallel_size to 1, or use adam")
+        if self.optimizer == "muon" and self.expert_model_parallel_size > 1:
+            problems.append("optimizer muon needs all experts: set expert_model_parallel_size to 1, or use adam")
         if self.optimizer == "muon" and self.use_distributed_optimizer:
             problems.append("optimizer muon cannot be sharded: turn use_distributed_optimizer off, or use adam")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
@@ -259,6 +265,11 @@ class TrainSettings(Settings):
     def actor_starts(self) -> int:
         """The optimizer step that is the actor's first; before it the critic learns alone."""
         return self.num_critic_only_steps * self.num_steps_per_rollout
+
+    @property
+    def expert_tensor_parallel(self) -> int:
+        """`expert_tensor_parallel_size` with its default."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
 
     @property
     def model_parallel_size(self) -> int:

@@ -372,6 +372,8 @@ SAID: dict[str, tuple[str, str]] = {
     "tensor_model_parallel_size": ("2", "cannot hold"),
     "pipeline_model_parallel_size": ("2", "cannot hold"),
     "context_parallel_size": ("2", "cannot hold"),
+    "expert_model_parallel_size": ("2", "cannot hold"),
+    "expert_tensor_parallel_size": ("2", "cannot hold"),
     "offload_train": ("", "without --colocate"),
     "offload_rollout": ("", "without --colocate"),
     "num_gpus_per_node": ("1", "has no effect with --backend local"),

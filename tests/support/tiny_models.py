@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Arch = Literal["qwen3", "qwen2", "llama", "mistral", "glm", "glm4"]
+Arch = Literal["qwen3", "qwen2", "llama", "mistral", "glm", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe"]
 
+_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 _MORE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "glm": {"attention_bias": True},
     "glm4": {"attention_bias": False},
+    "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 64, **_EXPERTS},
+    "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, "mlp_only_layers": [0], **_EXPERTS},
+    "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True, **_EXPERTS},
 }
 """What a family's config has beside the sizes that all have."""
 
@@ -116,9 +120,10 @@ def make_tiny_model(
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
         if arch in _MORE:
-            for parameter in model.parameters():
-                if parameter.dim() == 1:
-                    torch.nn.init.normal_(parameter, parameter.mean().item(), 0.2)
+            biases = [bias for name, bias in model.named_buffers() if name.endswith("e_score_correction_bias")]
+            for tensor in (*model.parameters(), *biases):
+                if tensor.dim() == 1:
+                    torch.nn.init.normal_(tensor, tensor.mean().item(), 0.2)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     return folder
 

@@ -36,6 +36,7 @@ _MODULES = (
     "dist_checkpointing.exchange_utils",
     "tensor_parallel.data",
     "distributed.param_and_grad_buffer",
+    "transformer.moe.moe_utils",
 )
 """Modules of megatron.core with a literal CUDA device or pinned memory on the training or checkpoint path."""
 
@@ -62,6 +63,7 @@ def run_without_cuda() -> None:
     for cls in (optimizer.Float16OptimizerWithFloat16Params, distrib_optimizer.DistributedOptimizer):
         cls.__init__ = type_names()(cls.__init__)
     _patch_rng()
+    _patch_experts()
 
 
 class _TorchOnCpu(types.ModuleType):
@@ -93,6 +95,22 @@ def _patch_torch() -> None:
     cuda.synchronize = cuda.current_stream = cuda.default_stream = nothing
     tensor: Any = torch.Tensor
     tensor.cuda = same
+
+
+def _patch_experts() -> None:
+    """Let megatron hand the tokens of a mixture out without streams; without Transformer Engine it lacks a name."""
+    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+    def to_host(self: Any, _point: str, tokens_per_expert: Any = None) -> Any:
+        for name in ("input_splits", "output_splits"):
+            if torch.is_tensor(sizes := getattr(self, name)):
+                setattr(self, name, sizes.tolist())
+        return tokens_per_expert
+
+    dispatcher: Any = MoEAlltoAllTokenDispatcher
+    dispatcher.cuda_dtoh_stream, dispatcher._maybe_dtoh_and_synchronize = CPU, to_host
+    vars(moe_utils).setdefault("te_general_gemm", None)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
-from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
 
 from agentrl.train.megatron.attention import PackedAttention
 from agentrl.train.megatron.families import Family
@@ -47,9 +47,16 @@ class SandwichLayer(TransformerLayer):
 
 def block_spec(config: Any, family: Family) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage and the final norm, for a `TransformerConfig`."""
+    first, layers = get_transformer_layer_offset(config), get_num_layers_to_build(config)
+    sparse = config.moe_layer_freq if config.num_moe_experts else [0] * config.num_layers
+    specs = [_layer(config, family, config.num_moe_experts if has else None) for has in sparse[first : first + layers]]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+
+
+def _layer(config: Any, family: Family, experts: int | None) -> Any:
     latent = config.multi_latent_attention
     spec = get_gpt_layer_local_spec(
-        qk_layernorm=config.qk_layernorm, multi_latent_attention=latent, normalization="RMSNorm"
+        experts, qk_layernorm=config.qk_layernorm, multi_latent_attention=latent, normalization="RMSNorm"
     )
     if family.has("post_mlp_layernorm.weight"):
         spec.module = SandwichLayer
@@ -62,4 +69,4 @@ def block_spec(config: Any, family: Family) -> TransformerBlockSubmodules:
         attention.q_layernorm = attention.kv_layernorm = LatentNorm
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+    return spec

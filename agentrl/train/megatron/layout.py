@@ -20,6 +20,20 @@ from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a kind of parameters is cut on a pipeline stage: over `size` ranks, of which this is `rank`.
+
+    Attributes:
+        first: whether this rank is of the first replica.
+    """
+
+    size: int
+    rank: int
+    group: dist.ProcessGroup
+    first: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout(Ranks):
     """Sizes of the four kinds of parallelism and this process's place in each."""
@@ -32,13 +46,17 @@ class Layout(Ranks):
     pp_group: dist.ProcessGroup
     pp_ranks: tuple[int, ...]
     """Global ranks of this process's pipeline, first stage first."""
+    ep_rank: int
+    ep_ranks: tuple[int, ...]
+    """Global ranks that have this process's part of a mixture's experts and the other parts."""
+    experts: Cut
 
     @classmethod
     def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Self:
         """Join the other trainer processes. Collective.
 
         Raises:
-            TrainError: the number of processes is not a multiple of TP x PP x CP.
+            TrainError: the number of processes is not a multiple of TP x PP x CP, and of ETP x EP x PP.
         """
         from megatron.core import parallel_state as mpu
 
@@ -46,11 +64,19 @@ class Layout(Ranks):
             raise TrainError(
                 f"{where.world_size} trainer processes cannot be divided by TP x PP x CP = {settings.model_parallel_size}"
             )
+        etp, ep = settings.expert_tensor_parallel, settings.expert_model_parallel_size
+        if where.world_size % (of_experts := etp * ep * settings.pipeline_model_parallel_size):
+            raise TrainError(
+                f"{where.world_size} trainer processes cannot be divided by expert TP x EP x PP = {of_experts}; change "
+                "expert_model_parallel_size or expert_tensor_parallel_size"
+            )
         groups = started(settings, where, device)
         mpu.initialize_model_parallel(
             tensor_model_parallel_size=settings.tensor_model_parallel_size,
             pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
             context_parallel_size=settings.context_parallel_size,
+            expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=etp,
             distributed_timeout_minutes=settings.distributed_timeout_minutes,
         )
         pp_group = mpu.get_pipeline_model_parallel_group()
@@ -70,6 +96,14 @@ class Layout(Ranks):
             cp_group=mpu.get_context_parallel_group(),
             dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
             pp_ranks=tuple(dist.get_process_group_ranks(pp_group)),
+            ep_rank=mpu.get_expert_model_parallel_rank(),
+            ep_ranks=tuple(dist.get_process_group_ranks(mpu.get_expert_model_parallel_group())),
+            experts=Cut(
+                mpu.get_expert_tensor_parallel_world_size(),
+                mpu.get_expert_tensor_parallel_rank(),
+                mpu.get_expert_tensor_parallel_group(),
+                mpu.get_expert_data_parallel_rank() == 0,
+            ),
             **groups,
         )
 
@@ -88,6 +122,12 @@ class Layout(Ranks):
     def last_stage(self) -> bool:
         return self.pp_rank == self.pp - 1
 
+    @property
+    def dense(self) -> Cut:
+        """Of all parameters but the experts'."""
+        return Cut(self.tp, self.tp_rank, self.tp_group, self.dp_rank == 0 and self.cp_rank == 0)
+
     def describe(self) -> dict[str, int]:
         """The sizes, for manifests and logs."""
-        return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp}
+        experts = {"ep": len(self.ep_ranks), "etp": self.experts.size}
+        return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp, **experts}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.train.hooks import TrainHooks
-from agentrl.train.megatron.families import Family, ModelShape
+from agentrl.train.megatron.families import Family, Mixture, ModelShape
 from agentrl.train.megatron.layers import block_spec
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.settings import TrainSettings
@@ -57,7 +57,7 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
         context_parallel_size=settings.context_parallel_size,
         sequence_parallel=settings.sequence_parallel,
         variable_seq_lengths=settings.pipeline_model_parallel_size > 1,
-        moe_token_dispatcher_type="alltoall",
+        moe_token_dispatcher_type="alltoall",  # which takes packs of any length
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=settings.bf16,
@@ -77,6 +77,7 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         cross_entropy_loss_fusion=False,
+        **_of_experts(shape.mixture, family, settings),
     )
 
 
@@ -98,6 +99,32 @@ def _kind(shape: ModelShape) -> Callable[..., Any]:
     )
 
 
+def _of_experts(mixture: Mixture | None, family: Family, settings: TrainSettings) -> dict[str, Any]:
+    """The router computes in float32, drops no token, and neither balances the experts nor moves their bias."""
+    if mixture is None:
+        return {}
+    sigmoid = family.has("router.expert_bias")
+    limited = {"moe_router_num_groups": mixture.groups, "moe_router_group_topk": mixture.group_topk}
+    return {
+        "num_moe_experts": mixture.experts,
+        "moe_ffn_hidden_size": mixture.ffn,
+        "moe_layer_freq": mixture.layers,
+        "moe_shared_expert_intermediate_size": mixture.shared_ffn or None,
+        "moe_shared_expert_gate": family.has("shared_experts.gate_weight"),
+        "moe_router_topk": mixture.topk,
+        "moe_router_score_function": "sigmoid" if sigmoid else "softmax",
+        "moe_router_pre_softmax": not sigmoid and not mixture.normalised,
+        "moe_router_topk_scaling_factor": mixture.scaling,
+        "moe_router_enable_expert_bias": sigmoid,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": settings.expert_model_parallel_size,
+        "expert_tensor_parallel_size": settings.expert_tensor_parallel,
+        **(limited if mixture.groups > 1 else {}),
+    }
+
+
 def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
     tp, pp = settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size
     for name, size in (("num_attention_heads", shape.heads), ("num_key_value_heads", shape.groups)):
@@ -109,6 +136,21 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
         for name, size in (("q_lora_rank", z.query_rank or 0), ("kv_lora_rank + qk_rope_head_dim", z.rank + z.rotated)):
             if size % tp:
                 raise TrainError(f"tensor_model_parallel_size {tp} must divide the model's {name} {size}")
+    if mixture := shape.mixture:
+        ep, etp = settings.expert_model_parallel_size, settings.expert_tensor_parallel
+        for name, by, size in (
+            ("expert_model_parallel_size", ep, mixture.experts),
+            ("expert_tensor_parallel_size", etp, mixture.ffn),
+            ("tensor_model_parallel_size", tp, mixture.shared_ffn),
+        ):
+            if size % by:
+                raise TrainError(
+                    f"{name} {by} must divide {size} of the model's experts (their number, or their width)"
+                )
+        if tp > 1 and not settings.sequence_parallel:
+            raise TrainError(f"a mixture of experts with tensor_model_parallel_size {tp} needs sequence_parallel")
+    elif settings.expert_model_parallel_size > 1:
+        raise TrainError("expert_model_parallel_size needs a model with experts, and this one is dense")
     if shape.layers % pp:
         raise TrainError(f"pipeline_model_parallel_size {pp} must divide the model's {shape.layers} layers")
 

@@ -22,7 +22,7 @@ from agentrl.train.megatron.model import (
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
 from agentrl.train.megatron.passes import MegatronPasses
 from agentrl.train.megatron.rope import Rope
-from agentrl.train.megatron.weights import WeightMap
+from agentrl.train.megatron.weights import WeightMap, stored
 from agentrl.train.microbatches import Packer
 from agentrl.train.network import Network, Place, frozen
 
@@ -38,8 +38,8 @@ class MegatronNetwork(Network):
         self.sizes = dataclasses.asdict(self.shape)
         family, layout, device = family_of(folder.config), place.ranks, place.device
         self.config = transformer_config(self.shape, family, place.settings, device)
-        self.weights = WeightMap(family, self.shape, layout, values=values)
         model = build_model(self.config, self.shape, family, layout, device, place.hooks, values=values)
+        self.weights = WeightMap(family, self.shape, layout, model, values=values)
         self.weights.load(model, folder)
         self.rope = Rope.of(folder.config)
         self.model = self._learning(model) if learns else model.requires_grad_(False)
@@ -78,7 +78,7 @@ class MegatronNetwork(Network):
         self.model.zero_grad_buffer()
 
     def parameters(self) -> dict[str, Any]:
-        return dict(unwrap(self.model).named_parameters())
+        return stored(self.model)
 
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
         model = unwrap(self.model)
@@ -86,10 +86,10 @@ class MegatronNetwork(Network):
         return [*model.parameters(), *model.buffers()], gradients
 
     def specs(self) -> list[WeightSpec]:
-        return self.weights.specs(self.config.params_dtype)
+        return self.weights.specs()
 
     def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        return self.weights.export(self.parameters(), self.config.params_dtype, only)
+        return self.weights.export(self.parameters(), only=only)
 
     def state(self, prefix: str = "") -> dict[str, Any]:
         metadata = sharding(self.place.settings, self.place.ranks)

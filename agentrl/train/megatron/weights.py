@@ -2,8 +2,8 @@
 
 1. `load` streams: one rule's tensors are read, cut for this rank, copied; every parameter must be filled.
 2. `export` is collective and yields full tensors under HF names on global rank 0 only, stage by stage: each stage's
-   first data-parallel replica gathers over its tensor-parallel ranks and sends to rank 0. Other ranks iterate an
-   empty stream, and must exhaust it.
+   first data-parallel replica gathers over its tensor-parallel ranks and sends to rank 0, as do those who have the
+   experts of each part. Other ranks iterate an empty stream, and must exhaust it.
 3. Nothing is converted: dtypes stay as they are, so a round trip is exact to the bit.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,25 +23,36 @@ from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import Family, ModelShape, Rule
 from agentrl.train.megatron.families import Layout as RuleLayout
-from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.layout import Cut, Layout
 from agentrl.train.megatron.model import unwrap
 from agentrl.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One rule for one layer (or none) with its names filled in, and the stage that has it."""
+    """One rule for one layer and expert (or none) with its names filled in, and where it is.
+
+    Attributes:
+        stage, part: the pipeline stage that has it, and the place of those that have it among the expert-parallel ranks.
+    """
 
     stage: int
     parameter: str
     names: tuple[str, ...]
     rule: Rule
     layer: int = 0
+    expert: int = 0
+    part: int = 0
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Megatron's name, with the layer's number in the whole model, and Hugging Face's names."""
-        return (self.rule.megatron.format(self.layer), *self.names)
+        """Megatron's name, with the layer's and the expert's number in the whole model, and Hugging Face's names."""
+        return (self.rule.megatron.format(self.layer, expert=self.expert), *self.names)
+
+    @property
+    def kind(self) -> str:
+        """Entries of one kind have tensors of one shape and dtype."""
+        return self.rule.megatron.format(self.layer, expert="")
 
 
 _VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), RuleLayout.WHOLE)
@@ -48,19 +60,46 @@ _VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), RuleLayout.WHOLE)
 
 
 class WeightMap:
-    """The family's table unrolled for one model and layout; with `values` for one that ends in a value head."""
+    """The family's table unrolled for one `model` and layout; with `values` for one that ends in a value head. Collective."""
 
-    def __init__(self, family: Family, shape: ModelShape, layout: Layout, *, values: bool = False) -> None:
+    def __init__(
+        self, family: Family, shape: ModelShape, layout: Layout, model: torch.nn.Module, *, values: bool = False
+    ) -> None:
         self.shape, self.layout, self.family, self.values = shape, layout, family, values
         self.entries = list(self._unroll())
+        self._made = self._measured(stored(model))
+
+    def _measured(self, tensors: Mapping[str, Tensor]) -> dict[str, list[tuple[list[int], torch.dtype]]]:
+        """Shapes and dtypes of the HF tensors that each kind of entry makes, of all stages."""
+        made = {}
+        for entry in filter(self._is_mine, self.entries):
+            parts = [torch.empty_like(tensors[entry.parameter], device="meta")] * self._cut(entry).size
+            merged = entry.rule.layout.merge(parts, self.shape)
+            made[entry.kind] = [(list(tensor.shape), tensor.dtype) for tensor in merged]
+        every: list[Any] = [made] * self.layout.pp
+        if self.layout.pp > 1:
+            dist.all_gather_object(every, made, group=self.layout.pp_group)
+        return {kind: found for stage in every for kind, found in stage.items()}
+
+    def _cut(self, entry: _Entry) -> Cut:
+        return self.layout.experts if entry.rule.of_expert else self.layout.dense
+
+    def _is_mine(self, entry: _Entry) -> bool:
+        here = entry.part == self.layout.ep_rank or not entry.rule.of_expert
+        return here and entry.stage == self.layout.pp_rank
 
     def _unroll(self) -> Iterator[_Entry]:
         last, per_stage = self.layout.pp - 1, self.shape.layers // self.layout.pp
+        experts = self.shape.mixture.experts if self.shape.mixture else 0
         yield self._entry(0, self.family.embedding)
         for layer in range(self.shape.layers):
-            for rule in self.family.layer_rules:
-                names = tuple(name.format(layer) for name in rule.hf)
-                yield _Entry(layer // per_stage, rule.megatron.format(layer % per_stage), names, rule, layer)
+            stage, place = divmod(layer, per_stage)
+            for rule in self.family.rules(layer, self.shape):
+                for expert in range(experts if rule.of_expert else 1):
+                    part, number = divmod(expert, experts // len(self.layout.ep_ranks) or 1)
+                    names = tuple(name.format(layer, expert=expert) for name in rule.hf)
+                    parameter = rule.megatron.format(place, expert=number)
+                    yield _Entry(stage, parameter, names, rule, layer, expert, part)
         yield self._entry(last, self.family.final_norm)
         if self.values:
             yield self._entry(last, _VALUE_HEAD)
@@ -76,8 +115,8 @@ class WeightMap:
         Raises:
             CheckpointError: a tensor is missing or has another shape than the config implies.
         """
-        parameters = dict(unwrap(model).named_parameters())
-        entries = [e for e in self.entries if e.stage == self.layout.pp_rank]
+        parameters = stored(model)
+        entries = list(filter(self._is_mine, self.entries))
         if self.shape.tied and "output_layer.weight" in parameters:
             entries.append(self._entry(self.layout.pp_rank, self.family.head(tied=True)))
         missing = set(parameters) - {e.parameter for e in entries}
@@ -93,7 +132,8 @@ class WeightMap:
             return
         tensors = [folder.tensor(name) for name in entry.names]
         try:
-            local = entry.rule.layout.split(tensors, self.layout.tp_rank, self.layout.tp, self.shape)
+            cut = self._cut(entry)
+            local = entry.rule.layout.split(tensors, cut.rank, cut.size, self.shape)
         except RuntimeError as error:
             raise CheckpointError(f"{folder.path}: {entry.names} do not fit config.json ({error})") from error
         if local.shape != parameter.shape:
@@ -124,108 +164,74 @@ class WeightMap:
             where = f"pipeline stage {idle[0]}" if self.layout.pp > 1 else "the model"
             raise TrainError(f"{flag} {' '.join(patterns)}: nothing of {where} is left to learn; freeze less of it")
         tied = {"output_layer.weight"} if self.shape.tied and self.entries[0] in learn else set()
-        return {entry.parameter for entry in learn if entry.stage == self.layout.pp_rank} | tied
+        return {entry.parameter for entry in filter(self._is_mine, learn)} | tied
 
     def names(self) -> list[str]:
         """HF names in export order."""
         return [name for entry in self.entries for name in entry.names]
 
-    def specs(self, dtype: torch.dtype) -> list[WeightSpec]:
-        """What `export` yields with `dtype`, in its order, without touching a tensor."""
-        kind = str(dtype).removeprefix("torch.")
-        shapes = _shapes(self.shape)
-        return [WeightSpec(name, kind, list(shapes[_kind(name)])) for name in self.names()]
+    def specs(self) -> list[WeightSpec]:
+        """What `export` yields of the model's own tensors, in its order, without touching one."""
+        return [
+            WeightSpec(name, str(dtype).removeprefix("torch."), shape)
+            for entry in self.entries
+            for name, (shape, dtype) in zip(entry.names, self._made[entry.kind], strict=True)
+        ]
 
     @torch.no_grad()
     def export(
-        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, only: Collection[str] | None = None
+        self,
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype | None = None,
+        only: Collection[str] | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield (HF name, full tensor) on rank 0; see the module's point 2.
 
         Args:
-            parameters: this rank's tensors by megatron name (the weights, or anything of their shapes).
-            dtype: of the tensors.
+            tensors: this rank's, by megatron name: the weights, or anything of their shapes.
+            dtype: of the tensors, if it is not the model's own.
             only: HF names to export; the same on every rank.
         """
-        specs = {spec.name: spec for spec in self.specs(dtype)}
-        wanted = set(specs) if only is None else set(only)
-        me, first_replica = self.layout, self.layout.dp_rank == 0 and self.layout.cp_rank == 0
+        wanted = set(self.names()) if only is None else set(only)
         for entry in self.entries:
             if wanted.isdisjoint(entry.names):
                 continue
-            tensors: list[Tensor] = []
-            if first_replica and entry.stage == me.pp_rank:
-                tensors = self._gather(parameters[entry.parameter].detach(), entry.rule)
-            if entry.stage != 0 and first_replica and me.tp_rank == 0:
-                tensors = self._to_rank_zero(tensors, entry, [specs[name] for name in entry.names], dtype)
-            if me.rank == 0:
-                yield from (pair for pair in zip(entry.names, tensors, strict=True) if pair[0] in wanted)
+            found: list[Tensor] = []
+            cut, mine = self._cut(entry), self._is_mine(entry)
+            if cut.first and mine:
+                found = self._gather(tensors[entry.parameter].detach(), entry.rule, cut)
+            if entry.stage != 0 or entry.part != 0:
+                found = self._to_rank_zero(found if cut.rank == 0 else [], entry, dtype)
+            if self.layout.rank == 0:
+                yield from (pair for pair in zip(entry.names, found, strict=True) if pair[0] in wanted)
 
-    def _gather(self, local: Tensor, rule: Rule) -> list[Tensor]:
+    def _gather(self, local: Tensor, rule: Rule, cut: Cut) -> list[Tensor]:
         parts = [local]
-        if self.layout.tp > 1:
-            parts = [torch.empty_like(local) for _ in range(self.layout.tp)]
-            dist.all_gather(parts, local.contiguous(), group=self.layout.tp_group)
+        if cut.size > 1:
+            parts = [torch.empty_like(local) for _ in range(cut.size)]
+            dist.all_gather(parts, local.contiguous(), group=cut.group)
         return rule.layout.merge(parts, self.shape)
 
-    def _to_rank_zero(
-        self, tensors: list[Tensor], entry: _Entry, specs: list[WeightSpec], dtype: torch.dtype
-    ) -> list[Tensor]:
-        if entry.stage == self.layout.pp_rank:
-            for tensor in tensors:
-                dist.send(tensor.contiguous(), dst=0)
-        elif self.layout.rank == 0:
-            device = "cpu" if dist.get_backend() == "gloo" else torch.cuda.current_device()
-            tensors = [torch.empty(spec.shape, dtype=dtype, device=device) for spec in specs]
-            for tensor in tensors:
-                dist.recv(tensor, src=self.layout.pp_ranks[entry.stage])
-        return tensors
+    def _to_rank_zero(self, tensors: list[Tensor], entry: _Entry, dtype: torch.dtype | None) -> list[Tensor]:
+        """Send those of an entry that rank 0 has not, if this rank is to, or receive them."""
+        for tensor in tensors:
+            dist.send(tensor.contiguous(), dst=0)
+        if self.layout.rank != 0:
+            return []
+        device = "cpu" if dist.get_backend() == "gloo" else torch.cuda.current_device()
+        source = self.layout.pp_ranks[entry.stage] + self.layout.ep_ranks[entry.part]
+        made = [torch.empty(shape, dtype=dtype or own, device=device) for shape, own in self._made[entry.kind]]
+        for tensor in made:
+            dist.recv(tensor, src=source)
+        return made
+
+
+def stored(model: torch.nn.Module) -> dict[str, Tensor]:
+    """This rank's parameters, and buffers that a checkpoint holds, by megatron's names."""
+    inner = unwrap(model)
+    kept = inner.state_dict()
+    return {**dict(inner.named_parameters()), **{n: b for n, b in inner.named_buffers() if n in kept}}
 
 
 def _has(entry: _Entry, patterns: Sequence[str]) -> bool:
     return any(re.search(pattern, name) for pattern in patterns for name in entry.called)
-
-
-def _kind(name: str) -> str:
-    """`model.layers.3.self_attn.q_proj.weight` -> `q_proj`, and with `.bias` at its end `q_proj.bias`."""
-    *_, module, kind = name.split(".")
-    return module if kind == "weight" else f"{module}.{kind}"
-
-
-def _shapes(s: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Full shape of each kind of HF tensor."""
-    q, kv = s.heads * s.head_dim, s.groups * s.head_dim
-    latent = {}
-    if z := s.latent:
-        latent = {
-            "kv_a_proj_with_mqa": (z.rank + z.rotated, s.hidden),
-            "kv_a_layernorm": (z.rank,),
-            "kv_b_proj": (s.heads * (s.head_dim - z.rotated + z.value), z.rank),
-            "q_a_proj": (z.query_rank or 0, s.hidden),
-            "q_a_layernorm": (z.query_rank or 0,),
-            "q_b_proj": (q, z.query_rank or 0),
-        }
-    return {
-        **latent,
-        "input_layernorm": (s.hidden,),
-        "post_attention_layernorm": (s.hidden,),
-        "post_self_attn_layernorm": (s.hidden,),
-        "post_mlp_layernorm": (s.hidden,),
-        "norm": (s.hidden,),
-        "embed_tokens": (s.vocab, s.hidden),
-        "lm_head": (s.vocab, s.hidden),
-        "score": (1, s.hidden),
-        "q_proj": (q, s.hidden),
-        "k_proj": (kv, s.hidden),
-        "v_proj": (kv, s.hidden),
-        "o_proj": (s.hidden, s.heads * s.value_dim),
-        "q_proj.bias": (q,),
-        "k_proj.bias": (kv,),
-        "v_proj.bias": (kv,),
-        "gate_proj": (s.ffn, s.hidden),
-        "up_proj": (s.ffn, s.hidden),
-        "gate_up_proj": (2 * s.ffn, s.hidden),
-        "down_proj": (s.hidden, s.ffn),
-        "q_norm": (s.head_dim,),
-        "k_norm": (s.head_dim,),
-    }

@@ -93,8 +93,23 @@ def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
 def gradients(made: MegatronBackend) -> Iterator[tuple[str, torch.Tensor]]:
     """The last step's gradients (float32, after clipping) under Hugging Face names."""
     network: Any = made.actor.network
-    found = {name: parameter.main_grad for name, parameter in network.parameters().items()}
-    return ((name, tensor.cpu()) for name, tensor in network.weights.export(found, torch.float32))
+    found = {name: tensor.main_grad for name, tensor in network.parameters().items() if tensor.requires_grad}
+    only = [name for name in network.weights.names() if not name.endswith("e_score_correction_bias")]
+    return ((name, tensor.cpu()) for name, tensor in network.weights.export(found, torch.float32, only))
+
+
+def by_hub_name(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """transformers' tensors as its folders name them: it holds a layer's experts in one."""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, fused, kind = name.partition(".experts.")
+        if not fused:
+            found[name] = tensor
+            continue
+        for number, expert in enumerate(tensor):
+            parts = zip(("gate", "up"), expert.chunk(2), strict=True) if kind == "gate_up_proj" else [("down", expert)]
+            found |= {f"{layer}.experts.{number}.{part}_proj.weight": weights for part, weights in parts}
+    return found
 
 
 class Reference:

@@ -281,11 +281,29 @@ READ = set(
         "attention_bias",
         "mlp_bias",
         "sliding_window",
+        "qkv_bias",
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "n_shared_experts",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "first_k_dense_replace",
+        "norm_topk_prob",
+        "routed_scaling_factor",
+        "n_group",
+        "topk_group",
+        "use_qk_norm",
     ]
 )
 """Keys that the tables express, or that are refused where they say otherwise."""
 WITHOUT_EFFECT = {
     "_attn_implementation": "how, not what",
+    "initializer_range": "of weights that are loaded",
+    "output_router_logits": "for a loss of transformers' own",
+    "router_aux_loss_coef": "for a loss of transformers' own",
     "attention_dropout": "off in rollouts, and so in training",
     "pad_token_id": "an embedding's row without gradient, of a token that no sample holds",
 }

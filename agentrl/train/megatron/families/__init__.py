@@ -11,12 +11,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.errors import TrainError
-from agentrl.train.megatron.families import glm, llama, qwen2, qwen3
+from agentrl.train.megatron.families import glm, llama, mixtures, qwen2, qwen3
 from agentrl.train.megatron.families.base import Family, Layout, ModelShape, Rule
+from agentrl.train.megatron.families.mixture import Mixture
 
-FAMILIES: tuple[Family, ...] = (qwen2.FAMILY, qwen3.FAMILY, llama.LLAMA, llama.MISTRAL, glm.GLM, glm.GLM4)
+FAMILIES: tuple[Family, ...] = (
+    *(qwen2.FAMILY, qwen3.FAMILY, llama.LLAMA, llama.MISTRAL, glm.GLM, glm.GLM4),
+    *(mixtures.QWEN2_MOE, mixtures.QWEN3_MOE, mixtures.GLM4_MOE),
+)
 
-__all__ = ["FAMILIES", "Family", "Layout", "ModelShape", "Rule", "family_of", "shape_of", "theirs"]
+__all__ = ["FAMILIES", "Family", "Layout", "Mixture", "ModelShape", "Rule", "family_of", "shape_of", "theirs"]
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -68,6 +72,8 @@ def _unexpressed(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[st
     for key in (*family.refuse, "quantization_config"):
         if found.get(key):
             yield key, found[key]
+    if mixture := Mixture.from_config(config):
+        yield from mixture.unexpressed(sigmoid=family.has("router.expert_bias"))
     for key, expressed in _EXPRESSED.items():
         value = found.get(key)
         if (
@@ -83,5 +89,7 @@ _EXPRESSED: Mapping[str, set[Any]] = {
     "partial_rotary_factor": {1},
     "layer_types": {"full_attention", "sliding_attention"},  # as long as no sample is longer than the window
     "rope_interleave": {True},
+    "qkv_bias": {True},
+    "moe_layer_freq": {1},
 }
 """Keys of `config.json` that choose among kinds, and the kinds that the tables are for; absent means one of these."""

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.train.megatron.families.mixture import Mixture
+
 
 @dataclass(frozen=True, slots=True)
 class Latent:
@@ -44,6 +46,7 @@ class ModelShape:
     tied: bool
     rope_scaling: Mapping[str, Any]
     latent: Latent | None = None
+    mixture: Mixture | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -70,6 +73,7 @@ class ModelShape:
             tied=bool(config.get("tie_word_embeddings", False)),
             rope_scaling=rope,
             latent=latent,
+            mixture=Mixture.from_config(config),
         )
 
     @property
@@ -84,27 +88,29 @@ class ModelShape:
         A token costs 2 operations for each of a layer's P matrix weights; attention over n tokens, halved by causality,
         n^2 per layer and channel of the heads' keys and values.
         """
-        return (self._layer + self.hidden * self.vocab // self.layers) * 2 // self._channels
+        return self._matrices * 2 // (self.layers * self._channels)
 
     @property
     def _channels(self) -> int:
         return self.heads * (self.head_dim + self.value_dim)
 
     @property
-    def _layer(self) -> int:
-        """A layer's matrix weights."""
+    def _matrices(self) -> int:
+        """The matrix weights that a token meets."""
         attention = self.hidden * (self.heads + self.groups) * (self.head_dim + self.value_dim)
         if z := self.latent:
             queries, keys = self.heads * self.head_dim, self.heads * (self.head_dim - z.rotated + z.value)
             attention = self.hidden * (z.rank + z.rotated + self.heads * z.value) + z.rank * keys
             attention += (self.hidden + queries) * z.query_rank if z.query_rank else self.hidden * queries
-        return attention + 3 * self.hidden * self.ffn
+        rest, dense = self.hidden * self.vocab + self.layers * attention, 3 * self.hidden * self.ffn
+        if not self.mixture:
+            return rest + self.layers * dense
+        return rest + sum(self.mixture.active(self.hidden) if has else dense for has in self.mixture.layers)
 
     def forward_flops(self, lengths: NDArray[np.int64]) -> float:
         """Operations of a forward pass over sequences of these lengths, each by itself, attention halved by causality."""
         tokens, squares = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
-        matrices = 2 * tokens * (self.layers * self._layer + self.hidden * self.vocab)
-        return matrices + squares * self.layers * self._channels
+        return 2 * tokens * self._matrices + squares * self.layers * self._channels
 
 
 Split = Callable[[Sequence[Tensor], int, int, ModelShape], Tensor]
@@ -199,13 +205,20 @@ class Layout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One megatron parameter and the HF tensors that make it; `{}` stands for the layer's number in both."""
+    """One megatron parameter and the HF tensors that make it.
+
+    `{}` stands for the layer's number in both, `{expert}` for the expert's: in megatron's, of those that the rank has.
+    """
 
     megatron: str
     hf: tuple[str, ...]
     layout: Layout
     when: str = ""
     """A key of `config.json` that is true of models with this parameter; `!key`: that is false or absent."""
+
+    @property
+    def of_expert(self) -> bool:
+        return "{expert}" in self.megatron
 
     def holds(self, config: Mapping[str, Any]) -> bool:
         """Whether a model of this config has the parameter."""
@@ -226,14 +239,23 @@ class Family:
     """Whether transformers' model rotates only the part of a head that `partial_rotary_factor` says."""
     like: str = ""
     """The `model_type` by which transformers knows it, if another."""
+    experts: tuple[Rule, ...] = ()
+    """In place of a layer's `.mlp.` rules where it has experts."""
 
     def of(self, config: Mapping[str, Any]) -> Family:
         """The family with the rules of a whole `config.json` only."""
-        return replace(self, layer_rules=tuple(rule for rule in self.layer_rules if rule.holds(config)))
+        layer, experts = (tuple(r for r in rules if r.holds(config)) for rules in (self.layer_rules, self.experts))
+        return replace(self, layer_rules=layer, experts=experts)
+
+    def rules(self, layer: int, shape: ModelShape) -> tuple[Rule, ...]:
+        """Those of a layer."""
+        if shape.mixture is None or not shape.mixture.layers[layer]:
+            return self.layer_rules
+        return (*(rule for rule in self.layer_rules if ".mlp." not in rule.megatron), *self.experts)
 
     def has(self, parameter: str) -> bool:
         """Whether layers have a parameter whose megatron name ends so."""
-        return any(rule.megatron.endswith(parameter) for rule in self.layer_rules)
+        return any(rule.megatron.endswith(parameter) for rule in (*self.layer_rules, *self.experts))
 
     @property
     def embedding(self) -> Rule:

@@ -51,5 +51,28 @@ def qkv_bias(when: str = "") -> tuple[Rule, ...]:
     return (rule("self_attention.linear_qkv.bias", _named("q k v", "bias"), Layout.QKV, when),)
 
 
+def _gated(megatron: str, hf: str) -> tuple[Rule, ...]:
+    return (
+        rule(f"mlp.{megatron}.linear_fc1.weight", f"mlp.{hf}.gate_proj.weight mlp.{hf}.up_proj.weight", Layout.GATED),
+        rule(f"mlp.{megatron}.linear_fc2.weight", f"mlp.{hf}.down_proj.weight", Layout.COLUMNS),
+    )
+
+
+EXPERTS = (
+    rule("mlp.router.weight", "mlp.gate.weight"),
+    *_gated("experts.local_experts.{expert}", "experts.{expert}"),
+)
+"""A layer's experts, of which a router chooses some for a token by a softmax."""
+GATED_EXPERT = (
+    *_gated("shared_experts", "shared_expert"),
+    rule("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
+)
+"""One that every token goes to, weighed by a gate of its own."""
+SIGMOID_EXPERTS = (
+    *EXPERTS,
+    rule("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias"),
+    *_gated("shared_experts", "shared_experts"),
+)
+"""Scored by a sigmoid and chosen with a bias, which is not trained; with one more for all (DeepSeek-V3, arXiv:2412.19437)."""
 DENSE = (*NORMS, *ATTENTION, *MLP)
 """A pre-norm, gated, grouped-query decoder layer as Llama laid it out."""
