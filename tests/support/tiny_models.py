@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Arch = Literal["qwen3", "qwen2", "llama", "mistral", "glm", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe"]
+Arch = Literal["qwen3", "qwen2", "llama", "mistral", "glm", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"]
 
 _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 _MORE: dict[str, dict[str, Any]] = {
@@ -26,6 +26,21 @@ _MORE: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 64, **_EXPERTS},
     "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, "mlp_only_layers": [0], **_EXPERTS},
     "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True, **_EXPERTS},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "head_dim": 8,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        **_EXPERTS,
+        "num_experts_per_tok": 4,
+    },
 }
 """What a family's config has beside the sizes that all have."""
 
@@ -99,7 +114,9 @@ def make_tiny_model(
 
     folder = Path(folder)
     make_tokenizer().save_pretrained(folder)
-    sizes: dict[str, Any] = {} if arch == "qwen2" else {"head_dim": hidden_size // 4}
+    sizes: dict[str, Any] = {"num_key_value_heads": 2}
+    if arch != "qwen2":
+        sizes["head_dim"] = hidden_size // 4
     config = transformers.AutoConfig.for_model(
         arch,
         vocab_size=VOCAB_SIZE,
@@ -107,7 +124,6 @@ def make_tiny_model(
         intermediate_size=2 * hidden_size,
         num_hidden_layers=layers,
         num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=context_length,
         bos_token_id=None,
         eos_token_id=EOS_ID,

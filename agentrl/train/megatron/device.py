@@ -45,7 +45,10 @@ _MODULES = (
 def prepare() -> None:
     """Make megatron.core usable on this machine; idempotent."""
     from megatron.core.optimizer import distrib_optimizer
+    from megatron.core.transformer import multi_latent_attention
 
+    if not isinstance(multi_latent_attention.TELinear, type):  # megatron asks whether a file of its own can be imported
+        vars(multi_latent_attention)["HAVE_TE"] = False
     if not distrib_optimizer.HAVE_APEX_OR_TE:
         mend_distributed_optimizer(distrib_optimizer.DistributedOptimizer)
     if not torch.cuda.is_available():

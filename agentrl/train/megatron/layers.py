@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
 
@@ -45,6 +46,13 @@ class SandwichLayer(TransformerLayer):
             part.register_forward_hook(lambda _part, _inputs, out, norm=norm: (norm(out[0]), out[1]))
 
 
+class Router(TopKRouter):
+    """Megatron's router, whose bias stays as it was loaded: nobody counts an expert's tokens."""
+
+    def _apply_expert_bias(self, *_args: Any, **_kwargs: Any) -> None:
+        return
+
+
 def block_spec(config: Any, family: Family) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage and the final norm, for a `TransformerConfig`."""
     first, layers = get_transformer_layer_offset(config), get_num_layers_to_build(config)
@@ -64,6 +72,8 @@ def _layer(config: Any, family: Family, experts: int | None) -> Any:
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedAttention
+    if experts:
+        layer.mlp.submodules.router = Router
     if latent:
         layer.self_attention.module = LatentAttention
         attention.q_layernorm = attention.kv_layernorm = LatentNorm

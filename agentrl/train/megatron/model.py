@@ -48,7 +48,8 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
         activation_func=F.silu,
         add_bias_linear=False,
         add_qkv_bias=family.has("linear_qkv.bias"),
-        qk_layernorm=family.has("q_layernorm.weight"),
+        # Of a latent they are whole on every rank, and megatron would add them up:
+        qk_layernorm=family.has("q_layernorm.weight") and not shape.latent,
         rotary_interleaved=family.interleaved and not shape.latent,  # `LatentAttention` always does
         hidden_dropout=0.0,
         attention_dropout=0.0,

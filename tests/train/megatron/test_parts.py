@@ -296,6 +296,12 @@ READ = set(
         "n_group",
         "topk_group",
         "use_qk_norm",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "rope_interleave",
     ]
 )
 """Keys that the tables express, or that are refused where they say otherwise."""
@@ -311,7 +317,8 @@ WITHOUT_EFFECT = {
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 def test_every_key_that_transformers_reads_is_known(family: Family) -> None:
-    module = importlib.import_module(f"transformers.models.{family.model_type}.modeling_{family.model_type}")
+    name = family.like or family.model_type
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     found = set(re.findall(r"(?<!pre_trained_)config(?:\.|, \")(\w+)", inspect.getsource(module)))
     assert "hidden_act" in found
     assert found - READ <= set(WITHOUT_EFFECT)

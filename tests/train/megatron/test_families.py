@@ -1,0 +1,140 @@
+"""Families beside the Qwens and Llama: against transformers' model, and in layouts of two processes (nightly).
+
+Each configuration is as the family's published ones are, tiny.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.errors import TrainError
+from agentrl.train.contracts import RankInfo
+from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.families import family_of, shape_of
+from agentrl.train.megatron.model import transformer_config
+from tests.support.distributed import run_ranks
+from tests.support.tiny_models import Arch, make_tiny_model
+from tests.train.megatron.helpers import Reference, backend, by_hub_name, gradients, make_batch, settings
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+CASES: dict[str, tuple[Arch, dict[str, Any]]] = {
+    "mistral": ("mistral", {}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {"tie_word_embeddings": False}),
+    "glm4 with biases": ("glm4", {"attention_bias": True, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
+    "deepseek_v3": ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
+    "deepseek_v3 without latent queries": (
+        "deepseek_v3",
+        {"q_lora_rank": None, "v_head_dim": 32, "rms_norm_eps": 1e-3},
+    ),
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"tensor_model_parallel_size": 2},
+    "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pp2": {"pipeline_model_parallel_size": 2},
+    "cp2": {"context_parallel_size": 2},
+    "recomputed": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def make(folder: Path, case: str) -> Path:
+    arch, changes = CASES[case]
+    return make_tiny_model(folder / case.replace(" ", "_"), arch, **changes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_log_probs_gradients_and_names_are_those_of_transformers(tmp_path: Path, case: str) -> None:
+    """And the pack of shared prefixes is that of whole samples."""
+    folder, batch, algorithm = make(tmp_path, case), make_batch(groups=6), AlgorithmSettings()
+    train = settings(folder, clip_grad=0.0, max_tokens_per_gpu=200)
+    reference, stored = Reference(folder, train, algorithm), HFFolder(folder)
+    with backend(train, algorithm) as made:
+        exported = dict(made.export_weights())
+        assert exported.keys() == set(stored.files)
+        assert all(torch.equal(tensor.cpu(), stored.tensor(name)) for name, tensor in exported.items())
+        assert [tuple(spec.shape) for spec in made.weight_specs()] == [tensor.shape for tensor in exported.values()]
+        np.testing.assert_allclose(made.log_probs(batch), reference.log_probs(batch).detach(), rtol=0, atol=1e-5)
+        want, metrics = reference.step(batch), made.train(batch, 0)
+        assert metrics["computed_tokens_share"] < 0.8
+        assert metrics["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-5)
+        theirs = by_hub_name({name: p.grad for name, p in reference.model.named_parameters() if p.grad is not None})
+        for name, gradient in gradients(made):
+            torch.testing.assert_close(
+                gradient, theirs[name], rtol=1e-4, atol=2e-6, msg=functools.partial("{}: {}".format, name)
+            )
+
+
+def found(folder: Path, rank: int = 0, ranks: int = 1, **changes: Any) -> dict[str, Any]:
+    with backend(settings(folder, **changes), where=RankInfo(rank, ranks, rank)) as made:
+        before = made.log_probs(make_batch())
+        metrics = [dict(made.train(make_batch(), number)) for number in range(2)]
+        return {
+            "log_probs": before,
+            "metrics": metrics,
+            "weights": {n: t.numpy().copy() for n, t in made.export_weights()},
+        }
+
+
+def in_two_processes(rank: int, root: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
+    return {
+        f"{case} {name}": found(Path(root) / case.replace(" ", "_"), rank, 2, **changes)
+        for case in CASES
+        for name, changes in LAYOUTS.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_processes_in_every_layout_are_one(tmp_path: Path) -> None:
+    want = {case: found(make(tmp_path, case)) for case in CASES}
+    double = run_ranks(in_two_processes, 2, str(tmp_path), timeout=280)[0]
+    for case in CASES:
+        for name in LAYOUTS:
+            one, two, said = want[case], double[f"{case} {name}"], f"{case} {name}"
+            np.testing.assert_allclose(two["log_probs"], one["log_probs"], rtol=0, atol=1e-5, err_msg=said)
+            for ours, theirs in zip(two["metrics"], one["metrics"], strict=True):
+                for key in ("loss", "grad_norm"):
+                    assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-6), (said, key)
+            assert list(two["weights"]) == list(one["weights"])
+            for tensor, value in two["weights"].items():
+                np.testing.assert_allclose(value, one["weights"][tensor], rtol=0, atol=1e-5, err_msg=f"{said} {tensor}")
+
+
+def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
+    folder, batch = make(tmp_path, "deepseek_v3"), make_batch(groups=1)
+    with backend(settings(folder)) as made:
+        want = made.log_probs(batch)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
+    with backend(settings(folder)) as made:
+        np.testing.assert_array_equal(made.log_probs(batch), want)
+
+
+def test_what_latent_attention_costs(tmp_path: Path) -> None:
+    """A layer's matrices, counted in the model itself."""
+    for rank in (24, None):
+        folder = HFFolder(
+            make_tiny_model(tmp_path / f"{rank}", "deepseek_v3", q_lora_rank=rank, first_k_dense_replace=2)
+        )
+        shape = shape_of(folder.config)
+        names = [n for n in folder.files if ".layers.0." in n and folder.tensor(n).dim() == 2]
+        weights = sum(folder.tensor(n).numel() for n in names) * shape.layers + shape.hidden * shape.vocab
+        alone = shape.forward_flops(np.array([1])) - shape.layers * 4 * (24 + shape.value_dim)
+        assert alone == 2 * weights
+
+
+def test_a_latent_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", "deepseek_v3", q_lora_rank=25)
+    config, train = HFFolder(folder).config, settings(folder, tensor_model_parallel_size=2)
+    with pytest.raises(TrainError, match="must divide the model's q_lora_rank 25"):
+        transformer_config(shape_of(config), family_of(config), train, torch.device("cpu"))
