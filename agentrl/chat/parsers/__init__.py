@@ -88,6 +88,10 @@ class TurnParser:
         """The same parser for another generation prompt."""
         return replace(self, opens_reasoning=opens_reasoning)
 
+    def without_calls(self) -> TurnParser:
+        """The same parser where there are no tools: calls are text."""
+        return replace(self, family=_NONE)
+
 
 def make_parser(tool_call_parser: str, reasoning_parser: str, template: str) -> TurnParser:
     """Build the parser that two settings name; "auto" reads the template's text.

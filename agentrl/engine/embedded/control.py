@@ -134,7 +134,12 @@ async def models(request: Request) -> Response:
     service = _service(request)
     name = service.options.served_model_name or service.options.model_path
     card = {"id": name, "object": "model", "created": int(service.started), "owned_by": "sglang", "root": name}
-    return Json({"object": "list", "data": [{**card, "parent": None, "max_model_len": service.context}]})
+    card |= {"parent": None, "max_model_len": service.context}
+    asked = request.path_params.get("model")
+    if asked in (None, name):
+        return Json(card if asked else {"object": "list", "data": [card]})
+    missing = {"message": f"The model '{asked}' does not exist", "type": "invalid_request_error", "param": "model"}
+    return Json({"error": {**missing, "code": "model_not_found"}}, status_code=404)
 
 
 # -- abort, pause, cache -----------------------------------------------------------------------------------------

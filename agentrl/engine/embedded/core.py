@@ -269,8 +269,11 @@ class Engine:
             _keep_others(job.want, log_probs[i], job.input_top, job.input_ids_log_probs)
 
     def _sample(self, logits: Tensor, ready: list[tuple[Job, int]]) -> None:
-        for job, _ in [pair for pair in ready if pair[0].stop.limit <= 0]:
-            self._finish(job, {"type": "length", "length": 0})
+        for job, _ in ready:
+            if job.stop.limit <= 0:
+                self._finish(job, {"type": "length", "length": 0})
+            elif job.grammar is not None and (reason := job.grammar.advance(job.output)) is not None:
+                self._finish(job, reason)
         ready = [pair for pair in ready if pair[0].finish is None]
         if not ready:
             return
@@ -280,6 +283,8 @@ class Engine:
             adjust(rows[i], job.params, job.prompt, job.output)
             if len(job.output) < job.params.min_new_tokens and job.stop.forbidden_early:
                 rows[i, sorted(job.stop.forbidden_early)] = float("-inf")
+            if job.grammar is not None:
+                job.grammar.mask(rows[i])
         keep = [i for i, job in enumerate(jobs) if job.want.kept]
         choice = choose(rows, [job.params for job in jobs], [job.randomness.draw() for job in jobs], keep)
         picked = torch.tensor(choice.tokens, device=self.device)[:, None]
@@ -338,6 +343,7 @@ def _keep_others(want: LogProbOptions, row: Tensor, tops: list[TopEntry], watche
     """Log-probs of one position that are wanted beside that of its own token."""
     if want.top:
         values, ids = row.topk(min(want.top, row.shape[-1]))
-        tops.append(list(zip(values.tolist(), ids.tolist(), strict=True)))
+        found = zip(values.tolist(), ids.tolist(), strict=True)
+        tops.append([pair for pair in found if pair[0] > -math.inf])
     if want.ids:
         watched.append(list(zip(row[list(want.ids)].tolist(), want.ids, strict=True)))

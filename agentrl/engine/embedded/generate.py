@@ -2,24 +2,42 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import Any
 
 import orjson
+from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agentrl.engine.embedded.errors import RequestError, openai_error
+from agentrl.engine.embedded.grammar import Grammars
 from agentrl.engine.embedded.http import Json, json_body, until_done
 from agentrl.engine.embedded.request import GenerateRequest, parse_generate
 from agentrl.engine.embedded.service import Call, Service
 from agentrl.serving import aside
 
 
+async def read(request: Request, service: Service, body: Any) -> GenerateRequest:
+    """`body` checked, with its grammars compiled; raises `RequestError`."""
+    parsed = await aside(request, parse_generate, body, service.vocab, service.context)
+    if any(sequence.params.grammar for sequence in parsed.sequences):
+        parsed = await to_thread.run_sync(_with_grammars, parsed, service.grammars)
+    return parsed
+
+
+def _with_grammars(parsed: GenerateRequest, grammars: Grammars) -> GenerateRequest:
+    named = [(one, one.params.grammar) for one in parsed.sequences]
+    return replace(
+        parsed, sequences=[replace(one, grammar=grammars.get(*name)) if name else one for one, name in named]
+    )
+
+
 async def generate(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await json_body(request)
     try:
-        parsed = await aside(request, parse_generate, body, service.vocab, service.context)
+        parsed = await read(request, service, body)
     except RequestError as error:
         if isinstance(body, dict) and body.get("stream") and isinstance(error.body.get("error"), dict):
             return event_stream(_stream_error(error))

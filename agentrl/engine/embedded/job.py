@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from agentrl.engine.embedded.params import SamplingParams
 from agentrl.engine.embedded.sampling import Kept, Randomness
 from agentrl.engine.embedded.stopping import StopRules
+
+if TYPE_CHECKING:
+    from agentrl.engine.embedded.grammar import Grammar
 
 Ids = NDArray[np.int32]
 TopEntry = list[tuple[float, int]]
@@ -44,6 +47,7 @@ class Job:
     stop: StopRules
     seed: int
     want: LogProbOptions = field(default_factory=LogProbOptions)
+    grammar: "Grammar | None" = None
     on_finish: "Callable[[Job], None] | None" = None
     on_token: "Callable[[Job], None] | None" = None
 

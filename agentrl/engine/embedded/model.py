@@ -51,6 +51,14 @@ class Vocabulary:
     def has_text(self) -> bool:
         return self._tokenizer is not None
 
+    def serialised(self) -> str:
+        """The tokenizer as its file has it."""
+        return str(self._tokenizer.to_str())
+
+    def added(self) -> dict[int, str]:
+        """Tokens added to the tokenizer's own, control tokens among them."""
+        return {i: str(token.content) for i, token in self._tokenizer.get_added_tokens_decoder().items()}
+
     def encode(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
         """The text's ids. Raises `RequestError` when the folder has no tokenizer, or they are far more than `most`."""
         if self._tokenizer is None:

@@ -4,15 +4,14 @@
    OpenAI form.
 2. Messages are rendered and turns parsed by `agentrl.chat`, loaded at the first chat request: the same templates and
    parsers as in training.
-3. `tool_choice` "required" or a named function needs a grammar, which this engine has not: refused, not ignored.
-4. A stream sends text as it comes; a turn that has to be parsed (tools, or a template with reasoning tags) is sent
-   whole at its end.
+3. A turn is parsed where there are tools, or the template has reasoning tags. The ids of its calls go on from those in
+   the messages, so that they are those of one call in a whole conversation.
 """
 
+import re
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import closing
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,25 +21,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrl.engine.embedded.errors import RequestError, invalid_body, openai_error
-from agentrl.engine.embedded.generate import event_stream, final_answers, raise_for_failed
+from agentrl.engine.embedded.forced import chosen, held_to
+from agentrl.engine.embedded.generate import event_stream, final_answers, read
+from agentrl.engine.embedded.grammar import Grammars
 from agentrl.engine.embedded.http import Json, field, object_body
-from agentrl.engine.embedded.openai_answers import chat_choice, completion_choice, usage
-from agentrl.engine.embedded.request import GenerateRequest, parse_generate
-from agentrl.engine.embedded.service import Call, Options, Service
+from agentrl.engine.embedded.openai_answers import chat_choice, chat_log_probs, completion_choice, usage
+from agentrl.engine.embedded.openai_streams import Body, Entries, chat_entries, settled, stream, text_entries
+from agentrl.engine.embedded.request import GenerateRequest
+from agentrl.engine.embedded.service import Options, Service
 from agentrl.errors import SettingsError, TemplateError
 from agentrl.serving import aside
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
 
-Body = dict[str, Any]
 Choice = Callable[[int, Body], Body]
 """One entry of `choices`, from its index and the answer of POST /generate."""
-Start = Callable[[], Call]
-Stream = Callable[[Start, Body, Choice], AsyncGenerator[Body]]
 _SAME_NAME_TABLE = """
     temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty n stop stop_token_ids stop_regex
-    logit_bias ignore_eos no_stop_trim skip_special_tokens json_schema regex ebnf
+    logit_bias ignore_eos no_stop_trim skip_special_tokens json_schema regex ebnf structural_tag
 """
 SAME_NAME = _SAME_NAME_TABLE.split()
 RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
@@ -83,22 +82,30 @@ async def chat_completions(request: Request) -> Response:
     if "messages" not in body:
         raise invalid_body("missing", "Field required", "messages")
     messages: list[dict[str, Any]] = field(body, "messages", list)
-    tools = _tools(body)
+    if not messages:
+        raise openai_error("Messages cannot be empty.")
+    tools = chosen(field(body, "tools", list, []), body.get("tool_choice"))
     kwargs: dict[str, Any] = field(body, "chat_template_kwargs", dict, {})
     chats: Chats = request.app.state.chats
     chat = await anyio.to_thread.run_sync(chats.get, kwargs)
     ids = await aside(request, _render, chat, messages, tools)
+    held = await aside(request, _held_to, chat, service.grammars, body, tools)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
-    parsed = bool(tools) or chat.turn_parser.tags is not None
+    parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
+    parsed = parser if tools or parser.tags is not None else None
     top = field(body, "top_logprobs", int, 0)
     translated = _translate(body, ids, limit, top=top, logprobs=bool(body.get("logprobs")))
-    if parsed:
+    translated["sampling_params"] |= held
+    if parsed is not None:
         translated["sampling_params"]["skip_special_tokens"] = False
     if body.get("return_meta_info"):
         translated["return_logprob"] = True
-    generate = await aside(request, _parse, translated, service)
-    choice = partial(chat_choice, body=body, chat=chat, tools=tools, vocab=service.vocab, parsed=parsed)
-    return await _respond(request, body, generate, "chat.completion", choice, partial(_stream_chat, whole=parsed))
+    generate = await _parse(request, translated)
+    form: Body = {"body": body, "vocab": service.vocab}
+    choice = partial(chat_choice, **form, parser=parsed, tools=tools, first_call=_next_call(messages))
+    sure = partial(settled, parsed) if parsed is not None else _all_content
+    entries = partial(chat_entries, choice=choice, log_probs=partial(chat_log_probs, **form), read=sure)
+    return await _respond(request, body, generate, "chat.completion", choice, entries)
 
 
 async def completions(request: Request) -> Response:
@@ -111,13 +118,15 @@ async def completions(request: Request) -> Response:
     top = field(body, "logprobs", int, 0)
     limit = body.get("max_tokens", 16)
     translated = _translate(body, body["prompt"], limit, top=top, logprobs=body.get("logprobs") is not None)
-    generate = await aside(request, _parse, translated, service)
+    if body.get("echo"):
+        translated["logprob_start_len"] = 0
+    generate = await _parse(request, translated)
     choice = partial(completion_choice, body=body, vocab=service.vocab)
-    return await _respond(request, body, generate, "text_completion", choice, _stream_completion)
+    return await _respond(request, body, generate, "text_completion", choice, partial(text_entries, choice=choice))
 
 
 async def _respond(
-    request: Request, body: Body, generate: GenerateRequest, kind: str, choice: Choice, stream: Stream
+    request: Request, body: Body, generate: GenerateRequest, kind: str, choice: Choice, entries: Entries
 ) -> Response:
     service: Service = request.app.state.service
     head = {
@@ -127,25 +136,15 @@ async def _respond(
         "model": body.get("model") or "default",
     }
     if generate.stream:
-        return event_stream(stream(partial(service.start, generate), head, choice))
+        head["object"] = kind.replace("chat.completion", "chat.completion.chunk")
+        options: dict[str, Any] = field(body, "stream_options", dict, {})
+        count = field(options, "include_usage", bool, False)
+        return event_stream(stream(partial(service.start, generate), head, entries, count=count))
     answers = await final_answers(request, service, generate)
     return Json({**head, "choices": [choice(i, a) for i, a in enumerate(answers)], **usage(answers)})
 
 
 # -- in ----------------------------------------------------------------------------------------------------------
-
-
-def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
-    tools: list[dict[str, Any]] = field(body, "tools", list, [])
-    wanted = body.get("tool_choice")
-    if wanted == "none":
-        return []
-    if wanted not in (None, "auto"):
-        raise openai_error(
-            f"tool_choice {wanted!r} needs constrained decoding, which the embedded engine has not: use 'auto' or 'none', "
-            "or a real SGLang server."
-        )
-    return tools
 
 
 def _render(chat: "Chat", messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
@@ -155,13 +154,18 @@ def _render(chat: "Chat", messages: list[dict[str, Any]], tools: list[dict[str, 
         raise openai_error(str(error)) from error
 
 
+def _held_to(chat: "Chat", grammars: Grammars, body: Body, tools: list[Any]) -> dict[str, str]:
+    try:
+        return held_to(chat, grammars, body, tools)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise openai_error(f"response_format or tools: no JSON schema ({type(error).__name__}: {error}).") from error
+
+
 def _translate(body: dict[str, Any], prompt: Any, limit: Any, *, top: int, logprobs: bool) -> dict[str, Any]:
     """The /generate body that asks for the same thing."""
     params = {name: body[name] for name in SAME_NAME if body.get(name) is not None}
     params |= {ours: body[name] for name, ours in RENAMED.items() if body.get(name) is not None}
     params["max_new_tokens"] = limit
-    if (body.get("response_format") or {}).get("type", "text") != "text":
-        raise openai_error("response_format needs constrained decoding, which the embedded engine has not.")
     textual = isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str))
     return {
         "text" if textual else "input_ids": prompt,
@@ -174,54 +178,19 @@ def _translate(body: dict[str, Any], prompt: Any, limit: Any, *, top: int, logpr
     }
 
 
-def _parse(translated: dict[str, Any], service: Service) -> GenerateRequest:
+async def _parse(request: Request, translated: dict[str, Any]) -> GenerateRequest:
     try:
-        return parse_generate(translated, service.vocab, service.context)
+        return await read(request, request.app.state.service, translated)
     except RequestError as error:
         raise openai_error(str(error), status=error.status) from error
 
 
-# -- streams -----------------------------------------------------------------------------------------------------
+def _all_content(text: str) -> tuple[str, str]:
+    return "", text
 
 
-async def _stream_chat(start: Start, head: Body, choice: Choice, *, whole: bool) -> AsyncGenerator[Body]:
-    head = {**head, "object": "chat.completion.chunk"}
-    sent: dict[int, int] = {}
-    with closing(start()) as call:
-        async for index in call.progress():
-            if index not in sent:
-                sent[index] = 0
-                yield _chunk(head, index, {"reasoning_content": None, "role": "assistant", "content": ""})
-            finish = call.jobs[index].finish
-            raise_for_failed(finish)
-            if whole and finish is None:
-                continue
-            result = call.answer(index)
-            if whole:
-                message = dict(choice(index, result)["message"])
-                message.pop("role")
-                yield _chunk(head, index, message)
-            elif len(result["text"]) > sent[index]:
-                text = result["text"][sent[index] :]
-                sent[index] = len(result["text"])
-                yield _chunk(head, index, {"reasoning_content": None, "content": text})
-            if finish is not None:
-                done = choice(index, result)
-                yield _chunk(head, index, {"reasoning_content": None}, done["finish_reason"], done["matched_stop"])
-
-
-async def _stream_completion(start: Start, head: Body, choice: Choice) -> AsyncGenerator[Body]:
-    sent: dict[int, int] = {}
-    with closing(start()) as call:
-        async for index in call.progress():
-            one = choice(index, call.answer(index))
-            text = one["text"][sent.get(index, 0) :]
-            sent[index] = len(one["text"])
-            if call.jobs[index].finish is None:
-                one = {**one, "finish_reason": None, "matched_stop": None, "logprobs": None}
-            yield {**head, "choices": [{**one, "text": text}]}
-
-
-def _chunk(head: Body, index: int, delta: Body, finish: str | None = None, matched: Any = None) -> Body:
-    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": matched}
-    return {**head, "choices": [choice]}
+def _next_call(messages: list[dict[str, Any]]) -> int:
+    """The number behind those in the ids of earlier calls."""
+    calls = (call for message in messages for call in message.get("tool_calls") or ())
+    found = (re.fullmatch(r"call(\d{5,9})", str(call.get("id"))) for call in calls)
+    return max((int(match[1]) for match in found if match), default=0) + 1

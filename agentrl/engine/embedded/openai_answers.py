@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.engine.embedded.model import Vocabulary
 
 if TYPE_CHECKING:
-    from agentrl.chat import Chat
+    from agentrl.chat.parsers import TurnParser
 
 Answer = dict[str, Any]
 
@@ -16,27 +16,31 @@ def chat_choice(
     result: Answer,
     *,
     body: dict[str, Any],
-    chat: "Chat",
-    tools: Sequence[dict[str, Any]],
     vocab: Vocabulary,
-    parsed: bool,
+    parser: "TurnParser | None",
+    tools: Sequence[dict[str, Any]],
+    first_call: int = 1,
 ) -> dict[str, Any]:
-    """One choice of a chat completion; tool calls and reasoning are taken out of the text where `parsed`."""
+    """One choice of a chat completion.
+
+    Args:
+        parser: takes reasoning and calls out of the text; None: it is all content.
+        first_call: the number in the first call's id.
+    """
     meta = result["meta_info"]
     message: dict[str, Any] = {"role": "assistant", "content": result["text"], "reasoning_content": None}
     finish = _finish(meta)
-    if parsed:
-        turn = chat.parse(result["text"], list(tools) or None)
-        if tools or not (turn.tool_calls or turn.broken):
-            message |= {"content": turn.content, "reasoning_content": turn.reasoning}
-        if tools and turn.tool_calls:
+    if parser is not None:
+        turn = parser.parse(result["text"], list(tools) or None, first_call=first_call)
+        message |= {"content": turn.content, "reasoning_content": turn.reasoning}
+        if turn.tool_calls:
             message["tool_calls"] = [{**call.to_message(), "index": i} for i, call in enumerate(turn.tool_calls)]
             if finish["finish_reason"] == "stop":
                 finish["finish_reason"] = "tool_calls"
     choice = {
         "index": index,
         "message": message,
-        "logprobs": {"content": _chat_logprobs(meta, vocab)} if body.get("logprobs") else None,
+        "logprobs": chat_log_probs(result, 0, body=body, vocab=vocab),
         **finish,
     }
     if body.get("return_token_ids"):
@@ -48,15 +52,19 @@ def chat_choice(
     return choice
 
 
-def completion_choice(index: int, result: Answer, *, body: dict[str, Any], vocab: Vocabulary) -> dict[str, Any]:
+def completion_choice(
+    index: int, result: Answer, start: int = 0, *, body: dict[str, Any], vocab: Vocabulary
+) -> dict[str, Any]:
+    """One choice of a completion, with the log-probs from token `start` on; `echo` puts the prompt before all of it."""
     meta = result["meta_info"]
     text = result["text"]
     if body.get("echo"):
-        text = vocab.decode(result["prompt_token_ids"]) + text
+        given = body["prompt"]
+        text = (given if isinstance(given, str) else vocab.decode(result["prompt_token_ids"])) + text
     choice = {
         "index": index,
         "text": text,
-        "logprobs": _completion_logprobs(meta, vocab) if body.get("logprobs") is not None else None,
+        "logprobs": _completion_log_probs(meta, vocab, start) if body.get("logprobs") is not None else None,
         **_finish(meta),
     }
     if body.get("return_token_ids"):
@@ -92,21 +100,30 @@ def _token(vocab: Vocabulary, token: int, log_prob: float) -> dict[str, Any]:
     return {"token": text, "bytes": list(text.encode()), "logprob": log_prob}
 
 
-def _chat_logprobs(meta: dict[str, Any], vocab: Vocabulary) -> list[dict[str, Any]]:
+def chat_log_probs(result: Answer, start: int, *, body: dict[str, Any], vocab: Vocabulary) -> dict[str, Any] | None:
+    """Those of the tokens from `start` on; None where nobody asked."""
+    meta = result["meta_info"]
+    if not body.get("logprobs"):
+        return None
     chosen = meta["output_token_logprobs"]
     tops = meta.get("output_top_logprobs") or [[]] * len(chosen)
-    return [
+    pairs = zip(chosen[start:], tops[start:], strict=True)
+    content = [
         {**_token(vocab, t, p), "top_logprobs": [_token(vocab, other, q) for q, other, _ in top]}
-        for (p, t, _), top in zip(chosen, tops, strict=True)
+        for (p, t, _), top in pairs
     ]
+    return {"content": content}
 
 
-def _completion_logprobs(meta: dict[str, Any], vocab: Vocabulary) -> dict[str, Any]:
-    chosen = meta["output_token_logprobs"]
-    tops = meta.get("output_top_logprobs") or [[]] * len(chosen)
+def _completion_log_probs(meta: dict[str, Any], vocab: Vocabulary, start: int) -> dict[str, Any]:
+    """Of the prompt's tokens too where they were asked for; the first of these has none."""
+    chosen = [*meta["input_token_logprobs"], *meta["output_token_logprobs"]]
+    tops = [*meta.get("input_top_logprobs", ()), *meta.get("output_top_logprobs", ())] or [[]] * len(chosen)
     return {
-        "text_offset": [-1] * len(chosen),
-        "token_logprobs": [p for p, _, _ in chosen],
-        "tokens": [vocab.decode([t], False) for _, t, _ in chosen],
-        "top_logprobs": [{vocab.decode([t], False): p for p, t, _ in top} for top in tops],
+        "text_offset": [-1] * len(chosen[start:]),
+        "token_logprobs": [p for p, _, _ in chosen[start:]],
+        "tokens": [vocab.decode([t], False) for _, t, _ in chosen[start:]],
+        "top_logprobs": [
+            None if top is None else {vocab.decode([t], False): p for p, t, _ in top} for top in tops[start:]
+        ],
     }

@@ -3,7 +3,7 @@
 1. `SamplingParams.decode(mapping)` is the only way in. Unknown names, wrong types and bad ranges raise `RequestError`
    (HTTP 400) with SGLang's wording; `null` for a field means its default.
 2. Temperature below 1e-6 becomes greedy: temperature 1, top_k 1.
-3. Grammars (json_schema, regex, ebnf, structural_tag) and beam search are not served here and are refused, not ignored.
+3. A grammar is one of json_schema, regex, ebnf and structural_tag, see `grammar`. Beam search and the like are refused.
 """
 
 import math
@@ -27,7 +27,8 @@ _WIRE_TABLE = """
 """
 WIRE_NAMES = _WIRE_TABLE.split()
 """In the order of SGLang's error message."""
-UNSERVED = ("json_schema", "regex", "ebnf", "structural_tag", "beam_width", "watermark", "choice")
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+UNSERVED = ("beam_width", "watermark", "choice")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class SamplingParams:
     no_stop_trim: bool = False
     sampling_seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: tuple[str, str] | None = None
+    """Which of `GRAMMARS`, and its text."""
 
     @classmethod
     def decode(cls, raw: Mapping[str, Any], *, vocab_size: int) -> "SamplingParams":
@@ -62,8 +65,9 @@ class SamplingParams:
         given: dict[str, Any] = {}
         for field in fields(cls):
             value = raw.get(field.name)
-            if value is not None:
+            if value is not None and field.name in _DECODERS:
                 given[field.name] = _DECODERS[field.name](field.name, value)
+        given["grammar"] = _grammar(raw)
         params = cls(**given)
         _check_ranges(params, vocab_size)
         if params.temperature < GREEDY_BELOW:
@@ -113,6 +117,13 @@ def _scalar(expected: str, *kinds: type) -> Decoder:
 
 
 _int, _float, _bool = _scalar("i64", int), _scalar("f64", int, float), _scalar("a boolean", bool)
+
+
+def _grammar(raw: Mapping[str, Any]) -> tuple[str, str] | None:
+    given = [name for name in GRAMMARS if raw.get(name) is not None]
+    if len(given) > 1:
+        raise refused(f"Only one of {', '.join(GRAMMARS)} can be set, got {' and '.join(given)}.")
+    return (given[0], _scalar("a string", str)(given[0], raw[given[0]])) if given else None
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
@@ -177,6 +188,7 @@ def _check_ranges(p: SamplingParams, vocab_size: int) -> None:
         ("repetition_penalty", 0 < p.repetition_penalty <= 2, "be in (0, 2]"),
         ("max_new_tokens", limit is None or limit >= 0, "be at least 0"),
         ("min_new_tokens", 0 <= p.min_new_tokens <= most, f"be in [0, max_new_tokens({limit})]"),
+        ("min_new_tokens", not (p.grammar and p.min_new_tokens), "be 0 with a grammar, which knows where to end"),
         ("n", p.n >= 0, "be at least 0"),
         ("sampling_seed", p.sampling_seed is None or 0 <= p.sampling_seed < 2**63, "be in [0, 2**63)"),
     )

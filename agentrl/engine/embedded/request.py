@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import mul
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from agentrl.engine.embedded.errors import invalid_body, refused
 from agentrl.engine.embedded.job import LogProbOptions
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.params import SamplingParams
+
+if TYPE_CHECKING:
+    from agentrl.engine.embedded.grammar import Grammar
 
 MAX_SEQUENCES, MAX_TOKENS, MAX_LOG_PROBS = 4096, 1 << 24, 1 << 22
 """Of one request: prompts times `n`; tokens of all these prompts; log-probs beside those of the sampled tokens."""
@@ -52,6 +55,7 @@ class SequenceRequest:
     limit: int
     return_logprob: bool
     want: LogProbOptions
+    grammar: "Grammar | None" = None
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ GET: dict[str, Handler] = {
     "/get_server_info": control.server_info,
     "/v1/loads": control.loads,
     "/v1/models": control.models,
+    "/v1/models/{model:path}": control.models,
 }
 POST: dict[str, Handler] = {
     "/generate": generate,

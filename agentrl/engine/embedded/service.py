@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.engine.embedded.core import Engine
+from agentrl.engine.embedded.grammar import Grammars
 from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.request import GenerateRequest
@@ -63,6 +64,7 @@ class Service:
     live: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
+        self.grammars = Grammars(self.vocab)
         self.seeds = np.random.default_rng(self.options.seed)
 
     @property
@@ -101,7 +103,7 @@ class Call:
         vocab, params = self._service.vocab, sequence.params
         rules = StopRules(params, eos=vocab.eos, limit=sequence.limit, decode=vocab.decode if vocab.has_text else None)
         seed = params.sampling_seed if params.sampling_seed is not None else int(self._service.seeds.integers(2**63))
-        job = Job(sequence.rid, sequence.prompt, params, rules, seed, sequence.want)
+        job = Job(sequence.rid, sequence.prompt, params, rules, seed, sequence.want, sequence.grammar)
         job.on_finish = self._from_engine(self._finished, index)
         if self.request.stream:
             job.on_token = self._from_engine(self._progressed, index)

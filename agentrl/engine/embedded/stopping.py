@@ -1,7 +1,7 @@
 """When a sequence ends, and what of its text is shown.
 
 1. The order is SGLang's: length first, then token ids (EOS and `stop_token_ids`), then stop strings, then regexes.
-   `ignore_eos` switches off both kinds of token id.
+   `ignore_eos` switches off both kinds of token id, unless a grammar says where the end is.
 2. Ids and log-probs are never cut. The text loses a matched id or string (not a regex match) unless `no_stop_trim`.
 3. Stop strings are looked for in the decoded tail only: as many tokens as the longest stop string has bytes, plus a
    few; regexes in the whole output, for `MAX_SEARCH` seconds: one that takes longer ends the request with an error.
@@ -35,7 +35,7 @@ class StopRules:
     def __init__(self, params: SamplingParams, *, eos: frozenset[int], limit: int, decode: Decode | None) -> None:
         self.limit = limit
         """Most tokens that may be sampled."""
-        self.ids = frozenset() if params.ignore_eos else params.stop_token_ids | eos
+        self.ids = frozenset() if params.ignore_eos and not params.grammar else params.stop_token_ids | eos
         self.forbidden_early = params.stop_token_ids | eos if params.min_new_tokens else frozenset()
         self._params = params
         self._decode = decode

@@ -59,7 +59,10 @@ INTENDED = {
     "crash_negative_id": (400, "the real server dies; ids are checked against the vocabulary"),
     "crash_empty_batch_member": (400, "an empty prompt is refused in a batch as it is alone"),
     "abort_all_batch_victim": (400, "the real server fails with a bare 500 on a list of rids for one prompt"),
-    "chat_tools_named": (400, "a named tool_choice needs a grammar, which the embedded engine has not"),
+    "chat_tools_named": (
+        400,
+        "calls are forced in the form that the template writes, and the recorded one writes none",
+    ),
     "pause_abort_health": (200, "/health says at once that the process is well, paused or not"),
     "pause_in_place_health": (200, "as above"),
     "pause_retract_health": (200, "as above"),

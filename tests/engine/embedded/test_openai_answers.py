@@ -27,13 +27,15 @@ def choice(model: Path, text: str, tools: list[dict[str, Any]]) -> dict[str, Any
     vocab = Vocabulary(str(model), read_config(str(model)))
     meta = {"finish_reason": {"type": "stop", "matched": 2}}
     result = {"text": text, "output_ids": [2], "meta_info": meta}
-    return chat_choice(0, result, body={}, chat=chat, tools=tools, vocab=vocab, parsed=bool(tools))
+    parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
+    return chat_choice(0, result, body={}, vocab=vocab, parser=parser, tools=tools, first_call=3)
 
 
 def test_a_call_is_taken_out_of_the_text(model: Path) -> None:
     one = choice(model, CALL, [TOOL])
     assert one["finish_reason"] == "tool_calls"
     assert one["message"]["content"] == "Let me see."
+    assert one["message"]["tool_calls"][0]["id"] == "call00003"
     function = one["message"]["tool_calls"][0]["function"]
     assert function == {"name": "calc", "arguments": '{"a": 1}'}
 

@@ -1,0 +1,180 @@
+"""Grammars: what a sequence is held to while it is sampled.
+
+1. `json_schema`, `regex`, `ebnf` (llama.cpp's GBNF, or llguidance's Lark) and `structural_tag` (`structures` and `triggers`)
+   of the sampling parameters, read by llguidance, which is loaded when the first of them comes.
+2. What a grammar does not allow has the logit -inf, after penalties and biases: the reported log-probs are those among
+   what is left, as SGLang reports them. A trainer that knows no grammar computes others.
+3. As SGLang's schemas, ours allow no property that they do not name, unless they say so. Between what JSON is made of
+   stands at most what `json.dumps` writes, indented or not.
+4. Text that has to come comes in the tokens that the tokenizer makes of it.
+5. Grammars come from clients: they are compiled beside the event loop, one at a time, and one that takes long ends its
+   request.
+"""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from agentrl.engine.embedded.errors import refused
+from agentrl.engine.embedded.model import Vocabulary
+from agentrl.engine.embedded.stopping import aborted
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_KEPT, MOST_SECONDS = 64, 2.0
+"""Compiled grammars that are kept; how long one token's mask may take."""
+WHITESPACE = r" |\n[ \t]{0,32}"
+ANY = r"/(.|\n)*/"
+"""In Lark: any text."""
+
+
+class Grammar:
+    """What one sequence may say next; used in the engine's thread only."""
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        self._matcher, self._read = matcher, 0
+        self._allowed = torch.empty(0, dtype=torch.bool)
+
+    def advance(self, output: Sequence[int]) -> dict[str, Any] | None:
+        """Read what is new in `output`; a finish reason where nothing can follow it."""
+        start = time.monotonic()
+        self._matcher.consume_tokens(list(output[self._read :]))
+        self._read = len(output)
+        self._allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        if self._matcher.is_error():
+            return aborted(f"the grammar cannot go on: {_first_line(self._matcher)}", 400, "BadRequestError")
+        if time.monotonic() - start > MOST_SECONDS:
+            return aborted(f"the grammar took over {MOST_SECONDS} s for a token", 400, "BadRequestError")
+        return None
+
+    def mask(self, row: Tensor) -> None:
+        """Give what is not allowed now the logit -inf, in place; `row`: [vocabulary]."""
+        row.masked_fill_(~self._allowed.to(row.device), float("-inf"))
+
+
+class Grammars:
+    """The grammars of one vocabulary."""
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self._vocab = vocab
+        self._lock = threading.Lock()
+        self._compiled = lru_cache(MOST_KEPT)(self._compile)
+
+    def get(self, kind: str, text: str) -> Grammar:
+        """A fresh one; blocks while it is compiled.
+
+        Raises:
+            RequestError: it cannot be read, or cannot be served.
+        """
+        with self._lock:
+            return Grammar(self._compiled(kind, text).deep_copy())
+
+    def literal(self, text: str) -> str:
+        """`text` in Lark: what is a token of its own as that token."""
+        pieces = (f"<[{self._special[p]}]>" if p in self._special else json.dumps(p) for p in self._pieces(text))
+        return " ".join(pieces) or '""'
+
+    def _pieces(self, text: str) -> list[str]:
+        return [piece for piece in self._own.split(text) if piece]
+
+    def until(self, text: str, rule: str) -> str:
+        """A Lark rule for any text up to and with the first `text`."""
+        if any(piece in self._special for piece in self._pieces(text)):
+            return f"{rule}: {ANY} {self.literal(text)}"
+        return f"{rule}[suffix={json.dumps(text)}]: {ANY}"
+
+    def _compile(self, kind: str, text: str) -> "LLMatcher":
+        import llguidance
+
+        try:
+            grammar = self._tags(text) if kind == "structural_tag" else _READERS[kind](text)
+            form = "lark" if kind == "structural_tag" else kind
+            matcher = llguidance.LLMatcher(self._tokens, llguidance.grammar_from(form, grammar), log_level=0)  # type: ignore[arg-type]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise refused(f"{kind} cannot be used: {type(error).__name__}: {error}"[:500]) from None
+        first = matcher.deep_copy()
+        if not matcher.is_error():
+            first.compute_logit_bias()
+        if first.is_error():
+            raise refused(f"{kind} cannot be used: {_first_line(first)}")
+        return matcher
+
+    def _tags(self, text: str) -> str:
+        """SGLang's older structural tag: free text in which each trigger begins one of its structures."""
+        tag = json.loads(text)
+        if "structures" not in tag:
+            raise ValueError('it needs "structures" and "triggers"; "format" needs a real SGLang server')
+        rules, names = [f"rest: {ANY}"], []
+        for i, structure in enumerate(tag["structures"]):
+            begin = structure["begin"]
+            trigger = next((t for t in tag["triggers"] if t and begin.startswith(t)), None)
+            if trigger is None:
+                raise ValueError(f"no trigger begins {begin!r}")
+            names.append(f"tag{i}")
+            schema = schema_text(structure["schema"])
+            rules.append(self.until(trigger, f"head{i}"))
+            tail = f"{self.literal(begin[len(trigger) :])} %json {schema} {self.literal(structure['end'])}"
+            rules.append(f"tag{i}: head{i} {tail}")
+        return "\n".join([f"start: ({' | '.join(names)})* rest", *rules])
+
+    @cached_property
+    def _tokens(self) -> "LLTokenizer":
+        import llguidance
+
+        if not (self._vocab.has_text and self._vocab.eos):
+            raise refused("a grammar needs a model folder with a tokenizer.json and an end token.")
+        return llguidance.LLTokenizer(
+            self._vocab.serialised(), n_vocab=self._vocab.size, eos_token=sorted(self._vocab.eos)
+        )
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        """Tokens that no text of a grammar stands for, by their text."""
+        return {text: i for i, text in self._vocab.added().items() if self._tokens.is_special_token(i)}
+
+    @cached_property
+    def _own(self) -> re.Pattern[str]:
+        longest_first = sorted(map(re.escape, self._special), key=len, reverse=True)
+        return re.compile(f"({'|'.join(longest_first)})" if longest_first else r"(?!)")
+
+
+def schema_text(schema: Any) -> str:
+    """A JSON schema for llguidance."""
+    closed = strict(schema)
+    spaces = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+    return json.dumps({**spaces, **closed} if isinstance(closed, dict) else closed)
+
+
+def strict(schema: Any) -> Any:
+    """A JSON schema whose objects have no properties but those it names, where it does not say otherwise."""
+    if isinstance(schema, list):
+        return [strict(member) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = (
+        {} if "additionalProperties" in schema or "patternProperties" in schema else {"additionalProperties": False}
+    )
+    found = {
+        name: value if name in ("const", "enum", "default", "examples") else strict(value)
+        for name, value in schema.items()
+    }
+    return {**found, **closed} if isinstance(schema.get("properties"), dict) else found
+
+
+_READERS: dict[str, Callable[[str], str]] = {
+    "json_schema": lambda text: schema_text(json.loads(text)),
+    "regex": str,
+    "ebnf": str,
+}
+
+
+def _first_line(matcher: "LLMatcher") -> str:
+    return matcher.get_error().partition("\n")[0][:300]
