@@ -121,6 +121,16 @@ EFFECTS: tuple[Effect, ...] = (
         _any("lr_warmup_iters", "lr_warmup_fraction", "critic_lr_warmup_iters"),
         "without --lr-warmup-iters or --lr-warmup-fraction",
     ),
+    Effect(
+        "fsdp_cpu_offload data_parallel_replicate_degree",
+        _is("train_backend", "fsdp"),
+        "without --train-backend fsdp",
+    ),
+    Effect(
+        "*_parallel_size sequence_parallel use_distributed_optimizer optimizer muon_lr",
+        _not("train_backend", "fsdp"),
+        "with --train-backend fsdp, which shards by itself, for AdamW; --train-backend megatron reads it",
+    ),
     Effect("lr_wsd_*", _is("lr_decay_style", "WSD"), "without --lr-decay-style WSD"),
     Effect("seed", _any(), "on the trainer, which draws no random numbers, unless your code does", False),
     Effect("micro_batch_size", _is("use_dynamic_batch_size", False), "with --use-dynamic-batch-size"),

@@ -14,4 +14,8 @@ def backend_class(name: str) -> type[TrainBackend]:
         from agentrl.train.megatron.backend import MegatronBackend
 
         return MegatronBackend
-    raise SettingsError(f"train_backend {name!r}: there is no such backend; expected megatron")
+    if name == "fsdp":
+        from agentrl.train.fsdp.backend import FsdpBackend
+
+        return FsdpBackend
+    raise SettingsError(f"train_backend {name!r}: there is no such backend; expected megatron or fsdp")

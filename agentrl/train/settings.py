@@ -17,7 +17,9 @@ WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 class TrainSettings(Settings):
     """How the model is trained. Names are slime's and Megatron's flags."""
 
-    train_backend: Literal["megatron"] = Field("megatron", description="The training backend.")
+    train_backend: Literal["megatron", "fsdp"] = Field(
+        "megatron", description="The training backend: megatron, or fsdp for any causal language model of transformers."
+    )
 
     hf_checkpoint: str | None = Field(
         None, description="Hugging Face folder with config, tokenizer and the weights to start from."
@@ -130,6 +132,12 @@ class TrainSettings(Settings):
     )
     sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
     use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
+    fsdp_cpu_offload: bool = Field(
+        False, description="With fsdp: keep weights, gradients and optimizer state in host memory, and step on the CPU."
+    )
+    data_parallel_replicate_degree: int = Field(
+        1, ge=1, description="With fsdp: copies of the sharded model; gradients are summed over them (HSDP)."
+    )
 
     deterministic_mode: bool = Field(
         False,

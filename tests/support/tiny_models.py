@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Arch = Literal["qwen3", "qwen2", "llama", "mistral", "glm", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"]
+NoTable = Literal["gemma3_text", "granite", "smollm3", "gpt_oss"]
+"""Families of transformers that megatron has no table for."""
 
 _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
 _MORE: dict[str, dict[str, Any]] = {
@@ -25,6 +27,8 @@ _MORE: dict[str, dict[str, Any]] = {
     "glm4": {"attention_bias": False},
     "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 64, **_EXPERTS},
     "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, "mlp_only_layers": [0], **_EXPERTS},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True, **_EXPERTS},
     "deepseek_v3": {
         "num_key_value_heads": 4,
@@ -94,7 +98,7 @@ CHAT_TEMPLATE = """\
 
 def make_tiny_model(
     folder: str | Path,
-    arch: Arch = "qwen3",
+    arch: Arch | NoTable = "qwen3",
     seed: int = 0,
     *,
     layers: int = 2,

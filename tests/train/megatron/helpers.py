@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM
 from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
 from agentrl.algorithms.ops.weights import token_weights
 from agentrl.sample import Sample
+from agentrl.train.backends import backend_class
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import Learners, RankInfo
-from agentrl.train.megatron.backend import MegatronBackend
 from agentrl.train.settings import TrainSettings
+from agentrl.train.trainer import Trainer
 
 TEMPERATURE = 0.8
 PPO = AlgorithmSettings(advantage_estimator="ppo", gamma=0.99, lambd=0.95)
@@ -72,10 +73,10 @@ def backend(
     where: RankInfo | None = None,
     total_steps: int | None = None,
     learners: Learners = "all",
-) -> Iterator[MegatronBackend]:
+) -> Iterator[Trainer]:
     """A started backend, and its process groups gone afterwards."""
     algorithm = algorithm or AlgorithmSettings()
-    made = MegatronBackend(
+    made: Any = backend_class(train.train_backend)(
         train, algorithm, rollout_temperature=TEMPERATURE, total_steps=total_steps, learners=learners
     )
     try:
@@ -90,7 +91,7 @@ def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("perf/") and name != "train_seconds"}
 
 
-def gradients(made: MegatronBackend) -> Iterator[tuple[str, torch.Tensor]]:
+def gradients(made: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
     """The last step's gradients (float32, after clipping) under Hugging Face names."""
     network: Any = made.actor.network
     found = {name: tensor.main_grad for name, tensor in network.parameters().items() if tensor.requires_grad}

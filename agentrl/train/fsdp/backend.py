@@ -1,0 +1,21 @@
+"""`FsdpBackend`: the train backend on FSDP2, for any causal language model of transformers."""
+
+from __future__ import annotations
+
+from agentrl.train.contracts import RankInfo, TrainBackend
+from agentrl.train.fsdp.mesh import Mesh
+from agentrl.train.fsdp.network import FsdpNetwork
+from agentrl.train.trainer import Trainer
+
+
+class FsdpBackend(Trainer):
+    """One rank of FSDP's trainer."""
+
+    network = FsdpNetwork
+
+    def join(self, where: RankInfo) -> Mesh:
+        return Mesh.join(self.settings, where, self.device)
+
+
+_BACKEND: type[TrainBackend] = FsdpBackend
+"""For the type checker: every method of the contract is there."""

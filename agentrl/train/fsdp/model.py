@@ -1,0 +1,187 @@
+"""A causal language model of transformers on this rank: read, sharded, and told from others.
+
+1. One process without half precision or offload has transformers' own model. Otherwise FSDP2 shards each layer and what is
+   around them; rank 0 alone reads the weights and the others receive their shards.
+2. Weights are kept in float32 where they learn, and computed with in bfloat16 if `bf16` is set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
+
+from agentrl.errors import CheckpointError, TrainError
+from agentrl.train.fsdp.attention import PACKED, register
+from agentrl.train.hf import HFFolder
+from agentrl.train.network import Place
+
+_SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")
+
+
+def config_of(folder: HFFolder) -> Any:
+    """transformers' config of a folder.
+
+    Raises:
+        TrainError: transformers does not know the model, or it has other layers than attention that can be packed.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder.path)
+        cls = AutoModelForCausalLM._model_mapping[type(config)]
+    except (ValueError, KeyError, OSError) as error:
+        raise TrainError(f"{folder.path}: transformers has no causal language model for it: {error}") from error
+    other = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
+    if other or cls._is_stateful or not cls._supports_attention_backend:
+        what = f"layers of {', '.join(other)}" if other else f"no attention that can be replaced ({cls.__name__})"
+        raise TrainError(f"{folder.path} cannot be trained with fsdp: samples are packed, and it has {what}")
+    if getattr(config, "quantization_config", None):
+        raise TrainError(f"{folder.path} is quantised; fsdp trains plain weights: start from a bfloat16 folder of it")
+    return config
+
+
+def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
+    """The sizes in a folder's config by which its model is told from another."""
+    found = config_of(folder).to_dict()
+    sizes = {name: value for name, value in found.items() if isinstance(value, int) and _SIZE.search(name)}
+    return {"train_backend": "fsdp", "model_type": found["model_type"], **sizes}
+
+
+def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
+    """The model on this rank; with `values` it ends in a `Values` head. Collective.
+
+    Raises:
+        CheckpointError: weights are missing.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    register()
+    config, kind = config_of(folder), AutoModel if values else AutoModelForCausalLM
+    half = place.settings.bf16 and not learns
+    chosen = {"attn_implementation": PACKED, "dtype": torch.bfloat16 if half else torch.float32}
+
+    def read(*, pre_process: bool, post_process: bool) -> Any:
+        model, found = kind.from_pretrained(folder.path, config=config, output_loading_info=True, **chosen)
+        if missing := sorted(found["missing_keys"]):
+            raise CheckpointError(f"{folder.path}: its weights lack {missing[0]} and {len(missing) - 1} more")
+        return Values(model, folder) if values else model
+
+    def empty(*, pre_process: bool, post_process: bool) -> Any:
+        with torch.device("meta"):
+            model = kind.from_config(config, **chosen)
+            return Values(model, None) if values else model
+
+    def made(build: Any) -> Any:
+        return place.hooks.model(build, pre_process=True, post_process=True).eval().requires_grad_(learns)
+
+    mesh, settings = place.ranks.mesh, place.settings
+    if mesh is None:
+        model = made(read).to(place.device)
+    else:
+        model = made(empty)
+        _shard(model, mesh, half=bool(settings.bf16), offload=settings.fsdp_cpu_offload and learns)
+        _fill(
+            model,
+            made(read) if place.ranks.rank == 0 else None,
+            place.device,
+            settings.fsdp_cpu_offload and learns,
+        )
+    if settings.recompute_granularity and learns:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in _layers(model):
+            layer.training = True  # by which transformers knows; what is in it stays as it is, without dropout
+    return model
+
+
+def _layers(model: Any) -> list[torch.nn.Module]:
+    names = set(getattr(model, "_no_split_modules", None) or model.model._no_split_modules)
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _shard(model: Any, mesh: Any, *, half: bool, offload: bool) -> None:
+    precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
+    for module in (*_layers(model), model):
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # a loss is a sum over all ranks
+
+
+@torch.no_grad()
+def _fill(model: Any, whole: Any | None, device: torch.device, offload: bool) -> None:
+    """Give each rank its shards of the model that rank 0 has read, and all of its buffers."""
+    model.to_empty(device="cpu" if offload else device)
+    weights = dict(whole.named_parameters()) if whole else {}
+    for name, parameter in model.named_parameters():
+        full = weights[name].detach() if whole else torch.empty(parameter.shape, dtype=parameter.dtype)
+        shard = distribute_tensor(full.to(device), parameter.device_mesh, parameter.placements)
+        parameter.to_local().copy_(shard.to_local())
+    buffers = dict(whole.named_buffers()) if whole else {}
+    for name, buffer in model.named_buffers():
+        found = buffers[name].to(device) if whole else torch.empty_like(buffer, device=device)
+        dist.broadcast(found, 0)
+        buffer.copy_(found)
+
+
+class Values(torch.nn.Module):
+    """A model without its layer to the vocabulary, and a linear layer to one number, which multiplies in float32."""
+
+    def __init__(self, model: Any, folder: HFFolder | None) -> None:
+        super().__init__()
+        self.model, self.score = model, torch.nn.Linear(model.config.hidden_size, 1, bias=False)
+        torch.nn.init.zeros_(self.score.weight)
+        if folder and "score.weight" in folder.files:
+            self.score.weight.data.copy_(folder.tensor("score.weight"))
+
+    def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
+        """As a causal language model, with `logits` [1, n, 1]."""
+        hidden = self.model(**inputs).last_hidden_state[:, logits_to_keep]
+        return SimpleNamespace(logits=F.linear(hidden.float(), self.score.weight.float()))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What planning and measuring need of a model's sizes: see `train.network.Shape`.
+
+    Attributes:
+        matrices: weights that a token is multiplied with; of experts those that it meets.
+        channels: of queries, over all heads and layers.
+    """
+
+    vocab: int
+    matrices: int
+    channels: int
+
+    @classmethod
+    def of(cls, model: Any) -> Shape:
+        """Of a transformers model."""
+        config = getattr(model, "model", model).config
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        unused = model.get_input_embeddings().weight if not config.tie_word_embeddings else None
+        matrices = 0
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and parameter is not unused:
+                met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
+                matrices += int(parameter.numel() * (met or 1))
+        return cls(config.vocab_size, matrices, config.num_hidden_layers * config.num_attention_heads * dim)
+
+    @property
+    def attention_crossover(self) -> int:
+        return self.matrices // self.channels
+
+    def forward_flops(self, lengths: NDArray[np.int64]) -> float:
+        tokens, squares = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
+        return 2 * tokens * self.matrices + 2 * squares * self.channels

@@ -1,0 +1,154 @@
+"""`FsdpNetwork`: a model of transformers as the trainer's body uses it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import TrainError
+from agentrl.exact import exactly
+from agentrl.train.batch import TrainBatch
+from agentrl.train.contracts import WeightSpec
+from agentrl.train.fsdp.attention import Pack
+from agentrl.train.fsdp.checkpoint import FsdpStore
+from agentrl.train.fsdp.model import Shape, config_of, load, sizes_of
+from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
+from agentrl.train.hf import HFFolder
+from agentrl.train.microbatches import Packer, Rows
+from agentrl.train.network import Network, Place, frozen
+from agentrl.train.packing import Plan
+from agentrl.train.passes import OnOutput, Passes
+from agentrl.train.settings import TrainSettings
+
+_LAYER = re.compile(r".*?\.\d+\.")
+"""The beginning of a parameter's name that its layer's others have as well."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FsdpPasses(Passes):
+    """A microbatch at a time; FSDP gathers and reduces within the model."""
+
+    def run(self, batch: TrainBatch, plan: Plan, rows: Rows, on_output: OnOutput, *, learns: bool) -> list[Any]:
+        found = []
+        for mb in self.packer.microbatches(batch, plan, rows):
+            inputs = {"input_ids": mb.tokens, "position_ids": mb.positions, "use_cache": False, "pack": Pack(mb)}
+            with exactly(self.exact):
+                out = self.model(**inputs, logits_to_keep=mb.rows).logits[0]
+            result = on_output(out, mb)
+            if learns:
+                loss, result = result
+                loss.backward()
+            found.append(result)
+        return found
+
+
+class FsdpNetwork(Network):
+    """A model, whole or sharded, and its passes."""
+
+    store = FsdpStore()
+
+    def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None:
+        self.place, self.sizes = place, sizes_of(folder)
+        self.config = config_of(folder)
+        self.model = load(folder, place, values=values, learns=learns)
+        self.shape = Shape.of(self.model)
+        if learns and frozen(place.settings):
+            learning = _learning(self.parameters(), place.settings)
+            for name, parameter in self.parameters().items():
+                parameter.requires_grad_(name in learning)
+        self.passes = FsdpPasses(
+            model=self.model,
+            packer=Packer(place.ranks, place.device),
+            vocab=self.shape.vocab,
+            temperature=place.temperature,
+            hooks=place.hooks,
+            exact=place.settings.true_on_policy_mode,
+        )
+
+    @staticmethod
+    def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
+        return sizes_of(folder)
+
+    def check(self, longest: int) -> None:
+        """Some rotary positions depend on how long the pass is, and so they would differ between samples of a microbatch."""
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        most = rope.get("original_max_position_embeddings") or self.config.max_position_embeddings
+        if rope.get("rope_type") in ("dynamic", "longrope") and longest > most:
+            raise TrainError(
+                f"a sample has {longest} tokens before its last, but with rope type {rope['rope_type']} only {most} can be "
+                "trained; keep samples shorter with --rollout-max-context-len"
+            )
+
+    def optimizer(self, total_steps: int | None) -> FsdpOptimizer:
+        return FsdpOptimizer(self.parameters(), self.place.settings, self.place.ranks, total_steps)
+
+    def zero_grad(self) -> None:
+        self.model.zero_grad()
+
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model.named_parameters())
+
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        self.zero_grad()
+        return [local(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())], []
+
+    def specs(self) -> list[WeightSpec]:
+        with torch.device("meta"):
+            found = self._renamed((name, torch.empty(p.shape)) for name, p in self.parameters().items())
+            return [WeightSpec(name, str(self._dtype).removeprefix("torch."), list(t.shape)) for name, t in found]
+
+    @torch.no_grad()
+    def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        whole = ((name, _whole(p.detach()).to(self._dtype)) for name, p in self.parameters().items())
+        for name, tensor in self._renamed(whole):
+            if self.place.ranks.rank == 0 and (only is None or name in only):
+                yield name, tensor
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.place.settings.bf16 else torch.float32
+
+    def _renamed(self, named: Any) -> Iterator[tuple[str, Tensor]]:
+        """Layer by layer under the names of the folder, in its form: transformers may have joined experts when it read it."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        def layer(item: tuple[str, Tensor]) -> str:
+            found = _LAYER.match(item[0])
+            return found[0] if found else item[0]
+
+        for _, items in itertools.groupby(named, layer):
+            yield from revert_weight_conversion(self.model, dict(items)).items()
+
+    def state(self, prefix: str = "") -> dict[str, Any]:
+        return {prefix + name: parameter.detach() for name, parameter in self.parameters().items()}
+
+    def take(self, state: dict[str, Any], prefix: str = "") -> None:
+        """`FsdpStore` has loaded in place."""
+
+
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _learning(names: Collection[str], settings: TrainSettings) -> set[str]:
+    """The parameters that the settings let learn.
+
+    Raises:
+        TrainError: a pattern that no name has, or nothing would learn.
+    """
+    only = settings.only_train_params_name_list
+    patterns: Sequence[str] = only or settings.freeze_params_name_list
+    flag = f"--{'only-train' if only else 'freeze'}-params-name-list"
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in names):
+            raise TrainError(f"{flag} {pattern}: no parameter is called so; they are called like {next(iter(names))}")
+    learn = {name for name in names if any(re.search(pattern, name) for pattern in patterns) == bool(only)}
+    if not learn:
+        raise TrainError(f"{flag} {' '.join(patterns)}: nothing of the model is left to learn; freeze less of it")
+    return learn

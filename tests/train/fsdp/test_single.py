@@ -1,0 +1,82 @@
+"""FSDP's trainer in one process: Megatron's numbers where there is a table, transformers' own where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.errors import TrainError
+from tests.support.tiny_models import Arch, NoTable, make_tiny_model
+from tests.train.megatron.helpers import PPO, Reference, backend, by_hub_name, make_batch, settings, timeless
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        (AlgorithmSettings(use_kl_loss=True, entropy_coef=0.01), {"clip_grad": 0.05, "weight_decay": 1.0}),
+        (PPO, {"num_steps_per_rollout": 2, "critic_lr": 1e-3}),
+        (AlgorithmSettings(), {"freeze_params_name_list": ("embed_tokens", "layers.0"), "ref_update_interval": 1}),
+    ],
+)
+def test_numbers_and_weights_are_megatrons(folder: Path, algorithm: AlgorithmSettings, changes: dict[str, Any]) -> None:
+    batch, found = make_batch(), list[Any]()
+    for kind in ("megatron", "fsdp"):
+        with backend(settings(folder, train_backend=kind, **changes), algorithm) as made:
+            history = [made.log_probs(batch), *(timeless(made.train(batch, 2 * number)) for number in range(3))]
+            found.append(
+                (history, made.details(), made.weight_specs(), {n: t.clone() for n, t in made.export_weights()})
+            )
+    (theirs, their_details, their_specs, their_weights), (ours, details, specs, weights) = found
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=0, atol=1e-5)
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=2e-6)
+    assert {name: array.dtype for name, array in details.items()} == {n: a.dtype for n, a in their_details.items()}
+    assert sorted(specs) == sorted(their_specs)
+    assert [spec.name for spec in specs] == list(weights)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, their_weights[name], rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("arch", ["gemma3_text", "granite", "smollm3", "gpt_oss", "qwen3_moe"])
+def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoTable | Arch) -> None:
+    """Windows shorter than the samples, sinks, joined experts, scaled logits: all under packing and shared prefixes."""
+    folder = make_tiny_model(tmp_path / arch, arch, tie_word_embeddings=arch == "granite")
+    batch, algorithm = make_batch(), AlgorithmSettings()
+    train = settings(folder, train_backend="fsdp", clip_grad=0.0, adam_eps=1e-3)
+    reference = Reference(folder, train, algorithm)
+    with backend(train, algorithm) as made:
+        np.testing.assert_allclose(
+            made.log_probs(batch), reference.log_probs(batch).detach().numpy(), rtol=0, atol=1e-5
+        )
+        for number in range(2):
+            want, metrics = reference.step(batch), made.train(batch, number)
+            for name in ("loss", "grad_norm"):
+                assert metrics[name] == pytest.approx(want[name], rel=2e-5, abs=1e-6), name
+        theirs = {**reference.model.state_dict(), **by_hub_name(reference.model.state_dict())}
+        stored = {name: list(made.folder.tensor(name).shape) for name in made.folder.files}
+        assert {spec.name: spec.shape for spec in made.weight_specs()} == stored
+        for name, tensor in made.export_weights():
+            torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5, msg=name)
+
+
+def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> None:
+    import transformers
+
+    for config, reason in (
+        (transformers.BloomConfig(n_layer=1), "no attention that can be replaced .BloomForCausalLM"),
+        (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "layers of conv"),
+        (transformers.CLIPConfig(), "no causal language model"),
+    ):
+        config.save_pretrained(tmp_path)
+        with pytest.raises(TrainError, match=reason), backend(settings(tmp_path, train_backend="fsdp")):
+            pass
