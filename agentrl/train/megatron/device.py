@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 CPU = torch.device("cpu")
 
@@ -67,6 +68,7 @@ def run_without_cuda() -> None:
         cls.__init__ = type_names()(cls.__init__)
     _patch_rng()
     _patch_experts()
+    _patch_uneven()
 
 
 class _TorchOnCpu(types.ModuleType):
@@ -114,6 +116,32 @@ def _patch_experts() -> None:
     dispatcher: Any = MoEAlltoAllTokenDispatcher
     dispatcher.cuda_dtoh_stream, dispatcher._maybe_dtoh_and_synchronize = CPU, to_host
     vars(moe_utils).setdefault("te_general_gemm", None)
+
+
+def _patch_uneven() -> None:
+    """gloo gathers and scatters parts of one size only; what it can is all-to-all."""
+    from megatron.core.tensor_parallel import mappings
+
+    evenly, scattered = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def gather(x: torch.Tensor, group: Any, sizes: Any = None, *rest: Any) -> torch.Tensor:
+        ranks = group.size()
+        if sizes is None or ranks == 1:
+            return evenly(x, group, None, *rest)
+        out = x.new_empty(sum(sizes), *x.shape[1:])
+        dist.all_to_all_single(out, torch.cat([x] * ranks), sizes, [len(x)] * ranks, group=group)
+        return out
+
+    def reduce_scatter(x: torch.Tensor, group: Any, sizes: Any = None, *rest: Any) -> torch.Tensor:
+        ranks = group.size()
+        if sizes is None or ranks == 1:
+            return scattered(x, group, None, *rest)
+        own = sizes[group.rank()]
+        out = x.new_empty(ranks * own, *x.shape[1:])
+        dist.all_to_all_single(out, x.contiguous(), [own] * ranks, sizes, group=group)
+        return out.view(ranks, own, *x.shape[1:]).sum(0)
+
+    mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = gather, reduce_scatter
 
 
 @contextlib.contextmanager

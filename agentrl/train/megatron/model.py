@@ -182,6 +182,10 @@ def build_model(
         parallel_output=True,
     )
     model = hooks.model(build, pre_process=layout.first_stage, post_process=layout.last_stage)
+    for name, parameter in model.named_parameters():
+        # Experts have replicas of their own and another optimizer. Megatron says so only if EP is above 1; like this it is
+        # right where TP cuts other parameters alone, and checkpoints are of one kind.
+        parameter.allreduce = ".local_experts." not in name
     if layout.last_stage:
         if values:
             model.output_layer = ValueHead(config)
