@@ -41,12 +41,15 @@ class Mixture:
         ffn, dense = config["moe_intermediate_size"], set(config.get("mlp_only_layers") or ())
         dense |= set(range(config.get("first_k_dense_replace") or 0))
         every = config.get("decoder_sparse_step") or 1
+        layers = [int((i + 1) % every == 0 and i not in dense) for i in range(config["num_hidden_layers"])]
+        if not any(layers):
+            return None
         return cls(
             experts=experts,
             topk=config["num_experts_per_tok"],
             ffn=ffn,
             shared_ffn=config.get("shared_expert_intermediate_size") or ffn * (config.get("n_shared_experts") or 0),
-            layers=[int((i + 1) % every == 0 and i not in dense) for i in range(config["num_hidden_layers"])],
+            layers=layers,
             normalised=bool(config.get("norm_topk_prob", False)),
             scaling=float(config.get("routed_scaling_factor") or 1.0),
             groups=config.get("n_group") or 1,
