@@ -44,8 +44,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(
-            f"{folder}: expected a Hugging Face model folder with config.json, found none (Megatron's torch_dist folders "
-            "are not read: give the Hugging Face folder that one was made from)"
+            f"{folder}: expected a Hugging Face model folder with config.json, found none (a torch_dist "
+            "folder of Megatron's goes to --load, beside the Hugging Face folder that it was made from)"
         )
     config = read_json(file)
     for name, value in text_config(config).items():
@@ -61,6 +61,12 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of the language model: those of a composite one lifted to the top."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def is_float8(config: dict[str, Any]) -> bool:
+    """Whether weights are float8, each block of 128 x 128 with a scale, as DeepSeek publishes."""
+    said = config.get("quantization_config")
+    return isinstance(said, dict) and (said.get("quant_method"), said.get("weight_block_size")) == ("fp8", [128, 128])
 
 
 def stored_tensors(folder: Path) -> Stored:

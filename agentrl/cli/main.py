@@ -32,6 +32,7 @@ COMMANDS = {
     "eval": "Evaluate a model on held-out prompts.",
     "replay": "Score the trajectories of a run again, with a changed grader or environment.",
     "grade": "Grade a file of answers with any of the graders.",
+    "convert": "Write a model in another form: Hugging Face, or Megatron's torch_dist.",
     "serve": "Serve a model over HTTP with the built-in engine.",
     "router": "Serve several engines as one: any HTTP client, exact ids for texts.",
     "retrieval": "Serve passages over HTTP for search tools.",
@@ -45,7 +46,7 @@ _DISTRIBUTED_AS = {"faiss": "faiss-cpu", "megatron": "megatron-core", "punkt": "
 """The distributions whose name is not that of the package they are imported by (but for dashes)."""
 
 _FITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("demo", "train", "sft", "report"), ("train",)),
+    **dict.fromkeys(("demo", "train", "sft", "report", "convert"), ("train",)),
     **dict.fromkeys(("init", "rollout", "eval", "serve", "router"), ("engine", "train")),
     **dict.fromkeys(("check", "replay"), ("rollout",)),
     "grade": ("graders", "rollout"),

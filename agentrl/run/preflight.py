@@ -24,7 +24,7 @@ from agentrl.data.user_source import check_source
 from agentrl.engine import EnginePool, check_launch
 from agentrl.envs import ALONE, Environment, Environments, Kinds
 from agentrl.errors import CheckpointError, DataError, SettingsError
-from agentrl.modelfolder import check_weights, read_config
+from agentrl.modelfolder import check_weights, is_float8, read_config
 from agentrl.rm_hub import check_rm_type
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.filters import GroupFilter, load_filter
@@ -34,7 +34,7 @@ from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import EvalSet, eval_sets, named
 from agentrl.run.resuming import check_prompts
-from agentrl.train.checkpoints import Found, check_critic, check_curve, latest
+from agentrl.train.checkpoints import Found, check_critic, check_curve, foreign, latest, torch_dist
 from agentrl.train.hooks import hooks_of
 
 
@@ -137,7 +137,11 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
     assert settings.train.hf_checkpoint is not None
     folder = Path(settings.train.hf_checkpoint)
     has_tokenizer("--hf-checkpoint", folder)
-    read_config(folder)
+    if is_float8(read_config(folder)) and settings.generates:
+        raise CheckpointError(
+            f"--hf-checkpoint {folder}: its weights are float8, and engines that hold them so cannot take the trainer's; "
+            f"`agentrl convert {folder} DIR --to hf` writes it without"
+        )
     if purpose == "train" or any(folder.glob("*.safetensors*")):
         check_weights(folder)
     elif settings.engine.engine == "embedded" and not any(folder.glob("*.bin")):
@@ -177,7 +181,7 @@ def has_tokenizer(flag: str, folder: Path) -> None:
 
 def _other_model(flag: str, folder: str | None) -> None:
     try:
-        if folder is not None:
+        if folder is not None and torch_dist(folder) is None:
             check_weights(Path(folder))
     except CheckpointError as error:
         raise CheckpointError(f"{flag} {error}") from error
@@ -189,12 +193,11 @@ def _checkpoint(settings: RunSettings) -> None:
     That is wanted where it is the folder to save to as well: the first life of a run finds it empty.
     """
     load, save = settings.train.load, settings.train.save
-    if load is not None and (Path(load).expanduser() / "latest_checkpointed_iteration.txt").is_file():
-        raise CheckpointError(
-            f"--load {load}: a checkpoint that another trainer wrote with Megatron, which is not read; give another folder, "
-            "and its model as a Hugging Face folder to --hf-checkpoint"
-        )
-    if load is None or (save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()):
+    if (
+        load is None
+        or foreign(load) is not None
+        or (save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve())
+    ):
         return
     if latest(Path(load).expanduser()) is None:
         raise CheckpointError(

@@ -24,6 +24,8 @@ from agentrl.train.learning_rate import learning_rate
 from agentrl.train.settings import TrainSettings
 
 FORMAT = 1
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Megatron's file that names the newest checkpoint of a folder: `release`, or the number of `iter_0000010`."""
 
 _DIGESTED = (
     2**26
@@ -106,6 +108,26 @@ def latest(root: str | Path) -> Found | None:
     folders = [root] if (root / MANIFEST).is_file() else [m.parent for m in root.glob(f"[!.]*/{MANIFEST}")]
     found = [Found(folder, read_manifest(folder)["step"]) for folder in folders]
     return max(found, key=lambda f: f.step, default=None)
+
+
+def torch_dist(root: str | Path) -> Path | None:
+    """The checkpoint of Megatron's that `root` is, or the one its `latest_checkpointed_iteration.txt` names; else None.
+
+    Raises:
+        CheckpointError: what is named is not there, or of another format.
+    """
+    folder, tracker = Path(root), Path(root) / TRACKER
+    if tracker.is_file():
+        said = tracker.read_text().strip()
+        folder = folder / (said if not said.isdigit() else f"iter_{int(said):07d}")
+        if not (folder / ".metadata").is_file():
+            raise CheckpointError(f"{tracker}: {said!r:.80}, but {folder} is no checkpoint of the format torch_dist")
+    return folder if (folder / ".metadata").is_file() else None
+
+
+def foreign(root: str | None) -> Path | None:
+    """The checkpoint of another trainer in a folder where none of ours is: its weights can be read."""
+    return None if root is None or latest(Path(root).expanduser()) else torch_dist(Path(root).expanduser())
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

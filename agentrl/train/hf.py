@@ -1,7 +1,8 @@
 """Hugging Face model folders: read tensor by tensor, written atomically.
 
 1. `HFFolder(path)` reads `config.json` and safetensors weights (one file, or shards with an index). Tensors are read
-   one at a time; nothing is loaded before it is asked for.
+   one at a time; nothing is loaded before it is asked for. Those in blocks of float8, as DeepSeek's are published, are
+   multiplied out.
 2. `write(...)` takes a stream of named tensors and makes a whole folder: weights, config, and the tokenizer files of
    the folder the model came from. The folder appears under its final name only when it is complete.
 """
@@ -12,41 +13,74 @@ import functools
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.errors import CheckpointError
-from agentrl.modelfolder import INDEX, SINGLE, read_config, stored_tensors
+from agentrl.modelfolder import INDEX, SINGLE, is_float8, read_config, stored_tensors
 from agentrl.train.checkpoints import replace_folder
 
 if TYPE_CHECKING:
     import torch
 
+_SCALE = "_scale_inv"
+"""What the name of a float8 weight's scales ends in."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 
 
 class HFFolder:
-    """A model folder on disk. Raises `CheckpointError` naming the folder and what is missing from it."""
+    """A model folder on disk. Raises `CheckpointError` naming the folder and what is missing from it.
+
+    Attributes:
+        config: `config.json`, without the quantization that `tensor` undoes.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = read_config(self.path)
+        if float8 := is_float8(self.config):
+            self.config.pop("quantization_config")
+        self._float8 = float8
+
+    @functools.cached_property
+    def _stored(self) -> Mapping[str, str]:
+        return {name: file for name, (file, _) in stored_tensors(self.path).items()}
 
     @functools.cached_property
     def files(self) -> Mapping[str, str]:
         """The weight file that holds each tensor, by tensor name."""
-        return {name: file for name, (file, _) in stored_tensors(self.path).items()}
+        return {name: file for name, file in self._stored.items() if not (self._float8 and name.endswith(_SCALE))}
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Read one tensor onto the CPU in its stored dtype."""
-        from safetensors import safe_open
-
+        """Read one tensor onto the CPU in its stored dtype; of float8 blocks, in `config.json`'s."""
         if name not in self.files:
             raise CheckpointError(f"{self.path}: no tensor {name!r} among its {len(self.files)} tensors")
-        with safe_open(self.path / self.files[name], framework="pt") as weights:
+        found = self._read(name)
+        return found if found.element_size() > 1 or not self._float8 else self._multiplied(name, found)
+
+    def _read(self, name: str) -> torch.Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self.path / self._stored[name], framework="pt") as weights:
             found: torch.Tensor = weights.get_tensor(name)
             return found
+
+    def _multiplied(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """Each block of 128 x 128 times its scale, in float32, and then rounded."""
+        import torch
+
+        scales = self._read(name + _SCALE) if name + _SCALE in self._stored else torch.empty(0)
+        if not scales.is_floating_point() or list(scales.shape) != [-(-size // 128) for size in weight.shape]:
+            raise CheckpointError(
+                f"{self.path}: {name} is of {weight.dtype} and {list(weight.shape)}, and its "
+                f"{name + _SCALE} of {scales.dtype} and {list(scales.shape)}"
+            )
+        spread = scales.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        kind = self.config.get("dtype") or self.config.get("torch_dtype")
+        whole = weight.float().mul_(spread[: weight.size(0), : weight.size(1)])
+        return whole.to(getattr(torch, str(kind), torch.bfloat16))
 
 
 def write(
@@ -69,7 +103,7 @@ def write(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        _copy_rest(source.path, partial)
+        copy_rest(source.path, partial)
         stored = _write_weights(partial, tensors, max_shard_bytes)
         config = dict(source.config)
         for key in ("dtype", "torch_dtype"):
@@ -81,20 +115,21 @@ def write(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _copy_rest(source: Path, target: Path) -> None:
+def copy_rest(source: Path, target: Path) -> None:
+    """Copy all of a model folder but its weights."""
     for file in source.iterdir():
         if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and not file.name.startswith("."):
             shutil.copy2(file, target / file.name)
 
 
 def _write_weights(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> str:
-    """Write the shards and, for more than one, the index; returns the dtype's name of the last floating tensor."""
+    """Write the shards and, for more than one, the index; returns the name of the floating dtype of most bytes."""
     from safetensors.torch import save_file
 
     shards: list[list[str]] = []
     held: dict[str, torch.Tensor] = {}
     size = total = 0
-    stored = ""
+    kinds: Counter[str] = Counter()
 
     def flush() -> None:
         save_file(held, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
@@ -103,15 +138,16 @@ def _write_weights(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], ma
 
     for name, tensor in tensors:
         kept = tensor.detach()
-        if kept.is_floating_point():
-            stored = str(kept.dtype).removeprefix("torch.")
         bytes_ = kept.numel() * kept.element_size()
+        if kept.is_floating_point():
+            kinds[str(kept.dtype).removeprefix("torch.")] += bytes_
         if held and size + bytes_ > max_bytes:
             flush()
             size = 0
         held[name] = kept.cpu().clone().contiguous() if kept.device.type == "cpu" else kept.cpu().contiguous()
         size, total = size + bytes_, total + bytes_
     flush()
+    stored = next((kind for kind, _ in kinds.most_common(1)), "")
     if len(shards) == 1:
         (folder / "shard-0").rename(folder / SINGLE)
         return stored

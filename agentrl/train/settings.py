@@ -25,7 +25,8 @@ class TrainSettings(Settings):
         None, description="Hugging Face folder with config, tokenizer and the weights to start from."
     )
     ref_load: str | None = Field(
-        None, description="Hugging Face folder of the reference model; by default the starting weights."
+        None,
+        description="Folder of the reference model: Hugging Face's, or torch_dist; by default the starting weights.",
     )
     opd_teacher_load: str | None = Field(
         None,
@@ -35,7 +36,10 @@ class TrainSettings(Settings):
     ref_update_interval: int | None = Field(
         None, ge=1, description="Every so many rollouts the reference model becomes the trained one; by default never."
     )
-    load: str | None = Field(None, description="Folder of checkpoints to resume from; default: --save.")
+    load: str | None = Field(
+        None,
+        description="Folder of checkpoints to resume from; default: --save. Of another trainer's (torch_dist), the weights are taken.",
+    )
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
     save_interval: int | None = Field(
         10, ge=1, description="Write a checkpoint every so many rollouts; one is always written at the end."

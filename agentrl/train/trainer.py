@@ -32,7 +32,7 @@ from agentrl.parked import Parked
 from agentrl.runfolder import CRITIC
 from agentrl.train import saving
 from agentrl.train.batch import TrainBatch
-from agentrl.train.checkpoints import check_critic
+from agentrl.train.checkpoints import check_critic, foreign
 from agentrl.train.contracts import ModelRole, Prepared, RankInfo, TrainBackend, WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
@@ -71,7 +71,13 @@ class Trainer(TrainBackend):
     def join(self, where: RankInfo) -> Ranks:
         """Meet the other ranks, on `self.device`. Collective."""
 
+    def opened(self, folder: str | Path) -> HFFolder:
+        """The model in a folder that the settings name."""
+        return HFFolder(folder)
+
     def init(self, where: RankInfo) -> None:
+        if (weights := foreign(self.settings.load)) is not None:
+            self.folder = self.opened(weights)
         sizes = self.network.sizes_of(self.folder)  # a model that cannot be trained is refused before the ranks meet
         self.device = pick(self.device_kind, where.local_rank)
         if self.settings.bf16 is None:
@@ -90,7 +96,7 @@ class Trainer(TrainBackend):
             if self.algorithm.needs_reference:
                 self.reference = ModelSlot(self._reference_folder(sizes), place)
             if self.algorithm.needs_teacher and self.settings.opd_teacher_load:
-                self.teacher = ModelSlot(HFFolder(self.settings.opd_teacher_load), place)
+                self.teacher = ModelSlot(self.opened(self.settings.opd_teacher_load), place)
         if self.algorithm.needs_critic and self.learners != "actor":
             self.critic = CriticSlot(self._critic_folder(), place, self.total_steps)
 
@@ -101,13 +107,13 @@ class Trainer(TrainBackend):
         torch.manual_seed(seed)
 
     def _reference_folder(self, sizes: Mapping[str, object]) -> HFFolder:
-        folder = HFFolder(self.settings.ref_load or self.folder.path)
+        folder = self.opened(self.settings.ref_load) if self.settings.ref_load else self.folder
         if self.network.sizes_of(folder) != sizes:
             raise TrainError(f"ref_load {folder.path} has other sizes than hf_checkpoint {self.folder.path}")
         return folder
 
     def _critic_folder(self) -> HFFolder:
-        folder = HFFolder(self.settings.critic_load or self.folder.path)
+        folder = self.opened(self.settings.critic_load) if self.settings.critic_load else self.folder
         if (theirs := folder.config.get("vocab_size")) != (ours := self.folder.config.get("vocab_size")):
             raise TrainError(
                 f"critic_load {folder.path} has a vocabulary of {theirs}, hf_checkpoint {self.folder.path} one of {ours}; "

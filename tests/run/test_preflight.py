@@ -164,7 +164,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
         (
             {"load": "others", "save": "others"},
-            ["--load others: a checkpoint that another trainer wrote with Megatron"],
+            ["iteration.txt: '20', but", "others/iter_0000020 is no checkpoint of the format torch_dist"],
         ),
         ({"load_debug_rollout_data": "dumps"}, ["--load-debug-rollout-data dumps", "--save-debug-rollout-data"]),
         ({"load_debug_rollout_data": "one_dump"}, ["one_dump/1.jsonl, which is not there; set --num-rollout 1"]),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from agentrl.train.contracts import RankInfo, TrainBackend
+from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
+from agentrl.train.megatron.folder import opened
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.network import MegatronNetwork
 from agentrl.train.trainer import Trainer
@@ -21,6 +24,10 @@ class MegatronBackend(Trainer):
     def join(self, where: RankInfo) -> Layout:
         device.prepare()
         return Layout.join(self.settings, where, self.device)
+
+    def opened(self, folder: str | Path) -> HFFolder:
+        """A Hugging Face folder, or a torch_dist checkpoint beside that of `hf_checkpoint`."""
+        return opened(Path(folder), self.settings.hf_checkpoint)
 
     def seed(self, seed: int) -> None:
         seed += 100 * cast(Layout, self.ranks).pp_rank

@@ -29,7 +29,7 @@ from agentrl.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """One rule for one layer and expert (or none) with its names filled in, and where it is.
 
     Attributes:
@@ -59,6 +59,30 @@ _VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), RuleLayout.WHOLE)
 """Named as transformers' classifiers name it: a reward model of one score is a critic to start from."""
 
 
+def unrolled(family: Family, shape: ModelShape, pp: int = 1, ep: int = 1, *, values: bool = False) -> Iterator[Entry]:
+    """The family's table for a model over so many pipeline stages and expert-parallel ranks."""
+    last, per_stage = pp - 1, shape.layers // pp
+    experts = shape.mixture.experts if shape.mixture else 0
+    yield _entry(0, family.embedding)
+    for layer in range(shape.layers):
+        stage, place = divmod(layer, per_stage)
+        for rule in family.rules(layer, shape):
+            for expert in range(experts if rule.of_expert else 1):
+                part, number = divmod(expert, experts // ep or 1)
+                names = tuple(name.format(layer, expert=expert) for name in rule.hf)
+                parameter = rule.megatron.format(place, expert=number)
+                yield Entry(stage, parameter, names, rule, layer, expert, part)
+    yield _entry(last, family.final_norm)
+    if values:
+        yield _entry(last, _VALUE_HEAD)
+    elif not shape.tied:
+        yield _entry(last, family.head(tied=False))
+
+
+def _entry(stage: int, rule: Rule) -> Entry:
+    return Entry(stage, rule.megatron, rule.hf, rule)
+
+
 class WeightMap:
     """The family's table unrolled for one `model` and layout; with `values` for one that ends in a value head. Collective."""
 
@@ -66,7 +90,7 @@ class WeightMap:
         self, family: Family, shape: ModelShape, layout: Layout, model: torch.nn.Module, *, values: bool = False
     ) -> None:
         self.shape, self.layout, self.family, self.values = shape, layout, family, values
-        self.entries = list(self._unroll())
+        self.entries = list(unrolled(family, shape, layout.pp, len(layout.ep_ranks), values=values))
         self._made = self._measured(stored(model))
 
     def _measured(self, tensors: Mapping[str, Tensor]) -> dict[str, list[tuple[list[int], torch.dtype]]]:
@@ -81,33 +105,12 @@ class WeightMap:
             dist.all_gather_object(every, made, group=self.layout.pp_group)
         return {kind: found for stage in every for kind, found in stage.items()}
 
-    def _cut(self, entry: _Entry) -> Cut:
+    def _cut(self, entry: Entry) -> Cut:
         return self.layout.experts if entry.rule.of_expert else self.layout.dense
 
-    def _is_mine(self, entry: _Entry) -> bool:
+    def _is_mine(self, entry: Entry) -> bool:
         here = entry.part == self.layout.ep_rank or not entry.rule.of_expert
         return here and entry.stage == self.layout.pp_rank
-
-    def _unroll(self) -> Iterator[_Entry]:
-        last, per_stage = self.layout.pp - 1, self.shape.layers // self.layout.pp
-        experts = self.shape.mixture.experts if self.shape.mixture else 0
-        yield self._entry(0, self.family.embedding)
-        for layer in range(self.shape.layers):
-            stage, place = divmod(layer, per_stage)
-            for rule in self.family.rules(layer, self.shape):
-                for expert in range(experts if rule.of_expert else 1):
-                    part, number = divmod(expert, experts // len(self.layout.ep_ranks) or 1)
-                    names = tuple(name.format(layer, expert=expert) for name in rule.hf)
-                    parameter = rule.megatron.format(place, expert=number)
-                    yield _Entry(stage, parameter, names, rule, layer, expert, part)
-        yield self._entry(last, self.family.final_norm)
-        if self.values:
-            yield self._entry(last, _VALUE_HEAD)
-        elif not self.shape.tied:
-            yield self._entry(last, self.family.head(tied=False))
-
-    def _entry(self, stage: int, rule: Rule) -> _Entry:
-        return _Entry(stage, rule.megatron, rule.hf, rule)
 
     def load(self, model: torch.nn.Module, folder: HFFolder) -> None:
         """Fill this rank's parameters from a folder; a value head that it has not starts as 0.
@@ -118,7 +121,7 @@ class WeightMap:
         parameters = stored(model)
         entries = list(filter(self._is_mine, self.entries))
         if self.shape.tied and "output_layer.weight" in parameters:
-            entries.append(self._entry(self.layout.pp_rank, self.family.head(tied=True)))
+            entries.append(_entry(self.layout.pp_rank, self.family.head(tied=True)))
         missing = set(parameters) - {e.parameter for e in entries}
         if missing:
             raise CheckpointError(f"the {self.family.model_type} table has no rule for {sorted(missing)}")
@@ -126,7 +129,7 @@ class WeightMap:
             self._fill(parameters[entry.parameter], entry, folder)
 
     @torch.no_grad()
-    def _fill(self, parameter: Tensor, entry: _Entry, folder: HFFolder) -> None:
+    def _fill(self, parameter: Tensor, entry: Entry, folder: HFFolder) -> None:
         if entry.rule is _VALUE_HEAD and entry.names[0] not in folder.files:
             parameter.zero_()
             return
@@ -146,7 +149,7 @@ class WeightMap:
     def learning(self, settings: TrainSettings) -> set[str]:
         """This rank's parameters that learn, by megatron's names: all but what the settings freeze.
 
-        A pattern is searched for in each parameter's names (`_Entry.called`). A head that is tied to the embedding learns
+        A pattern is searched for in each parameter's names (`Entry.called`). A head that is tied to the embedding learns
         where that does.
 
         Raises:
@@ -212,7 +215,7 @@ class WeightMap:
             dist.all_gather(parts, local.contiguous(), group=cut.group)
         return rule.layout.merge(parts, self.shape)
 
-    def _to_rank_zero(self, tensors: list[Tensor], entry: _Entry, dtype: torch.dtype | None) -> list[Tensor]:
+    def _to_rank_zero(self, tensors: list[Tensor], entry: Entry, dtype: torch.dtype | None) -> list[Tensor]:
         """Send those of an entry that rank 0 has not, if this rank is to, or receive them."""
         for tensor in tensors:
             dist.send(tensor.contiguous(), dst=0)
@@ -233,5 +236,5 @@ def stored(model: torch.nn.Module) -> dict[str, Tensor]:
     return {**dict(inner.named_parameters()), **{n: b for n, b in inner.named_buffers() if n in kept}}
 
 
-def _has(entry: _Entry, patterns: Sequence[str]) -> bool:
+def _has(entry: Entry, patterns: Sequence[str]) -> bool:
     return any(re.search(pattern, name) for pattern in patterns for name in entry.called)

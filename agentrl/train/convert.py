@@ -1,0 +1,54 @@
+"""Models from one form to another, with one file of weights at most in memory: Hugging Face folders and torch_dist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl.errors import CheckpointError
+from agentrl.train.checkpoints import TRACKER, replace_folder
+from agentrl.train.hf import copy_rest
+from agentrl.train.hf import write as write_hf
+from agentrl.train.megatron.folder import opened, parts
+from agentrl.train.torch_dist import write
+
+Form = Literal["hf", "torch_dist"]
+Shown = Callable[[Iterable[Any], int], Iterable[Any]]
+"""Goes through so many things and shows how far it is."""
+
+
+def convert(source: Path, target: Path, form: Form, beside: Path | None, shown: Shown) -> list[str]:
+    """Write the model at `source` to the new folder `target`; it appears there when it is complete.
+
+    Args:
+        source: a Hugging Face folder, a torch_dist checkpoint, or a checkpoint of a run; the latter two may be the folder that
+            has several.
+        beside: the folder with the config and tokenizer of a source that has none.
+
+    Returns:
+        The names of tensors of `source` that `form` has no place for.
+
+    Raises:
+        CheckpointError: `target` is there, or `source` cannot be read.
+    """
+    if target.exists():
+        raise CheckpointError(f"{target} is there already; give a new folder")
+    folder = opened(source, beside)
+    if form == "hf":
+        tensors = ((name, folder.tensor(name)) for name in folder.files)
+        write_hf(target, shown(tensors, len(folder.files)), source=folder)
+        return []
+    names, stream, said = parts(folder)
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        (partial / "release").mkdir(parents=True)
+        copy_rest(folder.path, partial)
+        (partial / TRACKER).write_text("release")
+        write(partial / "release", shown(stream, len(names)), said)
+        replace_folder(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return sorted(folder.files.keys() - {name for some in names for name in some})

@@ -1,0 +1,150 @@
+"""A torch_dist checkpoint as the Hugging Face folder that it would be, and a folder as torch_dist: the family's table again.
+
+A rule's megatron tensor, as it is without parallelism, lies in the checkpoint under its name, or with its layers and its
+experts stacked under the name without their numbers, or, of a norm that Transformer Engine computes within the linear layer
+behind it, under that layer's name. All are looked for; what is written has Transformer Engine's names.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agentrl.errors import CheckpointError
+from agentrl.train.checkpoints import latest, torch_dist
+from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.families import family_of, shape_of
+from agentrl.train.megatron.weights import Entry, unrolled
+from agentrl.train.torch_dist import Part, TorchDist
+
+_FUSED = {
+    "input_layernorm": "self_attention.linear_qkv",
+    "pre_mlp_layernorm": "mlp.linear_fc1",
+    "self_attention.q_layernorm": "self_attention.linear_q_up_proj",
+    "self_attention.kv_layernorm": "self_attention.linear_kv_up_proj",
+}
+"""The norms of a layer, and the linear layers of Transformer Engine that hold them if they are there."""
+
+
+def opened(source: Path, beside: str | Path | None) -> HFFolder:
+    """The model at `source`: a Hugging Face folder, a torch_dist checkpoint or one of a run, or a folder of these.
+
+    Args:
+        beside: the folder with the config and tokenizer of a source that has none.
+    """
+    newest = latest(source)
+    stored = newest.path if newest else torch_dist(source)
+    if stored is None:
+        return HFFolder(source)
+    holds = next((folder for folder in (source, stored) if (folder / "config.json").is_file()), beside)
+    if holds is None:
+        raise CheckpointError(f"{source}: no config.json in it; give the model's Hugging Face folder: --hf-checkpoint")
+    return MegatronFolder(stored, holds)
+
+
+class MegatronFolder(HFFolder):
+    """The checkpoint at `stored`, whose config and tokenizer lie in `path`; tensors are merged as they are asked for.
+
+    Raises:
+        CheckpointError: a tensor that the family's table names is not there.
+    """
+
+    def __init__(self, stored: Path, path: str | Path) -> None:
+        super().__init__(path)
+        self._checkpoint, self._shape = TorchDist(stored), shape_of(self.config)
+        found = [(entry, *self._find(entry)) for entry in unrolled(family_of(self.config), self._shape)]
+        self._found = {name: place for place in found for name in place[0].names}
+        for key, of in _stacks((key, index) for _, key, index in found).items():
+            if of != (there := self._checkpoint.shapes[key][: len(of)]):
+                raise CheckpointError(f"{stored}: {key} is stacked {there}, and by {path}/config.json it would be {of}")
+        rows, width = self._checkpoint.shapes[found[0][1]]
+        if rows < self._shape.vocab or width != self._shape.hidden:
+            raise CheckpointError(
+                f"{stored}: {rows} embeddings of {width} numbers, and by {path}/config.json it would be {self._shape.vocab} "
+                f"of {self._shape.hidden}"
+            )
+        self._merged = functools.lru_cache(maxsize=1)(self._merge)
+
+    @functools.cached_property
+    def files(self) -> Mapping[str, str]:
+        return {name: key for name, (_, key, _) in self._found.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        if name not in self._found:
+            raise CheckpointError(f"{self._checkpoint.path}: no tensor that would be {name!r}")
+        return self._merged(self._found[name][0].names[0])[name]
+
+    def _merge(self, first: str) -> dict[str, Tensor]:
+        entry, key, index = self._found[first]
+        stored = self._checkpoint.read(key, index)
+        try:
+            return dict(zip(entry.names, entry.rule.layout.merge([stored], self._shape), strict=True))
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{self._checkpoint.path}: {key} {list(stored.shape)} does not fit {self.path}/config.json ({error}); give "
+                "the Hugging Face folder of the model that it was made from"
+            ) from error
+
+    def _find(self, entry: Entry) -> tuple[str, tuple[int, ...]]:
+        name = entry.called[0]
+        places = {key: index for spelt in (name, _fused(name)) for key, index in _places(spelt)}
+        for key in self._checkpoint.shapes.keys() & places:
+            return key, places[key]
+        raise CheckpointError(
+            f"{self._checkpoint.path}: no tensor for {', '.join(entry.names)} of a {self.config['model_type']} model, which "
+            f"would be called {' or '.join(places)}"
+        )
+
+
+def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[Part], dict[str, Any]]:
+    """A folder as megatron has it: the Hugging Face names of each part, the parts one by one, and `write`'s `said`.
+
+    Layers are stacked, but not a mixture's: its scripts give Megatron a list of layers, and for those it stacks none.
+    """
+    shape = shape_of(folder.config)
+    entries = list(unrolled(family_of(folder.config), shape))
+    names = {entry.called[0] for entry in entries}
+    mixed = any(".experts." in name for name in names)
+    keyed: list[tuple[Entry, str, tuple[int, ...]]] = []
+    for entry in entries:
+        name = entry.called[0]
+        alone = _fused(name).replace(".layer_norm_weight", ".weight") not in names
+        key, index = list(_places(name if alone else _fused(name)))[mixed]
+        keyed.append((entry, key, index))
+    of = _stacks((key, index) for _, key, index in keyed)
+
+    def split() -> Iterator[Part]:
+        for entry, key, index in keyed:
+            tensors = [folder.tensor(name) for name in entry.names]
+            yield Part(key, index, of[key], entry.rule.layout.split(tensors, 0, 1, shape))
+
+    said: dict[str, Any] = {"num_layers": shape.layers, "hidden_size": shape.hidden, "num_attention_heads": shape.heads}
+    said["num_experts"] = max((count[-1] for key, count in of.items() if ".experts." in key), default=None)
+    return [entry.names for entry in entries], split(), said
+
+
+def _stacks(places: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """How many layers and experts lie under each key."""
+    of: dict[str, tuple[int, ...]] = {}
+    for key, index in places:
+        of[key] = tuple(max(seen, i + 1) for seen, i in zip(of.get(key, index), index, strict=True))
+    return of
+
+
+def _places(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The keys that a parameter may have, and its place in what is stacked there: layers and experts, experts, nothing."""
+    name = name.replace(".local_experts.", ".experts.")
+    for stacked in (r"\.(\d+)(?=\.)", r"(?<=\.experts)\.(\d+)(?=\.)", r"(?!)()"):
+        yield re.sub(stacked, "", name), tuple(map(int, re.findall(stacked, name)))
+
+
+def _fused(name: str) -> str:
+    for norm, linear in _FUSED.items():
+        if name.endswith(f".{norm}.weight"):
+            return name.replace(f"{norm}.weight", f"{linear}.layer_norm_weight")
+    return name

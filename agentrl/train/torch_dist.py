@@ -1,0 +1,153 @@
+"""Megatron's `torch_dist` checkpoints, whoever wrote them: read and written tensor by tensor, without a model or ranks.
+
+1. `.metadata` lists of each tensor its pieces, and where in which file they lie. It is a pickle, of which only torch's own
+   descriptions are made into objects; the pieces are read with `weights_only`. `common.pt` is not read.
+2. Layers, and experts, may be stacked in one tensor: `read` takes one of them, and reads no other's pieces.
+3. What is written is loaded by `megatron.core.dist_checkpointing` under any layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import io
+import json
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import filesystem, metadata
+
+from agentrl.errors import CheckpointError
+
+_INDEX, _FILE_BYTES = ".metadata", 4 << 30
+_DESCRIPTIONS = {
+    **{("torch.distributed.checkpoint.metadata", name): getattr(metadata, name) for name in metadata.__all__},
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+    ("torch", "Size"): torch.Size,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor to write: one at `index` of those that are stacked, `of` so many, under one key; or all of it."""
+
+    key: str
+    index: tuple[int, ...]
+    of: tuple[int, ...]
+    tensor: Tensor
+
+
+class _Unread(dict[Any, Any]):
+    """Stands for what `.metadata` holds besides descriptions, such as megatron's own records."""
+
+    def __init__(self, *_args: Any) -> None: ...
+
+    def __setstate__(self, _state: Any) -> None: ...
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        return _DESCRIPTIONS.get((module, name), _Unread)
+
+
+class TorchDist:
+    """A checkpoint's tensors.
+
+    Raises:
+        CheckpointError: the folder's `.metadata` cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with (path / _INDEX).open("rb") as file:
+                found = _Unpickler(file).load()
+            entries, self._places = found.state_dict_metadata, dict(found.storage_data)
+            kind = metadata.TensorStorageMetadata
+            self._entries: dict[str, Any] = {k: e for k, e in entries.items() if isinstance(e, kind)}
+        except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
+            raise CheckpointError(f"{path / _INDEX}: not a torch_dist checkpoint's ({error!r:.200})") from error
+
+    @functools.cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of each tensor, by its key."""
+        return {key: tuple(entry.size) for key, entry in self._entries.items()}
+
+    def read(self, key: str, index: tuple[int, ...] = ()) -> Tensor:
+        """The tensor, or of stacked ones that at `index`, on the CPU in its stored dtype.
+
+        Raises:
+            CheckpointError: pieces are missing or damaged.
+        """
+        entry, n = self._entries[key], len(index)
+        found = torch.empty(entry.size[n:], dtype=entry.properties.dtype)
+        filled = 0
+        for chunk in entry.chunks:
+            at = tuple(i - start for i, start in zip(index, chunk.offsets, strict=False))
+            if all(0 <= i < size for i, size in zip(at, chunk.sizes, strict=False)):
+                piece = self._piece(key, chunk)[at]
+                ends = zip(chunk.offsets[n:], chunk.sizes[n:], strict=True)
+                found[tuple(slice(start, start + size) for start, size in ends)] = piece
+                filled += piece.numel()
+        if filled != found.numel():
+            raise CheckpointError(f"{self.path}: {key}: {filled} of {found.numel()} numbers are there; it is damaged")
+        return found
+
+    def _piece(self, key: str, chunk: Any) -> Tensor:
+        try:
+            place = self._places[metadata.MetadataIndex(key, chunk.offsets)]
+            if getattr(place, "transform_descriptors", None) or Path(place.relative_path).name != place.relative_path:
+                raise ValueError(f"compressed, or not in a file of its own folder: {place}")
+            with (self.path / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                piece: Tensor = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
+            return piece.view(chunk.sizes)
+        except Exception as error:
+            raise CheckpointError(f"{self.path}: {key} cannot be read: {error!r:.200}; fetch it again") from error
+
+
+def write(path: Path, parts: Iterable[Part], said: Mapping[str, Any]) -> None:
+    """Write a checkpoint into the folder `path`, of which one tensor is in memory at a time; `said` is for its `args`."""
+    entries: dict[str, Any] = {}
+    places: dict[Any, Any] = {}
+    with (path / "__0_0.distcp").open("wb") as file:
+
+        def append(place: Any, value: Any) -> None:
+            start = file.tell()
+            torch.save(value, file)
+            places[place] = filesystem._StorageInfo("__0_0.distcp", start, file.tell() - start)
+
+        for part in parts:
+            shape = part.tensor.shape
+            sizes, whole = torch.Size((*(1 for _ in part.of), *shape)), torch.Size((*part.of, *shape))
+            offsets, kind = torch.Size((*part.index, *(0 for _ in shape))), metadata.TensorProperties(part.tensor.dtype)
+            entry = entries.setdefault(part.key, metadata.TensorStorageMetadata(kind, whole, []))
+            entry.chunks.append(metadata.ChunkStorageMetadata(offsets, sizes))
+            append(metadata.MetadataIndex(part.key, offsets, len(entry.chunks) - 1), part.tensor.reshape(sizes).clone())
+            for key in _extra_states(part) - entries.keys():
+                entries[key] = metadata.BytesStorageMetadata()
+                append(metadata.MetadataIndex(key), [None])
+    (path / _INDEX).write_bytes(pickle.dumps(metadata.Metadata(entries, {}, places)))
+    args = argparse.Namespace(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, **said)
+    # By this megatron's `sharded_state_dict` knows how the keys were chosen.
+    form = {"non_homogeneous_layers": any(".layers.0." in key for key in entries), "singleton_local_shards": False}
+    common = {"args": args, "checkpoint_version": 3.0, "iteration": 0, "content_metadata": form}
+    torch.save(common, path / "common.pt")
+    backends = {"sharded_backend": "torch_dist", "common_backend": "torch"}
+    (path / "metadata.json").write_text(json.dumps(backends | {f"{name}_version": 1 for name in backends}))
+
+
+def _extra_states(part: Part) -> set[str]:
+    """The keys of what modules may keep beside their weights: Megatron's loader insists on them, and takes None."""
+    module = part.key.rpartition(".")[0]
+    index, of = (".".join(map(str, numbers)) for numbers in (part.index or (0,), part.of or (1,)))
+    holders = module, module.replace(".linear_proj", ".core_attention")
+    return {f"{holder}._extra_state/shard_{index}_{of}" for holder in holders}
