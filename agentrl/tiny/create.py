@@ -12,10 +12,18 @@ from agentrl.tiny.tokenizer import DEFAULT_CORPUS, train_tokenizer
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-Arch = Literal["qwen3", "qwen2", "llama"]
+Arch = Literal["qwen3", "qwen2", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe"]
 
-_ARCHS = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
-"""The first part of the names of transformers' classes."""
+_FEW: dict[str, Any] = {"num_experts_per_tok": 2, "norm_topk_prob": True}
+_ARCHS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen2": {},
+    "llama": {},
+    "qwen2_moe": {"num_experts": 4, **_FEW},
+    "qwen3_moe": {"num_experts": 4, **_FEW},
+    "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, **_FEW},
+}
+"""Values of transformers' `model_type`, with what the config has beside sizes: a mixture's four experts, two a token."""
 
 # Query and key norms above 1 sharpen attention from the start; a short rope base suits short contexts. Together they
 # let induction heads (and so copying) form some hundred steps earlier.
@@ -61,7 +69,7 @@ def create(
         hidden: width of the residual stream, a multiple of `heads`.
         heads: attention heads.
         kv_heads: key-value heads, a divisor of `heads`.
-        ffn: width of the feed-forward layer; default three times `hidden`.
+        ffn: width of the feed-forward layer, and of an expert; default three times `hidden`.
         vocab_size: size of the embedding; the tokenizer has at most as many ids.
         context_length: longest sequence in tokens.
         tie_embeddings: whether the output layer shares the embedding's weights.
@@ -94,7 +102,7 @@ def create(
         arch,
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=ffn or 3 * hidden,
+        **{name: ffn or 3 * hidden for name in _widths(arch)},
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -119,8 +127,17 @@ def _config(arch: Arch, **sizes: Any) -> "PretrainedConfig":
     import transformers
 
     rope = {"rope_type": "default", "rope_theta": _ROPE_THETA}
-    family = getattr(transformers, f"{_ARCHS[arch]}Config")
-    return family(**sizes, rope_parameters=rope, initializer_range=_INIT_STD, bos_token_id=None, dtype="float32")
+    start = {"initializer_range": _INIT_STD, "bos_token_id": None, "dtype": "float32"}
+    made: PretrainedConfig = transformers.AutoConfig.for_model(
+        arch, **sizes, **_ARCHS[arch], rope_parameters=rope, **start
+    )
+    return made
+
+
+def _widths(arch: Arch) -> list[str]:
+    names = ["intermediate_size"]
+    names += ["moe_intermediate_size"] if _ARCHS[arch] else []
+    return names + (["shared_expert_intermediate_size"] if arch == "qwen2_moe" else [])
 
 
 def _model(arch: Arch, config: "PretrainedConfig", seed: int, draw_pad_row: bool) -> "PreTrainedModel":
@@ -129,7 +146,7 @@ def _model(arch: Arch, config: "PretrainedConfig", seed: int, draw_pad_row: bool
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, f"{_ARCHS[arch]}ForCausalLM")(config)
+        model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config)
         if draw_pad_row:
             torch.nn.init.normal_(model.get_input_embeddings().weight[config.pad_token_id].data, std=_INIT_STD)
     for name, parameter in model.named_parameters():

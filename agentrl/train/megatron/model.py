@@ -150,6 +150,14 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
                 )
         if tp > 1 and not settings.sequence_parallel:
             raise TrainError(f"a mixture of experts with tensor_model_parallel_size {tp} needs sequence_parallel")
+        sparse = [
+            any(mixture.layers[i : i + shape.layers // pp]) for i in range(0, shape.layers, shape.layers // pp or 1)
+        ]
+        if settings.use_distributed_optimizer and not all(sparse):  # it has no checkpoint of no parameter
+            raise TrainError(
+                f"pipeline_model_parallel_size {pp} makes a stage without experts, which use_distributed_optimizer cannot "
+                "write: take fewer stages, or turn it off"
+            )
     elif settings.expert_model_parallel_size > 1:
         raise TrainError("expert_model_parallel_size needs a model with experts, and this one is dense")
     if shape.layers % pp:

@@ -103,11 +103,21 @@ class MegatronOptimizer(Optimizer):
 
     def take(self, state: dict[str, Any] | None) -> None:
         if state is not None:
+            self._with_steps(list(state.values()) if len(self.parts) > 1 else [state])
             self.inner.load_state_dict(state)
             return
         for part in self.parts:
             part.state.clear()
         self.inner.reload_model_params()  # the master copies are the loaded weights
+
+    @staticmethod
+    def _with_steps(parts: list[dict[str, Any]]) -> None:
+        """Rank 0 writes what parts count alike; of experts it writes nothing where the first stage has no layer with them."""
+        states = [part.get("optimizer", part).get("state", {}) for part in parts]
+        counts = [state["common_step"] for state in states if "common_step" in state]
+        for state in states:
+            if any("exp_avg" in entry for entry in state.values() if isinstance(entry, dict)):
+                state.setdefault("common_step", counts[0])
 
 
 def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConfig, layout: Layout) -> Any:

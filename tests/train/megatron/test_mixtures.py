@@ -11,7 +11,9 @@ import torch
 
 from agentrl.errors import TrainError
 from agentrl.train.contracts import RankInfo
-from agentrl.train.megatron.families import family_of
+from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.families import family_of, shape_of
+from agentrl.train.megatron.model import transformer_config
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
@@ -144,13 +146,24 @@ def test_a_router_that_megatron_has_not_is_refused(changes: dict[str, Any], word
 @pytest.mark.parametrize(
     ("arch", "changes", "words"),
     [
-        ("qwen3_moe", EP, "1 trainer processes cannot be divided by expert TP x EP x PP = 2"),
-        ("qwen3", EP, "cannot be divided by expert"),
+        ("qwen3", EP, "expert_model_parallel_size needs a model with experts"),
+        ("qwen3_moe", {"expert_model_parallel_size": 3}, "expert_model_parallel_size 3 must divide 4"),
+        ("qwen3_moe", {"expert_tensor_parallel_size": 5}, "expert_tensor_parallel_size 5 must divide 48"),
+        ("glm4_moe", {"tensor_model_parallel_size": 2}, "needs sequence_parallel"),
+        ("glm4_moe", PP | SHARDED, "a stage without experts"),
     ],
 )
 def test_layouts_that_experts_do_not_fit_are_refused(
     tmp_path: Path, arch: Arch, changes: dict[str, Any], words: str
 ) -> None:
     folder = make_tiny_model(tmp_path / "m", arch)
-    with pytest.raises(TrainError, match=words), backend(settings(folder, **changes)):
+    config = HFFolder(folder).config
+    with pytest.raises(TrainError, match=words):
+        transformer_config(shape_of(config), family_of(config), settings(folder, **changes), torch.device("cpu"))
+
+
+def test_processes_that_experts_cannot_be_cut_over_are_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", "qwen3_moe")
+    words = "1 trainer processes cannot be divided by expert TP x EP x PP = 2"
+    with pytest.raises(TrainError, match=words), backend(settings(folder, **EP)):
         pass

@@ -1,0 +1,28 @@
+"""A mixture of experts learns the calculator in ten steps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cluster.launch import train
+from agentrl.demo.data import write_train_and_test
+from agentrl.demo.demonstrations import CalculatorLessons
+from agentrl.demo.run import demo_settings
+from agentrl.tiny.warm_start import WarmStartSettings, in_own_process
+from tests.support.upcycled import upcycled
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_steps_raise_the_reward(tmp_path: Path) -> None:
+    dense = in_own_process(tmp_path / "cache", CalculatorLessons(), WarmStartSettings())
+    model = upcycled(dense, tmp_path / "model")
+    problems = write_train_and_test(tmp_path / "data", train_count=160, seed=0)
+    train(demo_settings(tmp_path / "run", model, *problems, steps=10).replace(train_backend="megatron"))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["rollout/reward"] for row in rows if "rollout/reward" in row]
+    assert len(rewards) == 10
+    assert sum(rewards[-3:]) / 3 >= sum(rewards[:3]) / 3 + 0.10
+    gaps = [row["train/train_rollout_logprob_abs_diff"] for row in rows if "rollout/reward" in row]
+    assert gaps[0] < 1e-5, "before the first step engine and trainer have the same weights"
