@@ -1,28 +1,41 @@
-"""Tokens per CPU-second of the embedded engine beside padded `model.generate`, on the same model in the same run.
+"""Tokens per CPU-second of the embedded engine beside padded `model.generate` and beside what no engine can beat.
 
-    python benchmarks/embedded_engine.py [--layers 6] [--hidden 256] [--conversations 16]
+    python -m benchmarks.embedded_engine [--sizes .85M 7M 29M] [--models random trained] [--loads single multi siblings]
 
-Two loads, one torch thread, CPU time of the process (wall time means little on a shared machine):
-single: prompts of 100 to 200 tokens, 64 new tokens each; multi: 4 turns, 32 new tokens and 20 new prompt tokens a turn.
+1. Loads: `single`, prompts of 100 to 200 tokens, 64 new ones; `multi`, 4 turns, 32 new tokens and 20 new prompt tokens a
+   turn; `siblings`, groups of 8 that share a prompt of 128 tokens, 64 new ones each. Temperature 0.9, top-p 0.95.
+2. Models: Qwen3 with a vocabulary of 4096; `random` has flat distributions, `trained` has learnt a page of `docs/` in
+   40 steps of AdamW, and is asked to go on with pieces of it: its distributions are peaked.
+3. The bound is the matrix products and the attention of the same load alone, sequences in step, no prefix read twice:
+   no norms, no rope, no activations, no sampling, nothing else of a loop.
+4. One torch thread and CPU time of the process; the three take turns, the median ratio counts. Wall time means little on
+   a shared machine, and so do absolute rates. The first go of each is left out: memory that nobody has touched is slow.
 """
 
 import argparse
 import copy
 import random
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
 
-from agentrl.engine.embedded import attention
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.job import Job
+from agentrl.engine.embedded.model import for_serving
 from agentrl.engine.embedded.params import SamplingParams
 from agentrl.engine.embedded.stopping import StopRules
 
-VOCABULARY = 4096
-Generate = Callable[[Sequence[list[int]], int], list[list[int]]]
+VOCABULARY, CONTEXT, GROUP = 4096, 1024, 8
+SIZES = {".85M": (4, 96), "7M": (6, 256), "29M": (8, 512)}
+"""Layers and hidden size."""
+Ids = list[int]
+Generate = Callable[[Sequence[Ids], int], list[Ids]]
 
 
 def make_model(layers: int, hidden: int) -> Any:
@@ -37,6 +50,7 @@ def make_model(layers: int, hidden: int) -> Any:
         num_key_value_heads=4,
         head_dim=hidden // 8,
         max_position_embeddings=4096,
+        tie_word_embeddings=hidden < 256,
         eos_token_id=None,
         bos_token_id=None,
         pad_token_id=0,
@@ -45,80 +59,197 @@ def make_model(layers: int, hidden: int) -> Any:
     return Qwen3ForCausalLM(config).eval()
 
 
-def embedded(model: Any) -> Generate:
-    attention.register()
-    own = copy.deepcopy(model)  # set_attn_implementation changes the shared config
-    own.set_attn_implementation(attention.ATTENTION)
-    engine = Engine(own, slots=64, context_length=1024)
+def text() -> Ids:
+    """The words of docs/ as ids, the commonest first."""
+    words = " ".join(file.read_text() for file in sorted(Path(__file__).parents[1].glob("docs/*.md"))).split()
+    known = {word: i for i, (word, _) in enumerate(Counter(words).most_common(VOCABULARY - 1), start=1)}
+    return [known[word] for word in words if word in known]
 
-    def generate(prompts: Sequence[list[int]], new: int) -> list[list[int]]:
+
+def train(model: Any, ids: Ids, steps: int = 40) -> float:
+    """Learn the beginning of `ids` by heart; gives the mean entropy of the next token there, in nats."""
+    page = torch.tensor(ids[:256]).reshape(4, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(input_ids=page, labels=page).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    with torch.inference_mode():
+        return float(torch.distributions.Categorical(logits=model(input_ids=page).logits).entropy().mean())
+
+
+class Embedded:
+    """The engine; `fresh` forgets what is cached."""
+
+    def __init__(self, model: Any) -> None:
+        own = copy.deepcopy(model)  # the attention's name is written into the shared config
+        self.engine = Engine(for_serving(own), slots=64, context_length=CONTEXT)
+
+    def fresh(self) -> None:
+        self.engine.flush()
+
+    def generate(self, prompts: Sequence[Ids], new: int) -> list[Ids]:
         params = SamplingParams(max_new_tokens=new, temperature=0.9, top_p=0.95)
         jobs = [
             Job(str(i), ids, params, StopRules(params, eos=frozenset(), limit=new, decode=None), seed=i)
             for i, ids in enumerate(prompts)
         ]
         for job in jobs:
-            engine.add(job)
-        while engine.step():
+            self.engine.add(job)
+        while self.engine.step():
             continue
         return [job.output for job in jobs]
 
-    return generate
 
+class Padded:
+    """transformers alone: one padded batch, no memory of earlier ones."""
 
-def padded(model: Any) -> Generate:
-    def generate(prompts: Sequence[list[int]], new: int) -> list[list[int]]:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def fresh(self) -> None:
+        pass
+
+    def generate(self, prompts: Sequence[Ids], new: int) -> list[Ids]:
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         with torch.inference_mode():
-            out = model.generate(
+            out = self.model.generate(
                 ids, attention_mask=mask, max_new_tokens=new, do_sample=True, temperature=0.9, top_p=0.95, top_k=0
             )
-        tokens: list[list[int]] = out[:, longest:].tolist()
+        tokens: list[Ids] = out[:, longest:].tolist()
         return tokens
 
-    return generate
+
+class Bound:
+    """Nothing but the products and the attention."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.kv, self.groups = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+        self.dim, self.layers = config.head_dim, config.num_hidden_layers
+        layers = [module.weight for name, module in model.named_modules() if name.endswith("_proj")]
+        self.weights = [weight.detach().t().contiguous().t() for weight in layers]  # the faster order of the two
+        self.head = model.lm_head.weight.detach().t().contiguous().t()
+        self.keys, self.values = (torch.zeros(self.layers, 64, self.kv, CONTEXT, self.dim) for _ in range(2))
+        self.read: list[Ids] = []
+
+    def fresh(self) -> None:
+        self.read.clear()
+
+    def generate(self, prompts: Sequence[Ids], new: int) -> list[Ids]:
+        spans = []
+        for prompt in prompts:
+            spans.append(
+                (min(max((_common(prompt, old) for old in self.read), default=0), len(prompt) - 1), len(prompt))
+            )
+            self.read.append(prompt)
+        rows = torch.randn(new * len(prompts), VOCABULARY).argmax(-1).reshape(len(prompts), new).tolist()
+        self.read += [prompt + row for prompt, row in zip(prompts, rows, strict=True)]
+        with torch.inference_mode():
+            for start in range(0, total := sum(end - start for start, end in spans), 256):
+                self._products(min(256, total - start))
+            for layer in range(self.layers):
+                for start, end in spans:
+                    self._attend(layer, 1, end - start, end)
+            mean = sum(map(len, prompts)) // len(prompts)
+            for step in range(new - 1):
+                self._products(len(prompts))
+                linear(torch.zeros(len(prompts), self.head.shape[1]), self.head)
+                for layer in range(self.layers):
+                    self._attend(layer, len(prompts), 1, mean + step + 1)
+        return rows
+
+    def _products(self, count: int) -> None:
+        rows = {weight.shape[1]: torch.zeros(count, weight.shape[1]) for weight in self.weights}
+        for weight in self.weights:
+            linear(rows[weight.shape[1]], weight)
+
+    def _attend(self, layer: int, count: int, queries: int, length: int) -> None:
+        keys, values = (cache[layer, :count, :, :length] for cache in (self.keys, self.values))
+        if queries == 1:
+            query = torch.zeros(count, self.kv, self.groups, self.dim)
+            scaled_dot_product_attention(query, keys, values)
+        else:
+            query = torch.zeros(count, self.kv * self.groups, queries, self.dim)
+            keys, values = (x.repeat_interleave(self.groups, 1) for x in (keys, values))
+            scaled_dot_product_attention(query, keys[:, :, :queries], values[:, :, :queries], is_causal=True)
 
 
-def single(generate: Generate, conversations: int) -> int:
-    outputs = generate([_prompt(100 + 100 * i // conversations, i) for i in range(conversations)], 64)
-    return sum(map(len, outputs))
+def _common(a: Ids, b: Ids) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def multi(generate: Generate, conversations: int) -> int:
-    prompts = [_prompt(200, 100 + i) for i in range(conversations)]
+def single(generate: Generate, ids: Ids, conversations: int) -> int:
+    prompts = [_piece(ids, 100 + 100 * i // conversations, i) for i in range(conversations)]
+    return sum(map(len, generate(prompts, 64)))
+
+
+def multi(generate: Generate, ids: Ids, conversations: int) -> int:
+    prompts = [_piece(ids, 200, 100 + i) for i in range(conversations)]
     total = 0
     for turn in range(4):
         outputs = generate(prompts, 32)
         total += sum(map(len, outputs))
-        prompts = [p + o + _prompt(20, 1000 * turn + i) for i, (p, o) in enumerate(zip(prompts, outputs, strict=True))]
+        new = [_piece(ids, 20, 1000 * (turn + 1) + i) for i in range(conversations)]
+        prompts = [p + o + n for p, o, n in zip(prompts, outputs, new, strict=True)]
     return total
 
 
-def _prompt(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(1, VOCABULARY), k=length)
+def siblings(generate: Generate, ids: Ids, conversations: int) -> int:
+    prompts = [_piece(ids, 128, i // GROUP) for i in range(conversations)]
+    return sum(map(len, generate(prompts, 64)))
+
+
+def _piece(ids: Ids, length: int, seed: int) -> Ids:
+    start = random.Random(seed).randrange(len(ids) - length)
+    return ids[start : start + length]
+
+
+LOADS = {"single": single, "multi": multi, "siblings": siblings}
+
+
+def measure(model: Any, load: Callable[[Generate, Ids, int], int], ids: Ids, conversations: int, repeat: int) -> str:
+    """One row: rates, and ratios to padded generate."""
+    engines = (Padded(model), Embedded(model), Bound(model))
+    rates: list[list[float]] = []
+    for engine in engines:
+        load(engine.generate, ids, conversations)
+    for _ in range(repeat):
+        rates.append([])
+        for engine in engines:
+            engine.fresh()
+            began = time.process_time()
+            tokens = load(engine.generate, ids, conversations)
+            rates[-1].append(tokens / (time.process_time() - began))
+    padded, own, bound = (statistics.median(column) for column in zip(*rates, strict=True))
+    gain, most = (statistics.median(row[i] / row[0] for row in rates) for i in (1, 2))
+    part = statistics.median(row[1] / row[2] for row in rates)
+    return f"{padded:8.0f} {own:8.0f} {bound:8.0f}  x{gain:5.2f}  bound x{most:5.2f}  of it {part:.2f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--models", nargs="+", default=["random", "trained"], choices=["random", "trained"])
+    parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=LOADS)
     parser.add_argument("--conversations", type=int, default=16)
+    parser.add_argument("--repeat", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    model = make_model(given.layers, given.hidden)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters, {given.conversations} conversations")
-    for name, load in (("single turn", single), ("4 turns", multi)):
-        rates = {}
-        for engine, make in (("padded generate", padded), ("embedded", embedded)):
-            generate = make(model)
-            generate([_prompt(20, 1)] * 2, 2)
-            began = time.process_time()
-            tokens = load(generate, given.conversations)
-            rates[engine] = tokens / (time.process_time() - began)
-        ratio = rates["embedded"] / rates["padded generate"]
-        print(f"{name:12}" + "".join(f"  {k} {v:8.0f} tok/CPU-s" for k, v in rates.items()) + f"  ratio {ratio:.2f}")
+    ids = text()
+    print(f"{given.conversations} conversations; tokens per CPU-second\n{'':24}  padded embedded    bound")
+    for size in given.sizes:
+        for kind in given.models:
+            model = make_model(*SIZES[size])
+            if kind == "trained":
+                entropy = train(model, ids)
+                print(f"({size} trained: entropy {entropy:.2f} nats)")
+            for load in given.loads:
+                row = measure(model, LOADS[load], ids, given.conversations, given.repeat)
+                print(f"{size:5} {kind:8} {load:9} {row}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """KV memory and the attention function that reads and writes it.
 
-1. `KVCache` holds one `[slot, kv_head, position, head_dim]` pair of tensors a layer. On CPU the pages are touched lazily,
-   so unused slots and positions cost address space only.
+1. `KVCache` holds one `[slot, kv_head, position, head_dim]` pair of tensors a layer, keys and values each with a head_dim
+   of their own. On CPU the pages are touched lazily, so unused slots and positions cost address space only.
 2. One forward pass carries many sequences, packed without padding into `[1, T]`: first the sequences that add one token,
    then the chunks of those that add more. A `Plan` says which is which.
 3. `slot_attention` is registered with transformers under the name `ATTENTION`; the plan reaches it as a keyword argument
-   of the model's forward. Only full causal attention is served: anything else (sliding windows, soft-capping, sinks)
-   raises `AgentRLError` instead of giving wrong numbers.
+   of the model's forward. Causal attention is served, in sliding windows too; anything else (soft-capping, sinks) raises
+   `AgentRLError` instead of giving wrong numbers. A window hides keys, it does not free them.
 """
 
+import functools
 import math
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,22 +27,43 @@ DENSE_ENOUGH = 0.6
 """Share of useful entries above which one batched call over a range of slots beats a call per sequence."""
 
 
+@dataclass(frozen=True)
+class Layer:
+    """What one layer keeps of a token, as its own attention makes it: `[heads, key_dim]` and `[heads, value_dim]` numbers."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def bytes(self, length: int, dtype: torch.dtype) -> int:
+        return self.heads * (self.key_dim + self.value_dim) * length * dtype.itemsize
+
+
 class KVCache:
     """Keys and values of `slots` sequences of up to `length` tokens."""
 
-    def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._shape = (slots, config.num_key_value_heads, length, head_dim(config))
-        self._layers, self._dtype, self._device = config.num_hidden_layers, dtype, device
+    def __init__(
+        self, layers: Sequence[Layer], slots: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._layers, self._slots, self._length, self._dtype, self._device = layers, slots, length, dtype, device
         self.restore()
 
     def restore(self) -> None:
         """Take the memory."""
-        make = partial(_zeros, self._shape, self._dtype, self._device)
-        self.keys, self.values = ([make() for _ in range(self._layers)] for _ in range(2))
+        self.keys = [self._zeros(layer.heads, layer.key_dim) for layer in self._layers]
+        self.values = [self._zeros(layer.heads, layer.value_dim) for layer in self._layers]
 
     def release(self) -> None:
         """Give it back, with all that is in it, until `restore`."""
         self.keys, self.values = [], []
+
+    def _zeros(self, heads: int, dim: int) -> Tensor:
+        """Zeros that on CPU take no memory before they are written (torch.zeros touches every page, calloc does not)."""
+        shape = (self._slots, heads, self._length, dim)
+        if self._device.type != "cpu":
+            return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        raw = np.zeros(math.prod(shape) * self._dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(raw).view(self._dtype).view(shape)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         for cache in (*self.keys, *self.values):
@@ -53,24 +75,6 @@ class KVCache:
             cache[slot].zero_()
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that on CPU take no memory before they are written (torch.zeros touches every page, calloc does not)."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
-
-
-def head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def slot_bytes(config: Any, length: int, dtype: torch.dtype) -> int:
-    """Bytes of keys and values for one slot of `length` tokens."""
-    width = config.num_key_value_heads * head_dim(config)
-    return int(2 * config.num_hidden_layers * width * length * dtype.itemsize)
-
-
 @dataclass(frozen=True)
 class Chunk:
     """`count` new tokens of one sequence, at `offset` of the packed batch, with `start` tokens already in `slot`."""
@@ -79,18 +83,6 @@ class Chunk:
     start: int
     count: int
     offset: int
-    mask: Tensor | None
-
-
-@dataclass(frozen=True)
-class SlotRange:
-    """Single-token sequences served by one batched call on the slots `low` to `high`."""
-
-    low: int
-    high: int
-    length: int
-    mask: Tensor | None
-    rows: Tensor | None
 
 
 @dataclass
@@ -104,61 +96,84 @@ class Plan:
     singles: list[tuple[int, int]]
     """(slot, length including the new token), ascending by slot."""
     chunks: list[Chunk]
-    dense: SlotRange | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dense = _dense_range(self.singles, self.slots.device)
+        self.dense = functools.cache(self._dense)
+        self.chunk_mask = functools.cache(self._chunk_mask)
+
+    def _dense(self, window: int | None) -> "SlotRange | None":
+        """The slots that one batched call reads, if that pays."""
+        if not self.singles:
+            return None
+        low, high = self.singles[0][0], self.singles[-1][0] + 1
+        spans = [(_first_seen(length, window), length) for _, length in self.singles]
+        first, last, count = min(start for start, _ in spans), max(end for _, end in spans), high - low
+        if sum(end - start for start, end in spans) <= DENSE_ENOUGH * count * (last - first):
+            return None
+        whole = count == len(spans)
+        if whole and len(set(spans)) == 1:
+            return SlotRange(low, high, first, last, None, None)
+        device = self.slots.device
+        bounds = torch.tensor([[first], [first + 1]], device=device).repeat(1, count)
+        rows = torch.tensor([slot - low for slot, _ in self.singles], device=device)
+        bounds[:, rows] = torch.tensor(spans, device=device).T
+        place = torch.arange(first, last, device=device)
+        mask = ((place >= bounds[0, :, None]) & (place < bounds[1, :, None]))[:, None, None]
+        return SlotRange(low, high, first, last, mask, None if whole else rows)
+
+    def _chunk_mask(self, start: int, count: int, window: int | None) -> Tensor | None:
+        """Which keys [from the first that any of them sees on] each token of a chunk sees; None where plain causal does."""
+        if count == 1 or (start == 0 and (window is None or count <= window)):
+            return None
+        mask = torch.ones(count, start + count, dtype=torch.bool, device=self.slots.device).tril(start)
+        return mask if window is None else mask.triu(start - window + 1)[:, _first_seen(start + 1, window) :]
 
 
-def chunk_mask(start: int, count: int, device: torch.device) -> Tensor | None:
-    """Causal mask [count, start + count] of a chunk behind `start` cached tokens; None where plain causal will do."""
-    if start == 0 or count == 1:
-        return None
-    return torch.ones(count, start + count, dtype=torch.bool, device=device).tril(start)
+@dataclass(frozen=True)
+class SlotRange:
+    """Single-token sequences served by one batched call on positions `first` to `last` of the slots `low` to `high`."""
+
+    low: int
+    high: int
+    first: int
+    last: int
+    mask: Tensor | None
+    rows: Tensor | None
 
 
-def _dense_range(singles: list[tuple[int, int]], device: torch.device) -> SlotRange | None:
-    if not singles:
-        return None
-    low, high = singles[0][0], singles[-1][0] + 1
-    lengths = [length for _, length in singles]
-    longest, count = max(lengths), high - low
-    if sum(lengths) <= DENSE_ENOUGH * count * longest:
-        return None
-    whole = count == len(singles)
-    if whole and min(lengths) == longest:
-        return SlotRange(low, high, longest, None, None)
-    full = torch.ones(count, dtype=torch.long, device=device)
-    rows = torch.tensor([slot - low for slot, _ in singles], device=device)
-    full[rows] = torch.tensor(lengths, device=device)
-    mask = (torch.arange(longest, device=device) < full[:, None])[:, None, None]
-    return SlotRange(low, high, longest, mask, None if whole else rows)
+def _first_seen(length: int, window: int | None) -> int:
+    """The first position that the last of `length` tokens sees: itself and the `window - 1` before it, as in transformers."""
+    return 0 if window is None else max(0, length - window)
 
 
 def slot_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention over the slots; `query` [1, H, T, D], `key` and `value` [1, KV, T, D]; returns [1, T, H, D]."""
-    plan: Plan = options["plan"]
-    scale: float | None = options.get("scaling")
-    for name in ("softcap", "s_aux", "sliding_window"):
+    """Attention over the slots; `query` [1, H, T, D], `key` [1, KV, T, D], `value` [1, KV, T, V]; returns [1, T, H, V]."""
+    for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
-            raise AgentRLError(f"the embedded engine serves plain causal attention only; this model needs {name}.")
+            raise AgentRLError(
+                f"the embedded engine serves causal attention and its windows only; this model needs {name}."
+            )
+    scale, window = options.get("scaling"), options.get("sliding_window")
+    if isinstance(plan := options["plan"], Probe):
+        plan.seen(module.layer_idx, key, value, window)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     keys, values = plan.cache.keys[module.layer_idx], plan.cache.values[module.layer_idx]
-    heads, total, dim = query.shape[1:]
-    out = query.new_empty(total, heads, dim)
-    count = len(plan.singles)
-    if count:
+    parts = []
+    if count := len(plan.singles):
         keys[plan.slots, :, plan.positions] = key[0, :, :count].transpose(0, 1)
         values[plan.slots, :, plan.positions] = value[0, :, :count].transpose(0, 1)
-        out[:count] = _attend_singles(plan, query, keys, values, scale)
-    groups = heads // key.shape[1]
+        parts.append(_attend_singles(plan, query, keys, values, scale, window))
+    groups = query.shape[1] // key.shape[1]
     for chunk in plan.chunks:
         stop = chunk.offset + chunk.count
         end = chunk.start + chunk.count
         keys[chunk.slot, :, chunk.start : end] = key[0, :, chunk.offset : stop]
         values[chunk.slot, :, chunk.start : end] = value[0, :, chunk.offset : stop]
-        past_keys, past_values = (cache[chunk.slot : chunk.slot + 1, :, :end] for cache in (keys, values))
+        mask = plan.chunk_mask(chunk.start, chunk.count, window)
+        first = _first_seen(chunk.start + 1, window)
+        past_keys, past_values = (cache[chunk.slot : chunk.slot + 1, :, first:end] for cache in (keys, values))
         if groups > 1:
             past_keys = past_keys.repeat_interleave(groups, 1)
             past_values = past_values.repeat_interleave(groups, 1)
@@ -166,40 +181,70 @@ def slot_attention(
             query[:, :, chunk.offset : stop],
             past_keys,
             past_values,
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None and chunk.count > 1,
+            attn_mask=mask,
+            is_causal=mask is None and chunk.count > 1,
             scale=scale,
         )
-        out[chunk.offset : stop] = attended[0].transpose(0, 1)
-    return out.unsqueeze(0), None
+        parts.append(attended[0].transpose(0, 1))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
 
-def _attend_singles(plan: Plan, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+def _attend_singles(
+    plan: Plan, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
+) -> Tensor:
     """One new token a sequence; query heads of one group are folded into the query axis, so that KV is never copied."""
     heads, dim, kv_heads = query.shape[1], query.shape[3], keys.shape[1]
     count = len(plan.singles)
     folded = query[0, :, :count].transpose(0, 1).reshape(count, kv_heads, heads // kv_heads, dim)
-    span = plan.dense
+    span = plan.dense(window)
     if span is None:
-        parts = [
-            scaled_dot_product_attention(
-                folded[i : i + 1], keys[slot : slot + 1, :, :length], values[slot : slot + 1, :, :length], scale=scale
-            )
-            for i, (slot, length) in enumerate(plan.singles)
-        ]
-        return torch.cat(parts).reshape(count, heads, dim)
+        parts = []
+        for i, (slot, length) in enumerate(plan.singles):
+            first = _first_seen(length, window)
+            past_keys, past_values = (cache[slot : slot + 1, :, first:length] for cache in (keys, values))
+            parts.append(scaled_dot_product_attention(folded[i : i + 1], past_keys, past_values, scale=scale))
+        return torch.cat(parts).reshape(count, heads, -1)
     if span.rows is not None:
         spread = folded.new_zeros(span.high - span.low, *folded.shape[1:])
         spread[span.rows] = folded
         folded = spread
-    attended = scaled_dot_product_attention(
-        folded,
-        keys[span.low : span.high, :, : span.length],
-        values[span.low : span.high, :, : span.length],
-        attn_mask=span.mask,
-        scale=scale,
-    )
-    return (attended if span.rows is None else attended[span.rows]).reshape(count, heads, dim)
+    keys, values = (cache[span.low : span.high, :, span.first : span.last] for cache in (keys, values))
+    attended = scaled_dot_product_attention(folded, keys, values, attn_mask=span.mask, scale=scale)
+    return (attended if span.rows is None else attended[span.rows]).reshape(count, heads, -1)
+
+
+class Probe:
+    """In a plan's place: takes notes of what each layer's attention is given."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, Layer] = {}
+        self.windows: dict[int, int | None] = {}
+
+    def seen(self, index: int, key: Tensor, value: Tensor, window: int | None) -> None:
+        self.layers[index] = Layer(key.shape[1], key.shape[3], value.shape[3])
+        self.windows[index] = window
+
+
+def layers_of(model: Any) -> list[Layer]:
+    """The layers of a model that was registered with `ATTENTION`, found by one token's way through it.
+
+    Raises:
+        AgentRLError: a layer needs other attention, keeps something else of a token, or its window is not known.
+    """
+    probe = Probe()
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with torch.inference_mode():
+        model(input_ids=token, position_ids=token, use_cache=False, plan=probe)
+    count = model.config.num_hidden_layers
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * count
+    for index, kind in enumerate(kinds[:count]):
+        fits = {"full_attention": True, "sliding_attention": probe.windows.get(index) is not None}.get(kind, False)
+        if index not in probe.layers or not fits or getattr(model, "_is_stateful", False):
+            raise AgentRLError(
+                "the embedded engine serves causal attention and its windows only; this model keeps other states, or has "
+                f"other layers: layer {index} is {kind}."
+            )
+    return [probe.layers[index] for index in range(count)]
 
 
 def register() -> None:

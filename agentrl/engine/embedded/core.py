@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, chunk_mask
+from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, layers_of
 from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
 from agentrl.engine.embedded.sampling import adjust, choose
 from agentrl.engine.embedded.stopping import ABORTED, aborted
@@ -62,7 +62,7 @@ class Engine:
         self.device: torch.device = model.device
         self.context_length = context_length
         self.chunk = chunk
-        self.cache = KVCache(model.config, slots, context_length, model.dtype, self.device)
+        self.cache = KVCache(layers_of(model), slots, context_length, model.dtype, self.device)
         self.slots = [_Slot(np.empty(context_length, dtype=np.int32)) for _ in range(slots)]
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
@@ -159,7 +159,7 @@ class Engine:
         target = best
         if hit == 0 or self.slots[best].job is not None or hit < WORTH_EXTENDING * self.slots[best].count:
             free = (i for i, slot in enumerate(self.slots) if slot.job is None)
-            target = min(free, key=lambda i: (self._usable(self.slots[i]) > 0, self.slots[i].used))
+            target = min(free, key=self._worth)
             if hit and target != best:
                 self.cache.copy_prefix(best, target, hit)
         slot = self.slots[target]
@@ -177,6 +177,11 @@ class Engine:
 
     def _usable(self, slot: _Slot) -> int:
         return slot.count if slot.epoch == self.epoch else 0
+
+    def _worth(self, index: int) -> tuple[bool, int]:
+        """Slots that hold nothing first, and of these the low ones: memory that was never used takes time to get."""
+        held = self._usable(self.slots[index]) > 0
+        return held, self.slots[index].used if held else index
 
     def _best_prefix(self, wanted: Ids) -> tuple[int, int]:
         best, hit = 0, 0
@@ -232,8 +237,7 @@ class Engine:
         chunks: list[Chunk] = []
         for index, (job, count) in enumerate(work):
             if index >= single_count:
-                mask = chunk_mask(job.filled, count, self.device)
-                chunks.append(Chunk(job.slot, job.filled, count, len(ids), mask))
+                chunks.append(Chunk(job.slot, job.filled, count, len(ids)))
             ids += job.tokens(job.filled, job.filled + count)
             positions += range(job.filled, job.filled + count)
         place = torch.tensor(positions, device=self.device)

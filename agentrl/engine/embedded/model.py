@@ -15,12 +15,15 @@ from typing import Any
 from agentrl import modelfolder
 from agentrl.engine.embedded import attention
 from agentrl.engine.embedded.errors import refused
+from agentrl.engine.embedded.fast import with_fast_parts
 from agentrl.errors import AgentRLError
 from agentrl.modelfolder import text_config
 
 MEMORY_SHARE = 0.3
 """Part of the machine's memory that KV slots may take when `--slots` is not given."""
 MOST_SLOTS = 64
+LIKE = {"kimi_k2": "deepseek_v3"}
+"""Models of the same layers that transformers knows by the other name alone."""
 
 
 class Vocabulary:
@@ -86,37 +89,62 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def context_length(config: dict[str, Any], asked: int | None) -> int:
+    """`asked`, or the model's own; raises `AgentRLError` where that is longer than its positions reach.
+
+    Ropes whose frequencies change with a sequence's length are served up to the length where that begins: what lies in a
+    cache, or beside it in a batch, would have other frequencies than what is read next.
+    """
     longest = int(config.get("max_position_embeddings") or 2048)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) == "longrope":
+        first = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+        longest = int(first or longest)
     if asked is not None and asked > longest:
-        raise AgentRLError(f"--context-length {asked} is more than the model's max_position_embeddings {longest}.")
+        name = (
+            "original_max_position_embeddings"
+            if longest != config.get("max_position_embeddings")
+            else "max_position_embeddings"
+        )
+        raise AgentRLError(f"--context-length {asked} is more than the model's {name} {longest}.")
     return asked or longest
 
 
-def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -> Any:
-    """Raises `AgentRLError` for a folder without all the weights, and for attention other than plain full causal."""
+def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool, exact: bool = False) -> Any:
+    """Raises `AgentRLError` for a folder without all the weights, and for attention that is not served."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if any(Path(path).glob("*.safetensors*")):
         modelfolder.check_weights(Path(path))
     with named(f"{path}: its config.json cannot be used"):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    other = sorted({kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"})
-    if other:
-        raise AgentRLError(f"the embedded engine serves full causal attention only; this model has layers of {other}.")
-    attention.register()
+        stored = modelfolder.read_config(Path(path))
+        if (like := LIKE.get(stored.get("model_type", ""))) is not None and not trust_remote_code:
+            config = AutoConfig.for_model(
+                like, **{k: v for k, v in stored.items() if k not in ("model_type", "auto_map")}
+            )
+        else:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     with named(f"{path}: no weights could be loaded from here"):
         model, found = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=getattr(torch, dtype),
-            attn_implementation=attention.ATTENTION,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
     if missing := sorted(found["missing_keys"]):
         raise AgentRLError(f"{path}: its weights lack {missing[0]} and {len(missing) - 1} more; fetch them again")
-    return model.to(device).eval().requires_grad_(False)
+    made = for_serving(model.to(device), exact=exact)
+    attention.layers_of(made)
+    return made
+
+
+def for_serving(model: Any, *, exact: bool = False) -> Any:
+    """`model` with our attention, in eval mode; with `exact` its other parts stay transformers' own."""
+    attention.register()
+    model.set_attn_implementation(attention.ATTENTION)
+    model.eval().requires_grad_(False)
+    return model if exact else with_fast_parts(model)
 
 
 def slots_that_fit(model: Any, length: int) -> int:
@@ -127,7 +155,7 @@ def slots_that_fit(model: Any, length: int) -> int:
         memory = torch.cuda.mem_get_info(model.device)[0]
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    each = attention.slot_bytes(model.config, length, model.dtype)
+    each = sum(layer.bytes(length, model.dtype) for layer in attention.layers_of(model))
     return max(1, min(MOST_SLOTS, int(memory * MEMORY_SHARE / each)))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.engine.embedded.params import SamplingParams
-from agentrl.engine.embedded.sampling import Randomness, adjust, choose, support
+from agentrl.engine.embedded.sampling import Randomness, adjust, choose
 
 LOGITS = st.lists(st.floats(-8, 8), min_size=2, max_size=40)
 FILTERS = st.fixed_dictionaries(
@@ -39,6 +39,17 @@ def allowed(logits: list[float], p: SamplingParams) -> set[int]:
         before += weights[i]
     last = weights[order[p.top_k - 1]] if 0 < p.top_k <= len(order) else 0
     return kept | {i for i in order if abs(weights[i] - last) < 1e-7}
+
+
+def support(probs: torch.Tensor, rows: list[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities by size with all that the filters drop set to zero, and their ids: the definition, by a full sort."""
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.double().cumsum(-1) - ordered.double()
+    for i, p in enumerate(rows):
+        drop = (before[i] > p.top_p) & (p.top_p < 1) | (ordered[i] < ordered[i, 0] * torch.tensor(p.min_p))
+        drop |= torch.arange(len(drop)) >= (p.top_k if p.top_k > 0 else len(drop))
+        ordered[i, drop] = 0
+    return ordered, ids
 
 
 @given(LOGITS, FILTERS, st.floats(0, 1, exclude_max=True))

@@ -1,0 +1,91 @@
+"""Families beside those of the other tests: tiny models against transformers' own forward pass.
+
+Each is asked for prompts in several chunks, for what goes on from a cached prefix, for a copied prefix, and again after
+its weights were replaced.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.engine.embedded.model import context_length, load_model
+from agentrl.engine.embedded.weights import Weights
+from agentrl.errors import AgentRLError
+from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
+from tests.support.tiny_models import make_tiny_model
+
+WINDOW = {"sliding_window": 24}
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mistral": ("mistral", WINDOW),
+    "qwen2, windows from its second layer on": ("qwen2", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
+    "gemma3_text": ("gemma3_text", WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "glm4_moe": ("glm4_moe", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3 without latent queries": ("deepseek_v3", {"q_lora_rank": None, "v_head_dim": 32}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    arch, changes = CASES[case]
+    folders = [make_tiny_model(tmp_path / f"{seed}", arch, seed, **changes) for seed in (0, 1)]
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval() for folder in folders]
+    engine = make_engine(folders[0])
+    first = [make_job(prompt(n, n), seed=n) for n in (1, 20, 100, 101)]
+    run(engine, *first)
+    after = [make_job(job.prompt + job.output + prompt(9, 9), seed=8) for job in first]
+    siblings = [make_job(first[2].prompt[:90], seed=i, want=first[2].want) for i in range(3)]
+    run(engine, *after, *siblings)
+    assert [job.cached_tokens for job in after] == [12, 31, 111, 112]
+    assert [job.cached_tokens for job in siblings] == [89] * 3
+    weights = Weights(engine.model)
+    weights.write(engine, await weights.read_folder(str(folders[1])), "new")
+    updated = make_job(first[2].prompt)
+    run(engine, updated)
+    assert updated.cached_tokens == 0
+    for model, jobs in zip(models, ([*first, *after, *siblings], [updated]), strict=True):
+        for job in jobs:
+            assert job.log_probs == pytest.approx(reference_log_probs(model, job), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "named"),
+    [
+        ("gemma2", {}, "softcap"),
+        ("gpt_oss", {}, "s_aux"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
+    ],
+)
+def test_other_attention_is_refused_by_name(arch: Any, changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", arch, **changes)
+    with pytest.raises(AgentRLError, match=named):
+        load_model(str(folder), dtype="float32", device="cpu", trust_remote_code=False)
+
+
+def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
+    folder, jobs = make_tiny_model(tmp_path / "m", "deepseek_v3"), [make_job(prompt(30)) for _ in range(2)]
+    run(make_engine(folder), jobs[0])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "x.Y"}})
+    )
+    run(make_engine(folder), jobs[1])
+    assert jobs[1].log_probs == jobs[0].log_probs
+
+
+def test_a_rope_that_changes_with_the_length_is_served_until_it_does() -> None:
+    config = {
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 512},
+    }
+    assert context_length(config, None) == context_length(config, 512) == 512
+    with pytest.raises(AgentRLError, match="more than the model's original_max_position_embeddings 512"):
+        context_length(config, 513)
