@@ -26,6 +26,7 @@ def _name(*values: str) -> Fact:
     return lambda config, given: given if given in values else values[0]
 
 
+_GLM4 = "slime_plugins.models.glm4 get_glm_spec"
 SHAPES: Mapping[str, Fact] = {
     "num_layers": lambda c, _: c["num_hidden_layers"],
     "hidden_size": lambda c, _: c["hidden_size"],
@@ -35,7 +36,7 @@ SHAPES: Mapping[str, Fact] = {
     "group_query_attention": lambda c, _: (
         c.get("num_key_value_heads", c["num_attention_heads"]) < c["num_attention_heads"]
     ),
-    "kv_channels": lambda c, _: _head(c),
+    "kv_channels": lambda c, given: given if c.get("kv_lora_rank") else _head(c),
     "vocab_size": lambda c, _: c["vocab_size"],
     "padded_vocab_size": lambda c, _: c["vocab_size"],
     "make_vocab_size_divisible_by": lambda c, given: given if c["vocab_size"] % given == 0 else 1,
@@ -46,8 +47,22 @@ SHAPES: Mapping[str, Fact] = {
     "swiglu": lambda c, _: c.get("hidden_act", "silu") == "silu",
     "untie_embeddings_and_output_weights": lambda c, _: not c.get("tie_word_embeddings", False),
     "disable_bias_linear": lambda c, _: not c.get("mlp_bias", False),
-    "add_qkv_bias": lambda c, _: c["model_type"] == "qwen2" or bool(c.get("attention_bias")),
-    "qk_layernorm": lambda c, _: c["model_type"] == "qwen3",
+    "add_qkv_bias": lambda c, _: c["model_type"].startswith("qwen2") or bool(c.get("attention_bias")),
+    "qk_layernorm": lambda c, _: (
+        c["model_type"].startswith("qwen3") or bool(c.get("kv_lora_rank") or c.get("use_qk_norm"))
+    ),
+    "post_self_attn_layernorm": lambda c, _: c["model_type"] == "glm4",
+    "post_mlp_layernorm": lambda c, _: c["model_type"] == "glm4",
+    "rotary_interleaved": lambda c, _: c["model_type"] in ("glm", "glm4"),
+    "spec": lambda c, given: given if c["model_type"] == "glm4" and given == _GLM4 else "of config.json",
+    "multi_latent_attention": lambda c, _: bool(c.get("kv_lora_rank")),
+    "q_lora_rank": lambda c, _: c["q_lora_rank"],
+    "kv_lora_rank": lambda c, _: c["kv_lora_rank"],
+    "qk_head_dim": lambda c, _: c["qk_nope_head_dim"],
+    "qk_pos_emb_head_dim": lambda c, _: c["qk_rope_head_dim"],
+    "v_head_dim": lambda c, _: c["v_head_dim"],
+    "mscale": lambda c, given: _rope(c, "mscale") if _rope(c, "factor") else given,
+    "mscale_all_dim": lambda c, given: _rope(c, "mscale_all_dim") if _rope(c, "factor") else given,
     "rotary_base": lambda c, _: _rope(c, "rope_theta") or 10000.0,
     "rotary_percent": lambda c, _: _rope(c, "partial_rotary_factor") or 1.0,
     "rotary_scaling_factor": lambda c, _: _rope(c, "factor") or 1.0,

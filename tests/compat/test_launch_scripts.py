@@ -1,4 +1,4 @@
-"""slime's 44 launch scripts, whose flags `scripts/` holds: those for dense Qwen models pass `--dry-run`, with tiny paths put
+"""slime's 44 launch scripts, whose flags `scripts/` holds: those for dense Qwen models and GLM-4 pass `--dry-run`, with tiny paths put
 in for model, reference, data, functions and files, also with a Llama's shape; each of the others says why it cannot."""
 
 import json
@@ -23,12 +23,14 @@ SHAPES = {line.split()[0] for line in LLAMA} | {
     "--qk-layernorm",
     "--add-qkv-bias",
     "--untie-embeddings-and-output-weights",
+    *("--spec", "--post-self-attn-layernorm", "--post-mlp-layernorm", "--rotary-interleaved", "--rotary-percent"),
 }
 
 PASS = [
     "multi_task",
     "retool_qwen3_4b_rl",
     "retool_qwen3_4b_sft",
+    "run-glm4-9B",
     "run-qwen2.5-0.5B-fully_async",
     "run-qwen2.5-0.5B-gb10-smoke",
     "run-qwen2.5-0.5B-reproducibility",
@@ -61,7 +63,15 @@ def claimed(lines: list[str]) -> dict[str, str]:
 def model(folder: Path, lines: list[str], *, whole: bool) -> Path:
     """A folder whose config.json says the shape that the flags say; its weights are a hole of the size of theirs."""
     said = claimed(lines)
-    kind: Arch = "qwen3" if "--qk-layernorm" in said else "qwen2" if "--add-qkv-bias" in said else "llama"
+    kind: Arch = (
+        "glm4"
+        if "--post-mlp-layernorm" in said
+        else "qwen3"
+        if "--qk-layernorm" in said
+        else "qwen2"
+        if "--add-qkv-bias" in said
+        else "llama"
+    )
     if whole:
         make_tiny_model(folder, kind)
     folder.mkdir(exist_ok=True)
@@ -72,13 +82,16 @@ def model(folder: Path, lines: list[str], *, whole: bool) -> Path:
         "intermediate_size": int(said.get("--ffn-hidden-size", 128)),
         "num_attention_heads": int(said.get("--num-attention-heads", 4)),
         "num_key_value_heads": int(said.get("--num-query-groups", said.get("--num-attention-heads", 4))),
-        "head_dim": int(said["--kv-channels"]) if "--kv-channels" in said else None,
         "vocab_size": int(said.get("--vocab-size", 512)),
         "rms_norm_eps": float(said.get("--norm-epsilon", 1e-5)),
         "rope_theta": float(said.get("--rotary-base", 1e4)),
         "max_position_embeddings": int(said.get("--max-position-embeddings", 40960)),
         "tie_word_embeddings": "--untie-embeddings-and-output-weights" not in said,
     }
+    if "--kv-channels" in said:
+        config["head_dim"] = int(said["--kv-channels"])
+    if kind == "glm4":
+        config |= {"attention_bias": "--add-qkv-bias" in said, "partial_rotary_factor": float(said["--rotary-percent"])}
     if "--use-rope-scaling" in said:
         bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
         config["rope_scaling"] = {"rope_type": "llama3", "factor": float(said["--rotary-scaling-factor"]), **bands}

@@ -16,11 +16,35 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Arch = Literal["qwen3", "qwen2", "llama", "mistral", "glm", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"]
+Arch = Literal[
+    "qwen3",
+    "qwen2",
+    "llama",
+    "mistral",
+    "glm",
+    "glm4",
+    "qwen2_moe",
+    "qwen3_moe",
+    "glm4_moe",
+    "deepseek_v3",
+    "glm4_moe_lite",
+]
 NoTable = Literal["gemma3_text", "granite", "smollm3", "gpt_oss"]
 """Families of transformers that megatron has no table for."""
 
 _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "head_dim": 8,
+    **_EXPERTS,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+}
 _MORE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "glm": {"attention_bias": True},
@@ -30,21 +54,8 @@ _MORE: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True, **_EXPERTS},
-    "deepseek_v3": {
-        "num_key_value_heads": 4,
-        "q_lora_rank": 24,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 12,
-        "head_dim": 8,
-        "first_k_dense_replace": 1,
-        "n_routed_experts": 8,
-        "n_group": 4,
-        "topk_group": 2,
-        **_EXPERTS,
-        "num_experts_per_tok": 4,
-    },
+    "deepseek_v3": _LATENT | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": _LATENT,
 }
 """What a family's config has beside the sizes that all have."""
 

@@ -32,6 +32,7 @@ CASES: dict[str, tuple[Arch, dict[str, Any]]] = {
     "glm4 with biases": ("glm4", {"attention_bias": True, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
     "deepseek_v3": ("deepseek_v3", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
     "moonlight": ("deepseek_v3", {"q_lora_rank": None, "rms_norm_eps": 1e-3, "n_group": 1, "topk_group": 1}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
     "dense deepseek_v3": ("deepseek_v3", {"v_head_dim": 32, "first_k_dense_replace": 2}),
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -42,10 +43,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ep2": {"expert_model_parallel_size": 2},
     "recomputed": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
+MIXTURES = ("deepseek_v3", "moonlight", "glm4_moe_lite")
 PAIRS = [(case, name) for case in CASES for name in LAYOUTS]
-for mixture in ("deepseek_v3", "moonlight"):
+for mixture in MIXTURES:
     PAIRS.remove((mixture, "tp2"))  # with experts tensor parallelism needs that of sequences
-PAIRS = [(case, name) for case, name in PAIRS if name != "ep2" or case in ("deepseek_v3", "moonlight")]
+PAIRS = [(case, name) for case, name in PAIRS if name != "ep2" or case in MIXTURES]
 
 
 def make(folder: Path, case: str) -> Path:

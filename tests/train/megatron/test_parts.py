@@ -290,6 +290,7 @@ READ = set(
         "n_shared_experts",
         "decoder_sparse_step",
         "mlp_only_layers",
+        "mlp_layer_types",
         "first_k_dense_replace",
         "norm_topk_prob",
         "routed_scaling_factor",

@@ -18,7 +18,7 @@ from agentrl.train.megatron.families.mixture import Mixture
 FAMILIES: tuple[Family, ...] = (
     *(qwen2.FAMILY, qwen3.FAMILY, llama.LLAMA, llama.MISTRAL, glm.GLM, glm.GLM4),
     *(mixtures.QWEN2_MOE, mixtures.QWEN3_MOE, mixtures.GLM4_MOE),
-    *(deepseek.DEEPSEEK_V3, deepseek.KIMI_K2),
+    *(deepseek.DEEPSEEK_V3, deepseek.KIMI_K2, deepseek.GLM4_MOE_LITE),
 )
 
 __all__ = ["FAMILIES", "Family", "Layout", "Mixture", "ModelShape", "Rule", "family_of", "shape_of", "theirs"]

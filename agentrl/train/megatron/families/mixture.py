@@ -40,6 +40,7 @@ class Mixture:
             return None
         ffn, dense = config["moe_intermediate_size"], set(config.get("mlp_only_layers") or ())
         dense |= set(range(config.get("first_k_dense_replace") or 0))
+        dense |= {i for i, kind in enumerate(config.get("mlp_layer_types") or ()) if kind == "dense"}
         every = config.get("decoder_sparse_step") or 1
         layers = [int((i + 1) % every == 0 and i not in dense) for i in range(config["num_hidden_layers"])]
         if not any(layers):
