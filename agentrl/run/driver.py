@@ -22,7 +22,7 @@ from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.run.turns import Turns
 from agentrl.runfolder import RunFolder
-from agentrl.train.checkpoints import latest
+from agentrl.train.checkpoints import foreign, latest
 
 
 def train(settings: RunSettings, start: Start) -> int:
@@ -65,6 +65,8 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
     found = resumed(settings)
     first = 0 if found is None else found.step + 1
     progress.resume(first)
+    if found is None and (taken := foreign(settings.train.load)) is not None:
+        progress.note(f"the weights are those of {taken}; its optimizer's state and place in the data are not read")
     if found is not None and first >= settings.rollout.num_rollout:
         progress.note(
             f"nothing left to train: the newest checkpoint ({found.path}) covers {counted(first, 'rollout')}, and --num-rollout is "

@@ -84,6 +84,9 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     (kit.folder / "no_weights" / "tokenizer.json").write_text("{}")
     shutil.copytree(kit.folder / "model", kit.folder / "stranger")
     config = json.loads((kit.folder / "model" / "config.json").read_text())
+    shutil.copytree(kit.folder / "model", kit.folder / "float8")
+    float8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (kit.folder / "float8" / "config.json").write_text(json.dumps(config | float8))
     (kit.folder / "odd").mkdir()
     (kit.folder / "odd" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     tokenizer = json.loads((kit.folder / "stranger" / "tokenizer.json").read_text())
@@ -115,6 +118,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"hf_checkpoint": "nowhere"}, ["--hf-checkpoint nowhere: no such folder"]),
         ({"hf_checkpoint": "no_tokenizer"}, ["--hf-checkpoint no_tokenizer: no tokenizer.json"]),
         ({"hf_checkpoint": "no_weights"}, ["no_weights: expected model.safetensors"]),
+        ({"hf_checkpoint": "float8"}, ["float8: its weights are float8", "`agentrl convert float8 DIR --to hf`"]),
         ({"prompt_data": "nowhere.jsonl"}, ["--prompt-data nowhere.jsonl: no such file"]),
         ({"prompt_data": "broken.jsonl", "label_key": None}, ["broken.jsonl line 3: malformed JSON at column 14"]),
         ({"prompt_data": "empty.jsonl"}, ["empty.jsonl is empty"]),

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from agentrl.errors import CheckpointError
-from agentrl.train.checkpoints import latest, torch_dist
+from agentrl.train.checkpoints import latest, read_manifest, torch_dist
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.weights import Entry, unrolled
@@ -37,7 +37,12 @@ def opened(source: Path, beside: str | Path | None) -> HFFolder:
     Args:
         beside: the folder with the config and tokenizer of a source that has none.
     """
-    newest = latest(source)
+    if newest := latest(source):
+        kind = read_manifest(newest.path)["model"].get("train_backend", "megatron")
+        if kind != "megatron":
+            raise CheckpointError(
+                f"{newest.path}: a checkpoint of train_backend {kind}; --save-hf writes its model beside it"
+            )
     stored = newest.path if newest else torch_dist(source)
     if stored is None:
         return HFFolder(source)
