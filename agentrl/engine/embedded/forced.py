@@ -56,13 +56,19 @@ def chosen(tools: list[Any], choice: Any) -> list[Any]:
     """The tools that may be called. Raises `RequestError` where `choice` is none of OpenAI's, or there is no such tool."""
     if choice in (None, "auto", "none"):
         return [] if choice == "none" else tools
-    name = (choice.get("function") or {}).get("name") if isinstance(choice, dict) else None
+    name = _function(choice).get("name")
     if choice != "required" and not isinstance(name, str):
         raise openai_error(f"tool_choice must be 'auto', 'none', 'required' or a function, got {choice!r:.200}.")
-    found = [tool for tool in tools if choice == "required" or tool.get("function", tool).get("name") == name]
+    found = [tool for tool in tools if choice == "required" or _function(tool).get("name") == name]
     if not found:
         raise openai_error(f"tool_choice {name or choice!r} is none of the {len(tools)} tools that were given.")
     return found
+
+
+def _function(tool: Any) -> dict[str, Any]:
+    """Of a tool, or of a choice, in OpenAI's form or flat; empty where it is neither."""
+    found = tool.get("function", tool) if isinstance(tool, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def held_to(chat: "Chat", grammars: Grammars, body: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, str]:
@@ -168,7 +174,7 @@ def _start(chat: "Chat", grammars: Grammars) -> list[str]:
 def _calls(chat: "Chat", grammars: Grammars, tools: Sequence[Any], *, single: bool) -> list[str]:
     form, lines, count = call_form(chat), [], len(tools)
     for i, tool in enumerate(tools):
-        function = tool.get("function", tool)
+        function = _function(tool)
         name = function["name"]
         if not form.reads(chat, name, {}):
             raise openai_error(f"a tool's name that its model cannot call: {name!r:.200}.")

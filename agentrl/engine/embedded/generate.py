@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agentrl.engine.embedded.errors import RequestError, openai_error
-from agentrl.engine.embedded.grammar import Grammars
+from agentrl.engine.embedded.grammar import MOST_GRAMMARS, Grammars
 from agentrl.engine.embedded.http import Json, json_body, until_done
-from agentrl.engine.embedded.request import GenerateRequest, parse_generate
+from agentrl.engine.embedded.request import GenerateRequest, at_most, parse_generate
 from agentrl.engine.embedded.service import Call, Service
 from agentrl.serving import aside
 
@@ -27,10 +27,14 @@ async def read(request: Request, service: Service, body: Any) -> GenerateRequest
 
 
 def _with_grammars(parsed: GenerateRequest, grammars: Grammars) -> GenerateRequest:
-    named = [(one, one.params.grammar) for one in parsed.sequences]
-    return replace(
-        parsed, sequences=[replace(one, grammar=grammars.get(*name)) if name else one for one, name in named]
-    )
+    names = {one.params.grammar for one in parsed.sequences}
+    at_most(MOST_GRAMMARS, len(names), "grammars")
+    compiled = {name: grammars.compiled(*name) for name in names if name}
+    sequences = [
+        replace(one, grammar=compiled[name].fresh()) if (name := one.params.grammar) else one
+        for one in parsed.sequences
+    ]
+    return replace(parsed, sequences=sequences)
 
 
 async def generate(request: Request) -> Response:

@@ -15,8 +15,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +29,8 @@ from agentrl.engine.embedded.stopping import aborted
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_KEPT, MOST_SECONDS = 64, 2.0
-"""Compiled grammars that are kept; how long one token's mask may take."""
+MOST_GRAMMARS, MOST_SECONDS = 64, 2.0
+"""Of one request; how long one token's mask may take."""
 WHITESPACE = r" |\n[ \t]{0,32}"
 ANY = r"/(.|\n)*/"
 """In Lark: any text."""
@@ -42,6 +42,10 @@ class Grammar:
     def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher, self._read = matcher, 0
         self._allowed = torch.empty(0, dtype=torch.bool)
+
+    def fresh(self) -> "Grammar":
+        """The same at its beginning. What the two learn of their tokens they share, up to a limit of llguidance's."""
+        return Grammar(self._matcher.deep_copy())
 
     def advance(self, output: Sequence[int]) -> dict[str, Any] | None:
         """Read what is new in `output`; a finish reason where nothing can follow it."""
@@ -66,16 +70,11 @@ class Grammars:
     def __init__(self, vocab: Vocabulary) -> None:
         self._vocab = vocab
         self._lock = threading.Lock()
-        self._compiled = lru_cache(MOST_KEPT)(self._compile)
 
-    def get(self, kind: str, text: str) -> Grammar:
-        """A fresh one; blocks while it is compiled.
-
-        Raises:
-            RequestError: it cannot be read, or cannot be served.
-        """
+    def compiled(self, kind: str, text: str) -> Grammar:
+        """Blocks. Raises `RequestError` where it cannot be read, or cannot be served."""
         with self._lock:
-            return Grammar(self._compiled(kind, text).deep_copy())
+            return Grammar(self._compile(kind, text))
 
     def literal(self, text: str) -> str:
         """`text` in Lark: what is a token of its own as that token."""
@@ -95,9 +94,11 @@ class Grammars:
         import llguidance
 
         try:
-            grammar = self._tags(text) if kind == "structural_tag" else _READERS[kind](text)
-            form = "lark" if kind == "structural_tag" else kind
-            matcher = llguidance.LLMatcher(self._tokens, llguidance.grammar_from(form, grammar), log_level=0)  # type: ignore[arg-type]
+            read = {"structural_tag": self._tags, "json_schema": lambda text: schema_text(json.loads(text))}.get(
+                kind, str
+            )
+            form: Any = "lark" if kind == "structural_tag" else kind
+            matcher = llguidance.LLMatcher(self._tokens, llguidance.grammar_from(form, read(text)), log_level=0)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise refused(f"{kind} cannot be used: {type(error).__name__}: {error}"[:500]) from None
         first = matcher.deep_copy()
@@ -159,21 +160,10 @@ def strict(schema: Any) -> Any:
         return [strict(member) for member in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = (
-        {} if "additionalProperties" in schema or "patternProperties" in schema else {"additionalProperties": False}
-    )
-    found = {
-        name: value if name in ("const", "enum", "default", "examples") else strict(value)
-        for name, value in schema.items()
-    }
-    return {**found, **closed} if isinstance(schema.get("properties"), dict) else found
-
-
-_READERS: dict[str, Callable[[str], str]] = {
-    "json_schema": lambda text: schema_text(json.loads(text)),
-    "regex": str,
-    "ebnf": str,
-}
+    data = ("const", "enum", "default", "examples")
+    found = {name: value if name in data else strict(value) for name, value in schema.items()}
+    named = isinstance(schema.get("properties"), dict) and "patternProperties" not in schema
+    return {"additionalProperties": False, **found} if named else found
 
 
 def _first_line(matcher: "LLMatcher") -> str:

@@ -89,12 +89,14 @@ async def chat_completions(request: Request) -> Response:
     chats: Chats = request.app.state.chats
     chat = await anyio.to_thread.run_sync(chats.get, kwargs)
     ids = await aside(request, _render, chat, messages, tools)
-    held = await aside(request, _held_to, chat, service.grammars, body, tools)
+    held = await anyio.to_thread.run_sync(_held_to, chat, service.grammars, body, tools)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
     parsed = parser if tools or parser.tags is not None else None
     top = field(body, "top_logprobs", int, 0)
     translated = _translate(body, ids, limit, top=top, logprobs=bool(body.get("logprobs")))
+    if both := held.keys() & translated["sampling_params"].keys():
+        raise openai_error(f"Only one of {both.pop()}, response_format and tool_choice can be set.")
     translated["sampling_params"] |= held
     if parsed is not None:
         translated["sampling_params"]["skip_special_tokens"] = False
@@ -150,8 +152,8 @@ async def _respond(
 def _render(chat: "Chat", messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
     try:
         return chat.render_ids(messages, tools)
-    except TemplateError as error:
-        raise openai_error(str(error)) from error
+    except (TemplateError, TypeError, AttributeError) as error:
+        raise openai_error(f"messages or tools: {error}") from error
 
 
 def _held_to(chat: "Chat", grammars: Grammars, body: Body, tools: list[Any]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def grammars(vocab: Vocabulary) -> Grammars:
 def held(grammars: Grammars, vocab: Vocabulary, **params: Any) -> Job:
     body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 60, **params}}
     (sequence,) = parse_generate(body, vocab, 512).sequences
-    grammar = grammars.get(*sequence.params.grammar) if sequence.params.grammar else None
+    grammar = grammars.compiled(*sequence.params.grammar) if sequence.params.grammar else None
     rules = StopRules(sequence.params, eos=vocab.eos, limit=sequence.limit, decode=vocab.decode)
     return Job("held", sequence.prompt, sequence.params, rules, 1, LogProbOptions(top=3), grammar)
 
