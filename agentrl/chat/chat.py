@@ -50,7 +50,7 @@ class Chat:
             chat_template: the template's text; the tokenizer's own if None.
             template_kwargs: arguments for the template (`enable_thinking=False`).
             tool_call_parser: "auto", a name of `parsers.FAMILIES`, or `pkg.mod:function`.
-            reasoning_parser: "auto" or a name of `parsers.REASONING`.
+            reasoning_parser: "auto", a name of `parsers.REASONING`, or `pkg.mod:function`.
             history_policy: where the template would rewrite history: keep it as sampled, split samples, or fail.
             stop_tokens: ids or texts of tokens that end generation, besides the tokenizer's EOS and the template's.
 
@@ -130,7 +130,7 @@ class Chat:
     def thoughts(self, parsed: ParsedTurn, text: str) -> frozenset[Thought]:
         """What a turn does about reasoning, as far as the parser can tell: both where it does not know the format."""
         tags = self.turn_parser.tags
-        if tags is None and self.report.can.reasoning:
+        if self.turn_parser.reasoning is None and self.report.can.reasoning:
             return frozenset((Thought.WITH, Thought.WITHOUT))
         if parsed.reasoning is not None:
             return frozenset((Thought.WITH,))

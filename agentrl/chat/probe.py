@@ -124,13 +124,13 @@ class _Probe:
         tools = [TOOL] if can.tools else None
         prompt = self._render([user(1)], tools) or ""
         generation_prompt = _behind_user(prompt)
-        start = self.codec.encode(generation_prompt)
+        start, closers = self.codec.encode(generation_prompt), self._closers(can)
         return TemplateReport(
             can=can,
             generation_prompt=self._after_user(generation_prompt),
             opens_reasoning=self._opens(generation_prompt),
             stops=self.stops,
-            closers=self._closers(can),
+            closers=closers,
             history_kwargs=dict(chosen),
             uses_date=self._uses_date(prompt),
             double_bos=self._double_bos(prompt),
@@ -140,7 +140,7 @@ class _Probe:
                 for text in ("\n", "\n\n", " ", "a", "1", "<")
                 if self.codec.encode(f"{generation_prompt}{text}zq")[: len(start)] != start
             ),
-            boundaries=tuple(self._boundaries(can, tools)),
+            boundaries=tuple(self._boundaries(can, tools, closers)),
         )
 
     def _render(self, messages: Sequence[Message], tools: Any = None, generation_prompt: bool = True) -> str | None:
@@ -172,12 +172,21 @@ class _Probe:
         return self.tags is not None and prompt.rfind(self.tags.open) > prompt.rfind(self.tags.close)
 
     def _closers(self, can: Capabilities) -> tuple[str, ...]:
-        """Stops that close a turn. If a final answer ends bare, stops are the next turns' openers and none closes."""
-        last = self._first_stop([user(1), assistant(1)], "zqAsst1zq", generation_prompt=False)
+        """What closes a turn: stops, and what stands in their place in history (gpt-oss: `<|end|>` for `<|return|>`).
+
+        If a final answer ends bare, stops are the next turns' openers and none closes.
+        """
+        final, past = [user(1), assistant(1)], [user(1), assistant(1), user(2)]
+        last = self._first_stop(final, "zqAsst1zq", generation_prompt=False)
         if last is None:
             return ()
-        found = [last, self._first_stop([user(1), assistant(1), user(2)], "zqAsst1zq")]
-        return tuple(dict.fromkeys(stop for stop in found if stop))
+        instead = self._behind(past) if self._behind(final, generation_prompt=False) == last else None
+        return tuple(dict.fromkeys(stop for stop in (last, self._first_stop(past, "zqAsst1zq"), instead) if stop))
+
+    def _behind(self, messages: list[Message], generation_prompt: bool = True) -> str | None:
+        """The control token that stands directly behind the answer."""
+        after = (self._render(messages, None, generation_prompt) or "").partition("zqAsst1zq")[2].lstrip()
+        return max((token for token in self.codec.special if token and after.startswith(token)), key=len, default=None)
 
     def _first_stop(self, messages: list[Message], after: str, generation_prompt: bool = True) -> str | None:
         text = self._render(messages, None, generation_prompt) or ""
@@ -205,15 +214,16 @@ class _Probe:
             cases["tool"] = [user(1), assistant(1, calls=[1], content=False), {**result(1), "content": edged}]
         return {role: _edge(self._render(messages)) for role, messages in cases.items()}
 
-    def _boundaries(self, can: Capabilities, tools: Any) -> Iterator[Boundary]:
+    def _boundaries(self, can: Capabilities, tools: Any, closers: Sequence[str]) -> Iterator[Boundary]:
         delta = DeltaRenderer(self.template, can, self.stops)
         for thought in Thought:
             for name, history, new in _cases(can, thought is Thought.WITH):
-                judged = self._judge(delta, _Case(history, new, tools, thought, can.reasoning))
+                judged = self._judge(delta, _Case(history, new, tools, thought, can.reasoning), closers)
+                beside = any(message.get("tool_calls") and message["content"] for message in history)
                 if judged is not None:
-                    yield Boundary(name, new[0]["role"], thought, *judged)
+                    yield Boundary(name, new[0]["role"], thought, *judged, beside=beside)
 
-    def _judge(self, delta: DeltaRenderer, case: _Case) -> tuple[Verdict, str] | None:
+    def _judge(self, delta: DeltaRenderer, case: _Case, closers: Sequence[str]) -> tuple[Verdict, str] | None:
         try:
             tail = delta.text(case.history[-1].get("tool_calls", ()), case.new)
             truth = self.template.render([*case.history, *case.new], case.tools)
@@ -223,11 +233,15 @@ class _Probe:
             return Verdict.REFUSED, str(error)[-80:]
         if completion is None:
             return None
-        tail_ids, truth_ids, stop = self.codec.encode(tail), self.codec.encode(truth), self._leading_stop(tail)
-        if stop and completion.endswith(stop):
-            tail, tail_ids = tail[len(stop) :], tail_ids[1:]
+        tail_ids, truth_ids = self.codec.encode(tail), self.codec.encode(truth)
         if truth_ids[len(truth_ids) - len(tail_ids) :] != tail_ids:
-            return Verdict.DELTA_DIFFERS, f"{tail[:40]!r} against {truth[len(truth) - len(tail) :][:40]!r}"
+            # New messages that are there, with other text behind them: that text is the model's, moved.
+            verdict = Verdict.REWRITTEN if tail in truth else Verdict.DELTA_DIFFERS
+            return verdict, f"{tail[:40]!r} against {truth[len(truth) - len(tail) :][:40]!r}"
+        for stop in dict.fromkeys((*self.stops, *closers)):
+            if tail.startswith(stop) and completion.endswith(tuple(closers) if stop in closers else stop):
+                tail, tail_ids = tail[len(stop) :], tail_ids[1:]
+                break
         if self.codec.encode(prompt) + self.codec.encode(completion) + tail_ids == truth_ids:
             return Verdict.EXACT, ""
         return _difference(prompt + completion + tail, truth)

@@ -51,13 +51,17 @@ _ORDER = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One probed case: the kind of history, who speaks next, what the turns thought, and what came out."""
+    """One probed case: the kind of history, who speaks next, what the turns thought, and what came out.
+
+    `beside`: a turn has text beside its calls, which some templates move.
+    """
 
     name: str
     next_role: str
     thought: Thought
     verdict: Verdict
     detail: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +94,19 @@ class TemplateReport:
     merges_with: tuple[str, ...]
     boundaries: tuple[Boundary, ...]
 
-    def predict(self, next_role: str, thoughts: Iterable[Thought] = Thought) -> Verdict:
+    def predict(self, next_role: str, thoughts: Iterable[Thought] = Thought, *, beside: bool = True) -> Verdict:
         """The worst verdict for a boundary before `next_role` ("tool", else a user).
 
         Args:
             thoughts: the kinds of turns that the model has written so far.
+            beside: one of them may have had text beside its calls.
         """
         role = "tool" if next_role == "tool" else "user"
-        return max((self._worst(role, thought) for thought in thoughts), key=_ORDER.__getitem__)
+        return max((self._worst(role, thought, beside) for thought in thoughts), key=_ORDER.__getitem__)
 
-    def _worst(self, role: str, thought: Thought) -> Verdict:
-        found = [b.verdict for b in self.boundaries if b.next_role == role and b.thought is thought]
+    def _worst(self, role: str, thought: Thought, beside: bool) -> Verdict:
+        cases = [b for b in self.boundaries if b.next_role == role and b.thought is thought]
+        found = [b.verdict for b in cases if beside or not b.beside]
         unprobed = Verdict.REFUSED if role == "tool" and not self.can.tool_messages else Verdict.REWRITTEN
         return max(found, key=_ORDER.__getitem__, default=unprobed)
 

@@ -65,6 +65,7 @@ class ChatSession:
         self.messages = normalise_messages(messages)
         self._tools = normalise_tools(tools)
         self._thoughts: set[Thought] = set()
+        self._beside = False
         self._calls_made = 0
         self._turn: _Turn | None = None
         self.prompt_ids: list[int] = chat.prompt_ids(self.messages, self._tools)
@@ -84,6 +85,7 @@ class ChatSession:
         parsed = self._chat.turn_parser.parse(text, self._tools, first_call=self._calls_made + 1)
         self._calls_made += len(parsed.tool_calls)
         self._thoughts |= self._chat.thoughts(parsed, text)
+        self._beside = self._beside or bool(parsed.broken or (parsed.tool_calls and parsed.content))
         self.messages.append(_as_message(parsed, text))
         self._turn = _Turn(ids, stop_at, parsed)
         return parsed
@@ -101,7 +103,7 @@ class ChatSession:
         if turn is None:
             raise TemplateError("extend was called before sampled; tell the session first what the model wrote")
         new = _name_results(normalise_messages(messages), turn.parsed.tool_calls)
-        verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts)
+        verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts, beside=self._beside)
         if verdict.rewrites and self._chat.history_policy == "fail":
             raise TemplateError(
                 f"the chat template would rewrite history here ({verdict}) and --history-policy is 'fail'; "
@@ -117,6 +119,7 @@ class ChatSession:
 
     def _restart(self, new: list[Message], verdict: Verdict) -> Delta:
         self._thoughts.clear()
+        self._beside = False
         return Delta(verdict=verdict, restart=self._chat.render_ids([*self.messages, *new], self._tools))
 
     def _append(self, turn: _Turn, new: list[Message], verdict: Verdict) -> Delta:

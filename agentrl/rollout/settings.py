@@ -159,9 +159,13 @@ class RolloutSettings(Settings):
 
     chat_template_path: str | None = Field(None, description="A Jinja chat template instead of the model's own.")
     tool_call_parser: str = Field(
-        "auto", description="Format of tool calls: auto, hermes, llama3, qwen_xml, glm, none, or pkg.mod:function."
+        "auto",
+        description="Format of tool calls: auto (read from the template), a name (docs/parsers.md), none, or pkg.mod:fn.",
     )
-    reasoning_parser: str = Field("auto", description="Format of reasoning in the model's text: auto, think, none.")
+    reasoning_parser: str = Field(
+        "auto",
+        description="Format of reasoning in the model's text: auto, a name (docs/parsers.md), none, or pkg.mod:fn.",
+    )
     history_policy: Literal["keep", "split", "fail"] = Field(
         "keep", description="When the template would rewrite history: keep the sampled tokens, split the sample, fail."
     )

@@ -1,7 +1,6 @@
-"""Parsers against recorded model outputs (canitoolcall) and against what models may do to them."""
+"""Parsers against what models may do to them (recorded outputs: `acceptance`)."""
 
 import json
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -9,65 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.chat import ParsedTurn, make_parser
+from agentrl.chat.parsers import FAMILIES, Parsed, Split
+from agentrl.chat.parsers.reasoning import TAGS
 from agentrl.errors import PluginError, SettingsError
 
-
-def fixtures(family: str, model: str) -> list[dict[str, Any]]:
-    """The recorded outputs of one model family, each with its generation prompt."""
-    folder = files("canitoolcall") / "_data" / "fixtures" / family
-    models = json.loads((folder / "family.json").read_text(encoding="utf-8"))["reference_models"]
-    prompts = {entry["repo"]: entry.get("default_generation_prompt") or "" for entry in models}
-    rows = []
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".jsonl"):
-            rows += [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if model in row["models"][0]]
-    for row in rows:
-        row.setdefault("generation_prompt", prompts.get(row["models"][0], ""))
-    return rows
-
-
-def parse(row: dict[str, Any], tool_call_parser: str, reasoning_parser: str) -> ParsedTurn:
-    prompt = row["generation_prompt"]
-    parser = make_parser(tool_call_parser, reasoning_parser, "")
-    return parser.opened(prompt.rfind("<think>") > prompt.rfind("</think>")).parse(row["raw_output"], row["tools"])
-
-
-FORMATS = {
-    "hermes": ("qwen3-hermes", "", "think"),
-    "llama3": ("llama", "3.3", "none"),
-    "qwen_xml": ("qwen3-xml", "", "think"),
-    "glm": ("glm", "", "think"),
-}
-GUESSES = {"glm/glm47-missing-last-close-arg-value"}
-"""Outputs that the corpus wants repaired. A call without its closing tag is reported as broken here, not repaired."""
-RECORDED = [
-    (row, (parser, reasoning))
-    for parser, (family, model, reasoning) in FORMATS.items()
-    for row in fixtures(family, model)
-    if row["id"] not in GUESSES
-]
-
-
-@pytest.mark.parametrize(("row", "parsers"), RECORDED, ids=[row["id"] for row, _ in RECORDED])
-def test_recorded_outputs(row: dict[str, Any], parsers: tuple[str, str]) -> None:
-    turn = parse(row, *parsers)
-    if row.get("expected_error"):
-        assert turn.tool_calls == ()
-        return
-    expected = row["expected"]
-    calls = [(call.name, call.arguments) for call in turn.tool_calls]
-    assert calls == [(call["name"], call["arguments"]) for call in expected["tool_calls"] or []]
-    assert (turn.reasoning or "") == (expected.get("reasoning_content") or "").strip()
-    assert turn.content == (expected["content"] or "").strip()
-    if "truncated" not in row["tags"]:
-        assert turn.broken == ()
-
-
-def test_all_recorded_outputs_are_there() -> None:
-    valid = [row for row, _ in RECORDED if not row.get("expected_error")]
-    assert (len(valid), len(RECORDED)) == (166, 178)
-
+FORMATS = sorted({family.name for family in FAMILIES.values()})
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=20),
@@ -126,7 +71,7 @@ def test_a_cut_call_is_broken_and_never_guessed(arguments: dict[str, Any], data:
 
 @given(text=st.text(max_size=60) | st.lists(NASTY | st.text(max_size=5), max_size=12).map("".join))
 def test_parsers_never_raise(text: str) -> None:
-    for family in (*FORMATS, "none"):
+    for family in FORMATS:
         for opened in (False, True):
             make_parser(family, "think", "").opened(opened).parse(text)
 
@@ -190,22 +135,51 @@ def test_open_reasoning_is_said_and_ends_at_a_call() -> None:
     assert (turn.reasoning, len(turn.tool_calls), turn.reasoning_open) == ("hmm", 1, False)
 
 
-def shout(text: str, tools: Any) -> Any:
+def shout(text: str, tools: Any) -> Parsed:
     """A user's own parser, loaded by path below."""
-    from agentrl.chat.parsers import Parsed
-
     return Parsed("", [("shout", {"text": text})])
 
 
-def test_names_paths_and_detection() -> None:
-    assert make_parser(f"{__name__}:shout", "none", "").parse("hey").tool_calls[0].arguments == {"text": "hey"}
+def whisper(text: str) -> Split:
+    """A user's own splitter of reasoning."""
+    before, _, after = text.partition(" so ")
+    return Split(before, after)
+
+
+def test_names_and_paths() -> None:
+    parser = make_parser(tool_call_parser=f"{__name__}:shout", reasoning_parser=f"{__name__}:whisper", template="")
+    turn = parser.parse("hm so hey")
+    assert (turn.reasoning, turn.tool_calls[0].arguments) == ("hm", {"text": "hey"})
     with pytest.raises(SettingsError, match="hermes"):
         make_parser("hermess", "auto", "")
     with pytest.raises(SettingsError, match="think"):
         make_parser("auto", "thonk", "")
-    with pytest.raises(PluginError):
-        make_parser(f"{__name__}:nothing_here", "auto", "")
-    assert make_parser("auto", "auto", "no format here").family.name == "none"
+    for wrong in ((f"{__name__}:nothing_here", "auto"), ("auto", f"{__name__}:nothing_here")):
+        with pytest.raises(PluginError):
+            make_parser(*wrong, "")
+
+
+SHOWN = {
+    "none": "no format here",
+    "minimax-m2": "{%- set begin = '<minimax:tool_call>' %}<invoke name=</think>",
+    "seed_oss": "<seed:tool_call><function=f><parameter=p></seed:think>",
+    "command": '<|START_ACTION|>[{"tool_name": ...}]<|END_THINKING|>',
+    "nemotron": "<TOOLCALL>[...]</TOOLCALL>",
+    "kimi_k2": "<|tool_call_begin|>id<|tool_call_argument_begin|>{}",
+    "mistral": "[TOOL_CALLS] [/THINK] </think>",
+    "granite": "<|start_of_role|>assistant<|end_of_role|><|tool_call|>[...]",
+    "dsml": '<｜DSML｜invoke name="f"><｜tool▁call▁begin｜>',
+    "llama4": '<|header_start|><|python_start|>[f(a=1)] "parameters": ',
+    "ernie": '<tool_call>{"name": 1, "arguments": 2}</tool_call><response>',
+}
+
+
+@pytest.mark.parametrize("family", SHOWN)
+def test_what_a_template_shows_picks_the_format(family: str) -> None:
+    parser = make_parser("auto", "auto", SHOWN[family])
+    assert parser.family.name == family
+    for tags in TAGS:
+        assert parser.tags is tags or tags.close not in SHOWN[family] or tags is TAGS[-1]
 
 
 def test_a_turn_becomes_an_assistant_message() -> None:

@@ -28,10 +28,10 @@ def test_qwen3() -> None:
         ("qwen2_5", ("<|im_end|>",), False, "hermes"),
         ("llama3_1", ("<|eot_id|>",), False, "llama3"),
         ("glm4moe", (), False, "glm"),
-        ("gptoss", ("<|return|>", "<|end|>"), False, "none"),
-        ("deepseekv3", ("<｜end▁of▁sentence｜>",), True, "none"),
+        ("gptoss", ("<|return|>", "<|end|>"), False, "gpt-oss"),
+        ("deepseekv3", ("<｜end▁of▁sentence｜>",), True, "deepseekv3"),
         ("qwen3_5_think", ("<|im_end|>",), True, "qwen_xml"),
-        ("gemma4_v2", ("<turn|>",), False, "none"),
+        ("gemma4_v2", ("<turn|>",), False, "gemma4"),
         ("cohere2", ("<|END_OF_TURN_TOKEN|>",), False, "none"),
     ],
 )

@@ -6,8 +6,20 @@ from agentrl.chat.probe import TOOL, assistant
 from agentrl.chat.written import unread_call, written
 from tests.support.chats import make_chat
 
+NAMES = [
+    "qwen2_5",
+    "qwen3",
+    "qwen3_5_think",
+    "glm4moe",
+    "llama3_1",
+    "nemotron_3_nano",
+    "gemma4_v5",
+    "gptoss",
+    "lfm2_v2",
+]
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "nemotron_3_nano"])
+
+@pytest.mark.parametrize("name", [*NAMES, "deepseekv3"])
 def test_what_the_template_writes_is_read_back(name: str) -> None:
     chat = make_chat(name)
     assert unread_call(chat) is None
@@ -16,12 +28,8 @@ def test_what_the_template_writes_is_read_back(name: str) -> None:
     assert written(chat, assistant(2)).strip().endswith("zqAsst2zq")
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [("gemma4_v5", "call:zqtool{"), ("gptoss", "functions.zqtool"), ("lfm2_v2", "[zqtool("), ("deepseekv3", "zqtool")],
-)
-def test_a_format_without_a_parser_is_known(name: str, shown: str) -> None:
-    assert shown in (unread_call(make_chat(name)) or "")
+def test_a_format_without_a_parser_is_known() -> None:
+    assert '<atem:invoke name="zqtool">' in (unread_call(make_chat("muse_glimmer")) or "")
 
 
 def test_a_template_without_tool_calls_has_none_to_read() -> None:

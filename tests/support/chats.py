@@ -15,7 +15,7 @@ STOPS = {
     "qwen": ["<|im_end|>", "<|endoftext|>"],
     "llama3": ["<|eot_id|>", "<|eom_id|>"],
     "gemma": ["<end_of_turn>"],
-    "gptoss": ["<|return|>", "<|call|>", "<|end|>"],
+    "gptoss": ["<|return|>", "<|call|>"],
     "deepseek": ["<｜end▁of▁sentence｜>"],
     "glm": ["<|user|>", "<|observation|>"],
     "phi3": ["<|end|>"],

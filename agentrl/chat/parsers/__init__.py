@@ -1,7 +1,7 @@
 """Parsers of model output: the same one in training and in evaluation.
 
 1. `TurnParser` splits a turn's text into reasoning, content, calls and broken calls; it is immutable and cheap.
-2. `make_parser` picks the family by name, by the user's own path (`pkg.mod:function`), or from the template ("auto").
+2. `make_parser` picks the formats by name, by the user's own path (`pkg.mod:function`), or from the template ("auto").
 3. Parsers never raise on a model's text and never guess.
 """
 
@@ -13,54 +13,25 @@ from typing import Any
 
 from agentrl.chat.messages import ParsedTurn, ToolCall, whole_text
 from agentrl.chat.parsers.base import Parsed, ToolCallParser
-from agentrl.chat.parsers.glm import parse_glm
-from agentrl.chat.parsers.hermes import parse_hermes
-from agentrl.chat.parsers.llama3 import parse_llama3
-from agentrl.chat.parsers.qwen_xml import parse_qwen_xml
-from agentrl.chat.parsers.reasoning import BRACKET_THINK, THINK, ReasoningTags, split_reasoning
+from agentrl.chat.parsers.families import FAMILIES, Family, detect_family
+from agentrl.chat.parsers.harmony import split_channels
+from agentrl.chat.parsers.reasoning import TAGS, ReasoningParser, ReasoningTags, Split, split_reasoning
 from agentrl.errors import SettingsError
 from agentrl.plugins import load_object
 
-
-def parse_none(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-    """The parser of models that call no tools: everything is text."""
-    return Parsed(text)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One output format: how calls are read, and the text that begins one (None if a call has no marker)."""
-
-    name: str
-    parse: ToolCallParser
-    call_marker: str | None = None
-
-
-_HERMES = Family("hermes", parse_hermes, "<tool_call>")
-_QWEN_XML = Family("qwen_xml", parse_qwen_xml, "<tool_call>")
-_GLM = Family("glm", parse_glm, "<tool_call>")
-_LLAMA3 = Family("llama3", parse_llama3)
-_NONE = Family("none", parse_none)
-FAMILIES: Mapping[str, Family] = {
-    "hermes": _HERMES,
-    "qwen": _HERMES,
-    "qwen25": _HERMES,
-    "qwen3": _HERMES,
-    "qwen_xml": _QWEN_XML,
-    "qwen3_coder": _QWEN_XML,
-    "glm": _GLM,
-    "glm45": _GLM,
-    "glm47": _GLM,
-    "llama3": _LLAMA3,
-    "none": _NONE,
-}
-"""Tool-call formats by name, with the names that SGLang uses for them."""
-
-REASONING: Mapping[str, ReasoningTags | None] = {
-    "think": THINK,
-    "qwen3": THINK,
-    "deepseek-r1": THINK,
-    "mistral": BRACKET_THINK,
+_BRACKET, _SEED, _GEMMA, _KIMI_K3, _COMMAND, _THINK = TAGS
+_THINKERS = """
+    think qwen3 qwen3-thinking deepseek-r1 deepseek-v3 deepseek-v4 kimi_k2 glm45 minimax step3 step3p5 nemotron_3 hunyuan
+    hunyuan_a13b ernie45
+"""
+REASONING: Mapping[str, ReasoningTags | ReasoningParser | None] = {
+    **dict.fromkeys(_THINKERS.split(), _THINK),
+    "mistral": _BRACKET,
+    "seed_oss": _SEED,
+    "gemma4": _GEMMA,
+    "kimi_k3": _KIMI_K3,
+    "cohere_command4": _COMMAND,
+    "gpt-oss": split_channels,
     "none": None,
 }
 """Reasoning formats by name, with the names that SGLang uses for them."""
@@ -68,15 +39,35 @@ REASONING: Mapping[str, ReasoningTags | None] = {
 
 @dataclass(frozen=True, slots=True)
 class TurnParser:
-    """Reads one model turn. `opens_reasoning`: the generation prompt already opened the reasoning."""
+    """Reads one model turn.
+
+    Attributes:
+        family: the format of tool calls.
+        reasoning: the format of reasoning: its tags, or a function that splits it off.
+        opens_reasoning: the generation prompt already opened the reasoning.
+    """
 
     family: Family
-    tags: ReasoningTags | None
+    reasoning: ReasoningTags | ReasoningParser | None
     opens_reasoning: bool = False
+
+    @property
+    def tags(self) -> ReasoningTags | None:
+        """The tags around reasoning, where it has tags."""
+        return self.reasoning if isinstance(self.reasoning, ReasoningTags) else None
+
+    @property
+    def reads(self) -> bool:
+        """Whether it finds anything but text."""
+        return self.reasoning is not None or self.family.name != "none"
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, *, first_call: int = 1) -> ParsedTurn:
         """Parse a turn's text (end token removed). Calls get the ids `call00001`, counted from `first_call`."""
-        split = split_reasoning(text, self.tags, opened=self.opens_reasoning, call_marker=self.family.call_marker)
+        if self.reasoning is None or isinstance(self.reasoning, ReasoningTags):
+            ends = (*self.family.begins, *self.family.answers)
+            split = split_reasoning(text, self.reasoning, opened=self.opens_reasoning, begins=ends)
+        else:
+            split = self.reasoning(text)
         parsed = self.family.parse(split.rest, tools or ())
         calls = tuple(
             ToolCall(f"call{number:05d}", whole_text(name), whole_text(arguments))
@@ -89,8 +80,8 @@ class TurnParser:
         return replace(self, opens_reasoning=opens_reasoning)
 
     def without_calls(self) -> TurnParser:
-        """The same parser where there are no tools: calls are text."""
-        return replace(self, family=_NONE)
+        """The same parser where there are no tools: calls are text, if the format does not mark the answer as well."""
+        return self if self.family.answers else replace(self, family=FAMILIES["none"])
 
 
 def make_parser(tool_call_parser: str, reasoning_parser: str, template: str) -> TurnParser:
@@ -100,40 +91,30 @@ def make_parser(tool_call_parser: str, reasoning_parser: str, template: str) -> 
         SettingsError: a name that is not registered.
         PluginError: a path that cannot be loaded.
     """
-    family = detect_family(template) if tool_call_parser == "auto" else _family(tool_call_parser)
+    family = detect_family(template) if tool_call_parser == "auto" else _named("tool-call", tool_call_parser, FAMILIES)
     if reasoning_parser == "auto":
         return TurnParser(family, detect_reasoning(template))
-    if reasoning_parser not in REASONING:
-        known = ", ".join(["auto", *REASONING])
-        raise SettingsError(f"--reasoning-parser {reasoning_parser!r} is not known; expected one of {known}")
-    return TurnParser(family, REASONING[reasoning_parser])
+    return TurnParser(family, _named("reasoning", reasoning_parser, REASONING))
 
 
-def _family(name: str) -> Family:
-    if name in FAMILIES:
-        return FAMILIES[name]
+def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    if name in known:
+        return known[name]
     if ":" in name:
-        return Family(name, load_object(name, what="--tool-call-parser"))
-    known = ", ".join(["auto", *FAMILIES])
-    raise SettingsError(f"--tool-call-parser {name!r} is not known; expected one of {known}, or 'pkg.mod:function'")
+        function = load_object(name, what=f"--{kind}-parser")
+        return Family(name, function) if kind == "tool-call" else function
+    raise SettingsError(
+        f"--{kind}-parser {name!r} is not known; expected one of {', '.join(['auto', *known])}, or 'pkg.mod:function'"
+    )
 
 
-def detect_family(template: str) -> Family:
-    """The tool-call format that a chat template writes; `none` where no registered family matches."""
-    if "<function=" in template and "<parameter=" in template:
-        return _QWEN_XML
-    if "<arg_key>" in template and "<arg_value>" in template:
-        return _GLM
-    if "<tool_call>" in template and '"arguments"' in template:
-        return _HERMES
-    if '"parameters": ' in template and "<|start_header_id|>" in template:
-        return _LLAMA3
-    return _NONE
+def detect_reasoning(template: str) -> ReasoningTags | ReasoningParser | None:
+    """The reasoning format that a chat template knows."""
+    if "<|channel|>analysis" in template:
+        return split_channels
+    return next((tags for tags in TAGS if tags.close in template), None)
 
 
-def detect_reasoning(template: str) -> ReasoningTags | None:
-    """The reasoning tags that a chat template knows."""
-    return next((tags for tags in (THINK, BRACKET_THINK) if tags.close in template), None)
-
-
-__all__ = ["FAMILIES", "REASONING", "Family", "Parsed", "ReasoningTags", "ToolCallParser", "TurnParser", "make_parser"]
+__all__ = [
+    "FAMILIES", "REASONING", "Family", "Parsed", "ReasoningTags", "Split", "ToolCallParser", "TurnParser", "make_parser"
+]  # fmt: skip

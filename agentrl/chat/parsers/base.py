@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
 MAX_BROKEN = 64
 """A turn with more broken calls than this is noise: the last one reported takes the rest of the text."""
 
@@ -32,56 +30,81 @@ class Parsed:
     broken: list[str] = field(default_factory=list)
 
 
-Call = tuple[str, dict[str, Any], int]
-"""Name, arguments, and the position behind the call."""
+Calls = tuple[list[tuple[str, dict[str, Any]]], int]
+"""Names with arguments, and the position behind them."""
 
 ToolCallParser = Callable[[str, Sequence[Mapping[str, Any]]], Parsed]
 
 
-class Finder:
-    """The next occurrence of a pattern, remembered: any number of forward-moving questions cost one pass."""
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands before and between the calls of a format, as regular expressions.
 
-    def __init__(self, pattern: re.Pattern[str], text: str) -> None:
-        self._pattern, self._text = pattern, text
-        self._asked = -1
-        self._found: re.Match[str] | None = None
-
-    def next(self, at: int) -> re.Match[str] | None:
-        """The first match that starts at `at` or later."""
-        known = 0 <= self._asked <= at and (self._found is None or at <= self._found.start())
-        if not known:
-            self._asked, self._found = at, self._pattern.search(self._text, at)
-        return self._found
-
-
-def split_calls(
-    text: str, opening: re.Pattern[str], read: Callable[[int], Call | None], end_of_broken: Callable[[int], int]
-) -> Parsed:
-    """Split a turn whose calls begin with a tag into text, calls and broken calls.
-
-    Args:
-        opening: what a call may begin with.
-        read: the call that begins at a position, None if it is broken.
-        end_of_broken: where the broken call that begins at a position ends.
+    Attributes:
+        call: begins a call.
+        until: ends a broken call; it ends with the text where this is not found.
+        begin: opens a section of calls; text in it that belongs to no call is dropped.
+        end: closes the section.
+        drop: marks around the answer that say nothing.
+        more: begins another call directly behind one.
     """
-    out, kept, at = Parsed(), [], 0
-    while found := opening.search(text, at):
-        start = found.start()
-        kept.append(text[at:start])
-        if (call := read(start)) is not None:
-            name, arguments, at = call
-            out.calls.append((name, arguments))
-        else:
-            at = end_of_broken(start) if len(out.broken) < MAX_BROKEN else len(text)
-            out.broken.append(text[start:at])
-    out.text = "".join([*kept, text[at:]])
-    return out
+
+    call: str
+    until: str
+    begin: str | None = None
+    end: str | None = None
+    drop: str | None = None
+    more: str | None = None
 
 
-def behind_close(text: str, start: int) -> int:
-    """Where a broken call at `start` ends: behind its closing tag, or with the text."""
-    end = text.find(CLOSE, start)
-    return end + len(CLOSE) if end >= 0 else len(text)
+class Splitter:
+    """Splits turns of one format into text, calls and broken calls."""
+
+    def __init__(self, marks: Marks) -> None:
+        named = {"call": marks.call, "begin": marks.begin, "end": marks.end, "drop": marks.drop}
+        self._any = re.compile("|".join(f"(?P<{name}>{mark})" for name, mark in named.items() if mark))
+        self._more = re.compile(f"(?P<call>{marks.more})") if marks.more else None
+        self._until = re.compile(marks.until)
+
+    def split(self, text: str, read: Callable[[int], Calls | None]) -> Parsed:
+        """Split `text`; `read` answers with the calls that begin at a position, or None if they are broken."""
+        out, kept, at = Parsed(), list[str](), 0
+        section: tuple[int, int] | None = None  # where it began, and how many calls there were before
+        found = self._any.search(text)
+        while found:
+            start, good = found.start(), False
+            if section is None:
+                kept.append(text[at:start])
+            at = found.end()
+            if found.lastgroup == "call":
+                calls = read(start)
+                good = calls is not None
+                if calls is not None:
+                    out.calls += calls[0]
+                    at = calls[1]
+                else:
+                    at = self._end_of_broken(text, start, at, len(out.broken))
+                    out.broken.append(text[start:at])
+            elif found.lastgroup == "begin":
+                section = section or (start, len(out.calls) + len(out.broken))
+            elif found.lastgroup == "end" and section:
+                if len(out.calls) + len(out.broken) == section[1] and self._says_something(text[section[0] : start]):
+                    out.broken.append(text[section[0] : at])
+                section = None
+            found = (self._more.match(text, at) if good and self._more else None) or self._any.search(text, at)
+        if section is None:
+            kept.append(text[at:])
+        elif len(out.calls) + len(out.broken) == section[1]:
+            out.broken.append(text[section[0] :])
+        out.text = "".join(kept)
+        return out
+
+    def _says_something(self, section: str) -> bool:
+        return bool(self._any.sub("", section).strip())
+
+    def _end_of_broken(self, text: str, start: int, at: int, before: int) -> int:
+        end = self._until.search(text, max(at, start + 1)) if before < MAX_BROKEN else None
+        return end.end() if end else len(text)
 
 
 def read_json(text: str, start: int) -> tuple[Any, int] | None:
@@ -104,38 +127,6 @@ def read_arguments(value: Any) -> dict[str, Any] | None:
             return None
         value = found[0]
     return value if isinstance(value, dict) else None
-
-
-def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The schema of each parameter, by tool and parameter name."""
-    functions = [tool.get("function", tool) for tool in tools]
-    return {f["name"]: (f.get("parameters") or {}).get("properties") or {} for f in functions if "name" in f}
-
-
-def coerce(value: str, schema: Any) -> Any:
-    """What a value written as text means under a JSON schema; the text itself where it fits no other allowed type."""
-    types = _types(schema)
-    if not types:
-        return json_or_text(value) if schema is None else value
-    text = value.strip()
-    if text == "null" and ("null" in types or "string" not in types):
-        return None
-    if "boolean" in types and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    found = json_or_text(value)
-    kinds: dict[str, Any] = {"integer": int, "number": int | float, "object": dict, "array": list}
-    fits = any(isinstance(found, kinds[name]) for name in types if name in kinds)
-    return found if fits and not isinstance(found, bool) else value
-
-
-def _types(schema: Any) -> list[str]:
-    if not isinstance(schema, Mapping):
-        return []
-    kind = schema.get("type")
-    if kind is None:
-        options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-        return [name for option in options for name in _types(option)]
-    return [str(name) for name in kind] if isinstance(kind, list) else [str(kind)]
 
 
 def json_or_text(value: str) -> Any:

@@ -7,15 +7,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """The pair of tags around reasoning."""
+    """The pair of tags around reasoning; `other`: a pair that older models of the family write."""
 
     open: str
     close: str
+    other: ReasoningTags | None = None
+
+    def of(self, turn: str) -> ReasoningTags:
+        """The pair that a turn begins with, this one if with none."""
+        return self.other if self.other is not None and turn.startswith(self.other.open) else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +33,33 @@ class Split:
     open: bool = False
 
 
+ReasoningParser = Callable[[str], Split]
+"""What splits a turn's text where tags cannot say it."""
+
 THINK = ReasoningTags("<think>", "</think>")
-BRACKET_THINK = ReasoningTags("[THINK]", "[/THINK]")
+BRACKET_THINK = ReasoningTags("[THINK]", "[/THINK]", other=THINK)
+TAGS = (
+    BRACKET_THINK,
+    ReasoningTags("<seed:think>", "</seed:think>"),
+    ReasoningTags("<|channel>thought\n", "<channel|>"),
+    ReasoningTags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    THINK,
+)
 
 
-def split_reasoning(text: str, tags: ReasoningTags | None, *, opened: bool, call_marker: str | None) -> Split:
+def split_reasoning(text: str, tags: ReasoningTags | None, *, opened: bool, begins: Sequence[str]) -> Split:
     """Split `text` at the reasoning's end.
 
     Args:
         tags: None if the model has no reasoning format.
         opened: the generation prompt ended inside the reasoning.
-        call_marker: the text that begins a tool call, if the format has one.
+        begins: the texts that end reasoning without a closing tag.
     """
     if tags is None:
         return Split(None, text)
     body = text.lstrip()
+    tags = tags.of(body)
     if body.startswith(tags.open):
         body, opened = body[len(tags.open) :], True
     else:
@@ -51,6 +69,6 @@ def split_reasoning(text: str, tags: ReasoningTags | None, *, opened: bool, call
     end = body.find(tags.close)
     if end >= 0:
         return Split(body[:end].strip() or None, body[end + len(tags.close) :])
-    if call_marker and (call := body.find(call_marker)) >= 0:
-        return Split(body[:call].strip() or None, body[call:])
+    if calls := [at for begin in begins if (at := body.find(begin)) >= 0]:
+        return Split(body[: min(calls)].strip() or None, body[min(calls) :])
     return Split(body.strip() or None, "", open=True)

@@ -92,7 +92,7 @@ async def chat_completions(request: Request) -> Response:
     held = await anyio.to_thread.run_sync(_held_to, chat, service.grammars, body, tools)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
-    parsed = parser if tools or parser.tags is not None else None
+    parsed = parser if tools or parser.reads else None
     top = field(body, "top_logprobs", int, 0)
     translated = _translate(body, ids, limit, top=top, logprobs=bool(body.get("logprobs")))
     if both := held.keys() & translated["sampling_params"].keys():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentrl.chat.parsers import TurnParser
 
 Body = dict[str, Any]
-_TAG_BEGUN = re.compile(r"<[^<>]{0,99}\Z")
+_TAG_BEGUN = re.compile(r"(?:<\|(?:open|close)\|>[^<>]{0,99})?<[^<>]{0,99}\Z|<\|(?:open|close)\|>[^<>]{0,99}\Z")
 LogProbs = Callable[[Body, int], Body | None]
 """Of an answer's tokens from a number on; None where nobody asked."""
 
@@ -100,18 +100,23 @@ def text_entries(
 def settled(parser: "TurnParser", text: str) -> tuple[str, str]:
     """How the reasoning and the content of every turn begin that begins with `text`."""
     tags, family = parser.tags, parser.family
-    marks = [family.call_marker] if family.call_marker else []
+    marks = family.begins
+    if tags is None and parser.reasoning is not None:  # a function's, which takes any text
+        turn = parser.parse(_TAG_BEGUN.sub("", text)) if any(mark in text for mark in family.answers) else None
+        return (turn.reasoning or "", turn.content) if turn else ("", "")
     reasoning = ""
     if tags is not None:
         body, opened = text.lstrip(), parser.opens_reasoning
-        if tags.open.startswith(body):
+        if any(pair.open.startswith(body) for pair in (tags, tags.other) if pair):
             return "", ""
+        tags = tags.of(body)
         if body.startswith(tags.open):
             text, opened = body[len(tags.open) :], True
         if opened:
             thought, closed, text = text.partition(tags.close)
             if not closed:
-                return _held(_before(thought, marks), [tags.close, *marks]).strip(), ""
+                ends = [tags.close, *marks, *family.answers]
+                return _held(_before(thought, ends), ends).strip(), ""
             reasoning = thought.strip()
     if family.name == "none":
         return reasoning, text.strip()

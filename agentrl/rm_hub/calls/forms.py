@@ -12,10 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
+from agentrl.chat.parsers import FAMILIES
 from agentrl.chat.parsers.base import read_arguments, read_json
-from agentrl.chat.parsers.glm import parse_glm
-from agentrl.chat.parsers.hermes import parse_hermes
-from agentrl.chat.parsers.qwen_xml import parse_qwen_xml
 from agentrl.rm_hub.calls.notations import BEGIN, SEPARATOR
 
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
@@ -112,8 +110,8 @@ def _with_object(text: str, named: re.Match[str] | None, wrong: str) -> Call:
 
 
 def _tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
-    parse = parse_qwen_xml if "<function=" in text else parse_glm if "<arg_key>" in text else parse_hermes
-    parsed = parse(text, tools)
+    family = "qwen_xml" if "<function=" in text else "glm" if "<arg_key>" in text else "hermes"
+    parsed = FAMILIES[family].parse(text, tools)
     calls = [Call(name, read_arguments(arguments) or {}) for name, arguments in parsed.calls]
     for broken in parsed.broken:
         body = broken.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()

@@ -4,12 +4,10 @@
    are vLLM's (`seed_oss`, `phi4_mini_json`, `hunyuan_a13b`, `granite`, `ernie45`), the model card's (`nemotron_json`), or
    SGLang's carried on (`deepseekv41`).
 2. Outputs are the fixtures of `canitoolcall`; families that it lacks have hand-made ones in `samples.yaml`.
-3. `NOT_BUILT` names the families without a parser. Their tests are expected to fail, strictly: who builds one takes its
-   name out.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -21,7 +19,6 @@ import yaml
 
 from agentrl.chat import ParsedTurn, make_parser
 from agentrl.chat.parsers import TurnParser
-from agentrl.errors import SettingsError
 
 THINK = ("<think>", "</think>")
 
@@ -83,11 +80,6 @@ TABLE = (
     Format("granite", "none", quotes='"'),
     Format("ernie45", "ernie45", begins="<tool_call>", quotes='"'),
 )  # fmt: skip
-NOT_BUILT = frozenset(row.parser for row in TABLE) - {"hermes", "qwen3_coder", "glm45", "glm47", "llama3"}
-UNSOUND = frozenset({"hermes", "qwen3_coder", "glm45", "glm47"})
-"""Built, but of damaged outputs they read calls that the model did not write. Who mends one takes its name out."""
-UNREAD = frozenset({"qwen3_coder"})
-"""Built, but not all that templates write is read back (`None` for a value that is an integer or null)."""
 NAMES = ("qwen", "qwen25", "glm")
 """Further names of SGLang's for tool calls, which are known."""
 REASONING_NAMES = (
@@ -95,10 +87,6 @@ REASONING_NAMES = (
     "minimax", "step3", "step3p5", "mistral", "nemotron_3", "gemma4", "hunyuan", "cohere_command4",
 )  # fmt: skip
 """SGLang's names for reasoning that must be known."""
-DISPUTED = {
-    "glm/glm47-missing-last-close-arg-value": "a value without its end is reported as broken here, not repaired",
-}
-"""Fixtures that are not asked for, and why. Each is a policy of ours, never a format that is too much work."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +103,9 @@ class Output:
     complete: bool = True
 
 
-def formats(rows: Sequence[Format] = TABLE, unsound: Collection[str] = ()) -> list[Any]:
-    """The rows as parameters; those that are not built, or built but known to be unsound here, are to fail."""
-    failing = pytest.mark.xfail(
-        strict=True, raises=(SettingsError, AssertionError), reason="not built, or not sound yet"
-    )
-    marks = {row.parser: [failing] for row in rows if row.parser in {*NOT_BUILT, *unsound}}
-    return [pytest.param(row, id=row.parser, marks=marks.get(row.parser, [])) for row in rows]
+def formats(rows: Sequence[Format] = TABLE) -> list[Any]:
+    """The rows as parameters."""
+    return [pytest.param(row, id=row.parser) for row in rows]
 
 
 @cache
@@ -160,7 +144,7 @@ def read(row: Format, output: Output, text: str | None = None) -> ParsedTurn:
 
 
 def _is_of(row: Format, raw: dict[str, Any]) -> bool:
-    return raw["id"] not in DISPUTED and any(model in raw["models"][0] for model in row.models)
+    return any(model in raw["models"][0] for model in row.models)
 
 
 def _fixture(raw: dict[str, Any], prompt: str) -> Output:

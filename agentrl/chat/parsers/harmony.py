@@ -1,0 +1,96 @@
+"""gpt-oss's harmony format: a turn is messages, each with a channel and maybe a recipient.
+
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}
+
+1. `analysis` is reasoning, `final` and `commentary` are text, and a message to `functions.name` is a call whose body is
+   JSON. A message to anybody else (the built-in tools of a hosted model) is neither.
+2. An end mark inside a body is text where no message follows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.chat.parsers.base import MAX_BROKEN, Parsed, read_arguments, read_json
+from agentrl.chat.parsers.reasoning import Split
+
+_RECIPIENT = r"(?:[ \t]*to=([^\s<]+))?"
+_HEADER = re.compile(
+    rf"(?:<\|start\|>assistant)?{_RECIPIENT}<\|channel\|>(analysis|commentary|final){_RECIPIENT}"
+    r"[ \t]*(?:<\|constrain\|>)?[ \t]*\w*[ \t]*<\|message\|>"
+)
+_BEGINS = re.compile(r"<\|start\|>|<\|channel\|>|[ \t]*to=")
+_CLOSED = r"<\|(?:end|call|return)\|>(?=\s*<\|start\|>|\s*\Z)"
+_END = re.compile(_CLOSED)
+_END_OF_TEXT = re.compile(rf"{_CLOSED}|(?=<\|start\|>assistant{_RECIPIENT}<\|channel\|>)")
+_STRAY = re.compile(r"<\|(?:end|call|return)\|>\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    raw: str
+    channel: str | None
+    """None: text outside of messages, or a message whose header is broken."""
+    recipient: str | None
+    body: str
+    closed: bool
+
+
+def _messages(text: str) -> Iterator[_Message]:
+    at = unread = 0
+    while at < len(text):
+        header = _HEADER.match(text, at)
+        recipient = (header[1] or header[3]) if header else None
+        if header is None:
+            start = text.find("<|start|>", at + 1)
+            channel = text.find("<|channel|>", at) if not _BEGINS.match(text, at) else -1
+            found = min((place for place in (start, channel) if place >= 0), default=len(text))
+            yield _Message(text[at:found], None, None, text[at:found], True)
+            at = found
+            continue
+        body, end = header.end(), None
+        if recipient:
+            value = read_json(text, body)
+            unread += value is None
+            end = _END.search(text, value[1] if value else body) if unread < MAX_BROKEN else None
+        else:
+            end = _END_OF_TEXT.search(text, body)
+        stop, behind = (end.start(), end.end()) if end else (len(text), len(text))
+        yield _Message(text[at:behind], header[2], recipient, text[body:stop], end is not None)
+        at = behind
+
+
+def split_channels(text: str) -> Split:
+    """The analysis of a turn, and the turn without it."""
+    reasoning, rest, last = list[str](), list[str](), None
+    for last in _messages(text):
+        is_analysis = last.channel == "analysis" and last.recipient is None
+        (reasoning if is_analysis else rest).append(last.body.strip() if is_analysis else last.raw)
+    is_open = last is not None and last.channel == "analysis" and last.recipient is None and not last.closed
+    return Split("\n".join(filter(None, reasoning)) or None, "".join(rest), is_open)
+
+
+def parse_harmony(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+    """Split a turn into text, calls and broken calls."""
+    out, texts = Parsed(), list[str]()
+    for message in _messages(text):
+        if message.recipient is not None:
+            if not message.recipient.startswith("functions."):
+                continue
+            value = read_json(message.body, 0)
+            arguments = read_arguments(value[0]) if value and not message.body[value[1] :].strip() else None
+            if arguments is None:
+                out.broken.append(message.raw)
+            else:
+                out.calls.append((message.recipient.removeprefix("functions."), arguments))
+        elif message.channel is None and _BEGINS.match(message.body):
+            out.broken.append(message.raw)
+        else:
+            texts.append(_STRAY.sub("", message.body).strip() if message.channel is None else message.body.strip())
+    out.text = "\n".join(filter(None, texts))
+    if len(out.broken) > MAX_BROKEN:
+        out.broken[MAX_BROKEN - 1 :] = ["".join(out.broken[MAX_BROKEN - 1 :])]
+    return out
