@@ -16,13 +16,16 @@ import torch
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import TrainError
+from agentrl.sample import Sample
+from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.model import transformer_config
+from tests.engine.embedded.driver import make_engine, make_job, prompt, run
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
-from tests.train.megatron.helpers import Reference, backend, by_hub_name, gradients, make_batch, settings
+from tests.train.megatron.helpers import TEMPERATURE, Reference, backend, by_hub_name, gradients, make_batch, settings
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
 CASES: dict[str, tuple[Arch, dict[str, Any]]] = {
@@ -77,6 +80,22 @@ def test_log_probs_gradients_and_names_are_those_of_transformers(tmp_path: Path,
             )
 
 
+@pytest.mark.parametrize("case", ["glm4 with biases", "deepseek_v3", "moonlight"])
+def test_engine_and_trainer_say_the_same(tmp_path: Path, case: str) -> None:
+    folder = make(tmp_path, case)
+    jobs = [make_job(prompt(20, seed), temperature=TEMPERATURE, max_new_tokens=24) for seed in (1, 1, 2)]
+    run(make_engine(folder, slots=4), *jobs)
+    samples = []
+    for index, job in enumerate(jobs):
+        samples.append(Sample(group_index=0, index=index, reward=float(index)))
+        samples[-1].set_prompt_tokens(job.prompt)
+        samples[-1].append_model(job.output, job.log_probs, "1", turn=0)
+    batch = TrainBatch.from_samples([samples])
+    assert batch.rollout_log_probs is not None
+    with backend(settings(folder)) as made:
+        np.testing.assert_allclose(made.log_probs(batch), batch.rollout_log_probs, rtol=0, atol=1e-4)
+
+
 def found(folder: Path, rank: int = 0, ranks: int = 1, **changes: Any) -> dict[str, Any]:
     with backend(settings(folder, **changes), where=RankInfo(rank, ranks, rank)) as made:
         before = made.log_probs(make_batch())
@@ -110,6 +129,40 @@ def test_two_processes_in_every_layout_are_one(tmp_path: Path) -> None:
         assert list(two["weights"]) == list(one["weights"])
         for tensor, value in two["weights"].items():
             np.testing.assert_allclose(value, one["weights"][tensor], rtol=0, atol=1e-5, err_msg=f"{said} {tensor}")
+
+
+RESUMED = (("glm4", "tp2"), ("dense deepseek_v3", "pp2"), ("moonlight", "tp2_sp"))
+
+
+def gone_on(rank: int, root: str) -> dict[str, float]:
+    """Each case's checkpoint of one process after a step, taken on for a step in two, and written."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
+    norms = {}
+    for case, name in RESUMED:
+        train = settings(Path(root) / case.replace(" ", "_"), **LAYOUTS[name])
+        with backend(train, where=RankInfo(rank, 2, rank)) as made:
+            assert made.load(f"{root}/one/{case}") == 1
+            norms[case] = made.train(make_batch(), 1)["grad_norm"]
+            made.save(f"{root}/two/{case}", 2)
+    return norms
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_checkpoint_goes_on_in_two_processes_and_back_in_one(tmp_path: Path) -> None:
+    want = {}
+    for case, _ in RESUMED:
+        with backend(settings(make(tmp_path, case))) as made:
+            made.train(make_batch(), 0)
+            made.save(tmp_path / "one" / case, 1)
+            want[case] = [made.train(make_batch(), number)["grad_norm"] for number in (1, 2)]
+    norms = run_ranks(gone_on, 2, str(tmp_path), timeout=200)[0]
+    for case, _ in RESUMED:
+        assert norms[case] == pytest.approx(want[case][0], rel=1e-5)
+        with backend(settings(tmp_path / case.replace(" ", "_"))) as made:
+            assert made.load(tmp_path / "two" / case) == 2
+            assert made.train(make_batch(), 2)["grad_norm"] == pytest.approx(want[case][1], rel=1e-5)
 
 
 def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
