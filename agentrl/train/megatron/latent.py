@@ -6,6 +6,7 @@ key's rotated channels, which all heads share, is summed over the tensor-paralle
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,36 +35,30 @@ class LatentAttention(MLASelfAttention):
         position_ids: Any = None,
         packed_seq_params: Any = None,
         inference_context: Any = None,
-    ) -> tuple[Tensor, ...]:
-        """Make and rotate.
-
-        Args:
-            hidden_states: [t, 1, hidden], t those of this rank under sequence parallelism.
-            packed_seq_params: the microbatch's `Pack`.
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Of hidden states [t, 1, hidden] and the microbatch's `Pack`: for all tokens and this rank's heads.
 
         Returns:
-            query, key: [t, heads, dim] and value [t, heads, value dim] of all tokens and this rank's heads; both latents.
+            Query and key [t, heads, dim], value [t, heads, value dim], and nothing in place of two latents.
         """
         config, pack = self.config, packed_seq_params
         fixed, turned = config.qk_head_dim, config.qk_pos_emb_head_dim
-        queries = hidden_states
+        turn = partial(rotated, cos=pack.cos, sin=pack.sin, interleaved=True)
         if config.q_lora_rank is None:
-            query = self.linear_q_proj(queries)[0]
+            query = self.linear_q_proj(hidden_states)[0]
         else:
-            queries = self.q_layernorm(self._cut(self._whole(self.linear_q_down_proj(hidden_states)[0])))
-            query = self.linear_q_up_proj(queries)[0]
+            latent = self._cut(self._whole(self.linear_q_down_proj(hidden_states)[0]))
+            query = self.linear_q_up_proj(self.q_layernorm(latent))[0]
         down = self._whole(self.linear_kv_down_proj(hidden_states)[0])
         latent, shared = down.split([config.kv_lora_rank, turned], -1)
-        latent = self.kv_layernorm(self._cut(latent))
-        made = self.linear_kv_up_proj(latent)[0].squeeze(1).unflatten(-1, (-1, fixed + config.v_head_dim))
-        key, value = made.split([fixed, config.v_head_dim], -1)
-        still, moved = query.squeeze(1).unflatten(-1, (-1, fixed + turned)).split([fixed, turned], -1)
-        shared = rotated(
-            copy_to_tensor_model_parallel_region(shared, group=self.tp_group), pack.cos, pack.sin, interleaved=True
+        made = self.linear_kv_up_proj(self.kv_layernorm(self._cut(latent)))[0]
+        key, value = (
+            made.squeeze(1).unflatten(-1, (-1, fixed + config.v_head_dim)).split([fixed, config.v_head_dim], -1)
         )
-        query = torch.cat([still, rotated(moved, pack.cos, pack.sin, interleaved=True)], -1)
+        still, moved = query.squeeze(1).unflatten(-1, (-1, fixed + turned)).split([fixed, turned], -1)
+        shared = turn(copy_to_tensor_model_parallel_region(shared, group=self.tp_group))
         key = torch.cat([key, shared.expand(-1, key.size(1), -1)], -1)
-        return query, key, value, queries, latent
+        return torch.cat([still, turn(moved)], -1), key, value, None, None
 
     def _whole(self, x: Tensor) -> Tensor:
         """A latent's channels from all ranks."""

@@ -11,15 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.errors import TrainError
-from agentrl.train.megatron.families import deepseek, glm, llama, mixtures, qwen2, qwen3
 from agentrl.train.megatron.families.base import Family, Layout, ModelShape, Rule
 from agentrl.train.megatron.families.mixture import Mixture
-
-FAMILIES: tuple[Family, ...] = (
-    *(qwen2.FAMILY, qwen3.FAMILY, llama.LLAMA, llama.MISTRAL, glm.GLM, glm.GLM4),
-    *(mixtures.QWEN2_MOE, mixtures.QWEN3_MOE, mixtures.GLM4_MOE),
-    *(deepseek.DEEPSEEK_V3, deepseek.KIMI_K2, deepseek.GLM4_MOE_LITE),
-)
+from agentrl.train.megatron.families.tables import FAMILIES
 
 __all__ = ["FAMILIES", "Family", "Layout", "Mixture", "ModelShape", "Rule", "family_of", "shape_of", "theirs"]
 
