@@ -1,12 +1,13 @@
 """What Megatron's flags say about a model's shape and a run, as it is here: of `config.json`, and of our settings."""
 
 import os.path
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.fields import Sections
-from agentrl.modelfolder import read_config, text_config
+from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 Config = Mapping[str, Any]
 Fact = Callable[[Config, Any], Any]
@@ -27,6 +28,31 @@ def _name(*values: str) -> Fact:
 
 
 _GLM4 = "slime_plugins.models.glm4 get_glm_spec"
+_SIGMOID = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2")
+
+
+def _experts(config: Config) -> Any:
+    return next(config[key] for key in EXPERTS if config.get(key))
+
+
+def _sparse(config: Config, given: Any) -> Any:
+    """Megatron's pattern of layers: one for every so many, or an expression like `[0]*3+[1]*58`."""
+    skipped, every = set(config.get("mlp_only_layers") or ()), config.get("decoder_sparse_step") or 1
+    first, layers = config.get("first_k_dense_replace") or 0, range(config["num_hidden_layers"])
+    found = [int(i >= first and (i + 1) % every == 0 and i not in skipped) for i in layers]
+    parts = re.findall(r"\[([01])\](?:\*(\d+))?", "".join(str(given).split()))
+    said = [int(kind) for kind, times in parts for _ in range(int(times or 1))]
+    said = (
+        [int(i % given == 0) for i in layers] if isinstance(given, int) else given if isinstance(given, list) else said
+    )
+    return given if said == found else found
+
+
+def _shared(config: Config) -> Any:
+    counted = config.get("n_shared_experts") or 0
+    return config.get("shared_expert_intermediate_size") or counted * config["moe_intermediate_size"] or None
+
+
 SHAPES: Mapping[str, Fact] = {
     "num_layers": lambda c, _: c["num_hidden_layers"],
     "hidden_size": lambda c, _: c["hidden_size"],
@@ -67,6 +93,20 @@ SHAPES: Mapping[str, Fact] = {
     "rotary_percent": lambda c, _: _rope(c, "partial_rotary_factor") or 1.0,
     "rotary_scaling_factor": lambda c, _: _rope(c, "factor") or 1.0,
     "use_rope_scaling": lambda c, _: (_rope(c, "rope_type") or "default") != "default",
+    "num_experts": lambda c, _: _experts(c),
+    "moe_ffn_hidden_size": lambda c, _: c["moe_intermediate_size"],
+    "moe_router_topk": lambda c, _: c["num_experts_per_tok"],
+    "moe_layer_freq": _sparse,
+    "moe_shared_expert_intermediate_size": lambda c, _: _shared(c),
+    "moe_shared_expert_gate": lambda c, _: c["model_type"] == "qwen2_moe",
+    "moe_router_score_function": lambda c, _: "sigmoid" if c["model_type"] in _SIGMOID else "softmax",
+    "moe_router_enable_expert_bias": lambda c, _: c["model_type"] in _SIGMOID,
+    "moe_router_pre_softmax": lambda c, given: (
+        given if c["model_type"] in _SIGMOID else not c.get("norm_topk_prob", False)
+    ),
+    "moe_router_topk_scaling_factor": lambda c, _: c.get("routed_scaling_factor", 1.0),
+    "moe_router_num_groups": lambda c, _: c.get("n_group") or 1,
+    "moe_router_group_topk": lambda c, _: c.get("topk_group") or 1,
     "model_name": lambda c, given: given if c["model_type"] in given.lower() else c["model_type"],
     "loss_mask_type": lambda c, given: (
         given if given in ("qwen", "qwen3") and "qwen" in c["model_type"] else "the template's"

@@ -49,6 +49,40 @@ def test_every_row_holds(row: Row) -> None:
             assert message(f"{flag} 1").startswith(f"{flag}: ")
 
 
+DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 5, "n_routed_experts": 256, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8,
+            "topk_group": 4, "kv_lora_rank": 512, "routed_scaling_factor": 2.5, "norm_topk_prob": True}  # fmt: skip
+QWEN = {"model_type": "qwen2_moe", "num_hidden_layers": 4, "num_experts": 60, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "decoder_sparse_step": 2}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "of_deepseek", "of_qwen"),
+    [
+        ("num_experts", 256, 60),
+        ("moe_ffn_hidden_size", 2048, 1408),
+        ("moe_router_topk", 8, 4),
+        ("moe_layer_freq", "[0]*3 + [1]*2", [0, 1, 0, 1]),
+        ("moe_shared_expert_intermediate_size", 2048, 5632),
+        ("moe_shared_expert_gate", False, True),
+        ("moe_router_score_function", "sigmoid", "softmax"),
+        ("moe_router_enable_expert_bias", True, False),
+        ("moe_router_pre_softmax", True, True),
+        ("moe_router_topk_scaling_factor", 2.5, 1.0),
+        ("moe_router_num_groups", 8, 1),
+        ("moe_router_group_topk", 4, 1),
+        ("qk_layernorm", True, False),
+        ("add_qkv_bias", False, True),
+    ],
+)
+def test_what_megatrons_flags_of_a_mixture_are_by_its_config(name: str, of_deepseek: object, of_qwen: object) -> None:
+    for config, right, wrong in ((DEEPSEEK, of_deepseek, of_qwen), (QWEN, of_qwen, of_deepseek)):
+        assert SHAPES[name](config, right) == right
+        if wrong != right:
+            assert SHAPES[name](config, wrong) != wrong
+    assert SHAPES["moe_layer_freq"](DEEPSEEK, 1) == [0, 0, 0, 1, 1]
+
+
 def test_a_key_is_taken_where_the_environment_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     assert build("--wandb-key secret").given() == frozenset()
@@ -172,11 +206,11 @@ def test_a_name_of_other_trainers_is_proposed_ours() -> None:
 
 
 def test_unknown_flags_come_at_once_and_those_with_one_answer_together() -> None:
-    found = message("--moe-x 3 --lrr 1e-5 --num-experts 8 16 --sglang-router-ip 1 --hidden-dropout 0.5 --lr 1e-5")
+    found = message("--moe-x 3 --lrr 1e-5 --moe-y 8 16 --sglang-router-ip 1 --hidden-dropout 0.5 --lr 1e-5")
     assert found.splitlines() == [
         "4 settings need attention:",
         "  - unknown flag --lrr; did you mean --lr?",
-        "  - --moe-x, --num-experts: mixtures of experts are not trained here; leave them out",
+        "  - --moe-x, --moe-y: mixtures of experts are trained as config.json says; leave them out",
         "  - --sglang-router-ip: the run balances and watches its engines itself; for a router of your own give its "
         "address to --rollout-external-engine-addrs",
         "  - --hidden-dropout 0.5: it is 0 here (nothing is dropped: the policy that is trained is the one that sampled); leave the flag out",
