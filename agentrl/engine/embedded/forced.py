@@ -2,7 +2,8 @@
 
 1. How a call is written is taken from the chat template, which is shown one: what it writes around JSON arguments, or
    around each parameter. Where the parser does not read such a call back, it is not forced but refused.
-2. Reasoning comes first and is free, as the template has it. The rest is Lark, as `grammar` takes it.
+2. A model without a parser writes what SGLang has it write: a JSON list of names and parameters, which stays text.
+3. Reasoning comes first and is free, as the template has it. The rest is Lark, as `grammar` takes it.
 """
 
 import json
@@ -132,7 +133,7 @@ def _shown(chat: "Chat", ids: Sequence[str]) -> str:
     except TemplateError:
         return ""
     tags = chat.turn_parser.tags
-    return (text.rpartition(tags.close)[2] if tags else text).lstrip()
+    return text.rpartition(tags.close)[2].lstrip() if tags else text
 
 
 def _with_json(one: str, two: str) -> CallForm | None:
@@ -172,6 +173,8 @@ def _start(chat: "Chat", grammars: Grammars) -> list[str]:
 
 
 def _calls(chat: "Chat", grammars: Grammars, tools: Sequence[Any], *, single: bool) -> list[str]:
+    if chat.turn_parser.family.name == "none":
+        return [f"calls: %json {schema_text(_listed(tools, single=single))}"]
     form, lines, count = call_form(chat), [], len(tools)
     for i, tool in enumerate(tools):
         function = _function(tool)
@@ -184,6 +187,15 @@ def _calls(chat: "Chat", grammars: Grammars, tools: Sequence[Any], *, single: bo
     first, following = (" | ".join(f"{rule}{i}" for i in range(count)) for rule in ("first", "next"))
     more = "" if single or form.between is None else f"({following})*"
     return [*lines, f"calls: ({first}) {more} {grammars.literal(form.end)}"]
+
+
+def _listed(tools: Sequence[Any], *, single: bool) -> dict[str, Any]:
+    fields = [
+        {"name": {"const": function["name"]}, "parameters": function.get("parameters") or {"type": "object"}}
+        for function in map(_function, tools)
+    ]
+    calls = [{"type": "object", "properties": one, "required": ["name", "parameters"]} for one in fields]
+    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **({"maxItems": 1} if single else {})}
 
 
 def _arguments(rule: str, schema: dict[str, Any], form: CallForm, grammars: Grammars) -> list[str]:

@@ -150,7 +150,7 @@ def test_objects_have_no_more_than_they_name() -> None:
     assert strict({**inner, "additionalProperties": True}) == {**inner, "additionalProperties": True}
 
 
-@pytest.mark.parametrize("template", ["qwen3", "qwen3_5_think", "glm4moe", "llama3_1"])
+@pytest.mark.parametrize("template", ["qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "deepseekv3", "gptoss"])
 def test_forced_calls_are_those_that_templates_write(grammars: Grammars, vocab: Vocabulary, template: str) -> None:
     chat = make_chat(template)
     parameters = {
@@ -158,16 +158,30 @@ def test_forced_calls_are_those_that_templates_write(grammars: Grammars, vocab: 
         "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
         "required": ["a"],
     }
-    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("f", "g")]
+    tools = [
+        {"type": "function", "function": {"name": name, "description": "A tool.", "parameters": parameters}}
+        for name in ("f", "g")
+    ]
     functions = [{"name": "g", "arguments": {"a": 1, "b": "x <y>\n"}}, {"name": "f", "arguments": {"a": 2}}]
     calls = [{"id": f"call0000{i}", "type": "function", "function": one} for i, one in enumerate(functions)]
-    calls = calls[:1] if template.startswith("llama") else calls
-    text = written(chat, {"role": "assistant", "content": "", "tool_calls": calls}, tools).rstrip()
+    calls = calls[:1] if template in ("llama3_1", "gptoss") else calls
+    text = written(chat, {"role": "assistant", "content": "", "tool_calls": calls}, tools)
     for choice, single, allowed in (("required", False, True), ({"function": {"name": "f"}}, True, False)):
         body = {"tool_choice": choice, "parallel_tool_calls": not single}
         job = held(grammars, vocab, **held_to(chat, grammars, body, chosen(tools, choice)))
         assert job.grammar is not None
         reason = job.grammar.advance(vocab.encode(text, 400))
         assert (reason is None) == allowed, reason
-    with pytest.raises(RequestError, match="cannot be forced"):
-        held_to(make_chat("gemma3"), grammars, {"tool_choice": "required"}, tools)
+
+
+def test_what_cannot_be_forced_is_refused_by_name(grammars: Grammars) -> None:
+    with pytest.raises(RequestError, match=r"lfm2.*cannot be forced"):
+        held_to(make_chat("lfm2_v2"), grammars, {"tool_choice": "required"}, [{"function": {"name": "f"}}])
+
+
+def test_a_model_without_calls_of_its_own_writes_sglangs(grammars: Grammars, vocab: Vocabulary) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    job = held(grammars, vocab, **held_to(make_chat("gemma3"), grammars, {"tool_choice": "required"}, tools))
+    assert job.grammar is not None
+    listed = [{"name": "g", "parameters": {"a": 1}}, {"name": "f", "parameters": {}}]
+    assert job.grammar.advance(vocab.encode(json.dumps(listed), 99)) is None
