@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,8 +65,10 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
         CheckpointError: weights are missing.
     """
     from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     register()
+    disable_progress_bar()
     config, kind = config_of(folder), AutoModel if values else AutoModelForCausalLM
     half = place.settings.bf16 and not learns
     chosen = {"attn_implementation": PACKED, "dtype": torch.bfloat16 if half else torch.float32}
@@ -112,12 +113,13 @@ def _layers(model: Any) -> list[torch.nn.Module]:
 
 def _shard(model: Any, mesh: Any, *, half: bool, offload: bool) -> None:
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
-    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
+    policy = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
     for module in (*_layers(model), model):
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=policy, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # a loss is a sum over all ranks
+            module.set_force_sum_reduction_for_comms(True)
 
 
 @torch.no_grad()
@@ -148,8 +150,10 @@ class Values(torch.nn.Module):
 
     def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
         """As a causal language model, with `logits` [1, n, 1]."""
+        from transformers.modeling_outputs import CausalLMOutput
+
         hidden = self.model(**inputs).last_hidden_state[:, logits_to_keep]
-        return SimpleNamespace(logits=F.linear(hidden.float(), self.score.weight.float()))
+        return CausalLMOutput(logits=F.linear(hidden.float(), self.score.weight.float()))
 
 
 @dataclass(frozen=True, slots=True)
