@@ -37,6 +37,8 @@ class RunSettings(Sections):
     def _hold_together(self) -> Self:
         if self.engine.rollout_external_engine_addrs and "engine" not in self.engine.model_fields_set:
             self._fill("engine", engine="external")
+        if self.train.train_backend == "auto":
+            self._fill("train", train_backend="fsdp" if self.cluster.backend == "local" else "megatron")
         if self.algorithm.needs_length and self.algorithm.loss_max_length is None:
             self._fill("algorithm", loss_max_length=self.rollout.rollout_max_response_len)
         if self.cluster.colocate:

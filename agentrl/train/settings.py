@@ -17,8 +17,10 @@ WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 class TrainSettings(Settings):
     """How the model is trained. Names are slime's and Megatron's flags."""
 
-    train_backend: Literal["megatron", "fsdp"] = Field(
-        "megatron", description="The training backend: megatron, or fsdp for any causal language model of transformers."
+    train_backend: Literal["auto", "megatron", "fsdp"] = Field(
+        "auto",
+        description="The training backend: megatron, or fsdp for any causal language model of transformers; auto is fsdp with "
+        "--backend local and megatron with Ray.",
     )
 
     hf_checkpoint: str | None = Field(

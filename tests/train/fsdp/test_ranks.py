@@ -54,7 +54,7 @@ def next_step(made: Any) -> dict[str, float]:
 def in_two_processes(rank: int, root: str, names: tuple[str, ...]) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
-    out: dict[str, Any] = {}
+    out: dict[Any, Any] = {}
     for name in names:
         algorithm, changes = CASES[name]
         with backend(chosen(root, **changes), algorithm, RankInfo(rank, 2, rank)) as made:

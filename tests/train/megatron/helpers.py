@@ -56,6 +56,7 @@ def settings(folder: Path, **changes: Any) -> TrainSettings:
     """Packed microbatches of at most 80 tokens, a large learning rate, no weight decay."""
     chosen: dict[str, Any] = {
         "hf_checkpoint": str(folder),
+        "train_backend": "megatron",
         "lr": 1e-3,
         "weight_decay": 0.0,
         "adam_eps": 1e-4,  # so that gradients of pure rounding noise do not become full steps
