@@ -120,6 +120,19 @@ def experts(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
         yield f"--tensor-model-parallel-size {tensor} with a mixture of experts needs --sequence-parallel; set it"
 
 
+def sharding(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """FSDP copies its shards evenly, and recomputes each layer or none."""
+    copies, world = flat["data_parallel_replicate_degree"], flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"]
+    if world % copies:
+        yield f"--data-parallel-replicate-degree {copies} does not divide the {world} trainer processes"
+    asked = tuple(flat[f"recompute_{name}"] for name in ("granularity", "method", "num_layers"))
+    if flat["train_backend"] == "fsdp" and asked[0] and asked != ("full", "uniform", 1):
+        yield (
+            "--train-backend fsdp recomputes each layer or none: set --recompute-granularity full --recompute-method uniform "
+            "--recompute-num-layers 1, or --train-backend megatron"
+        )
+
+
 def critic(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """A critic's own processes divide by TP x PP x CP too, and each data-parallel rank of it has a sample."""
     own = ClusterSettings(**{name: flat[name] for name in ClusterSettings.model_fields}).critic_world_size
@@ -326,6 +339,7 @@ CHECKS: tuple[Check, ...] = (
     machines,
     batch_arithmetic,
     layout,
+    sharding,
     experts,
     critic,
     engines,

@@ -59,8 +59,8 @@ class FsdpNetwork(Network):
         self.model = load(folder, place, values=values, learns=learns)
         self.shape = Shape.of(self.model)
         if learns and frozen(place.settings):
-            learning = _learning(self.parameters(), place.settings)
-            for name, parameter in self.parameters().items():
+            learning = _learning(dict(self.model.named_parameters()), place.settings)
+            for name, parameter in self.model.named_parameters():
                 parameter.requires_grad_(name in learning)
         self.passes = FsdpPasses(
             model=self.model,
@@ -92,7 +92,8 @@ class FsdpNetwork(Network):
         self.model.zero_grad()
 
     def parameters(self) -> dict[str, Any]:
-        return dict(self.model.named_parameters())
+        found = {id(tensor): (name, tensor) for name, tensor in reversed(self.model.state_dict(keep_vars=True).items())}
+        return dict(reversed(found.values()))  # what is tied is there once, by its first name
 
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
         self.zero_grad()
@@ -100,19 +101,20 @@ class FsdpNetwork(Network):
 
     def specs(self) -> list[WeightSpec]:
         with torch.device("meta"):
-            found = self._renamed((name, torch.empty(p.shape)) for name, p in self.parameters().items())
-            return [WeightSpec(name, str(self._dtype).removeprefix("torch."), list(t.shape)) for name, t in found]
+            kinds = ((name, torch.empty(p.shape, dtype=self._dtype(p))) for name, p in self.parameters().items())
+            found = self._renamed(kinds)
+            return [WeightSpec(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in found]
 
     @torch.no_grad()
     def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        whole = ((name, _whole(p.detach()).to(self._dtype)) for name, p in self.parameters().items())
+        whole = ((name, _whole(p.detach()).to(self._dtype(p))) for name, p in self.parameters().items())
         for name, tensor in self._renamed(whole):
             if self.place.ranks.rank == 0 and (only is None or name in only):
                 yield name, tensor
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.place.settings.bf16 else torch.float32
+    def _dtype(self, tensor: Tensor) -> torch.dtype:
+        half = self.place.settings.bf16 and isinstance(tensor, torch.nn.Parameter)
+        return torch.bfloat16 if half else tensor.dtype
 
     def _renamed(self, named: Any) -> Iterator[tuple[str, Tensor]]:
         """Layer by layer under the names of the folder, in its form: transformers may have joined experts when it read it."""

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from agentrl.algorithms import AlgorithmSettings
-from agentrl.errors import TrainError
+from agentrl.config.unused import refused
+from agentrl.errors import SettingsError, TrainError
+from tests.support.produced import settings_of
 from tests.support.tiny_models import Arch, NoTable, make_tiny_model
 from tests.train.megatron.helpers import PPO, Reference, backend, by_hub_name, make_batch, settings, timeless
 
@@ -47,7 +49,7 @@ def test_numbers_and_weights_are_megatrons(folder: Path, algorithm: AlgorithmSet
         torch.testing.assert_close(tensor, their_weights[name], rtol=0, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("arch", ["gemma3_text", "granite", "smollm3", "gpt_oss", "qwen3_moe"])
+@pytest.mark.parametrize("arch", ["gemma3_text", "granite", "smollm3", "gpt_oss", "qwen3_moe", "deepseek_v3"])
 def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoTable | Arch) -> None:
     """Windows shorter than the samples, sinks, joined experts, scaled logits: all under packing and shared prefixes."""
     folder = make_tiny_model(tmp_path / arch, arch, tie_word_embeddings=arch == "granite")
@@ -80,3 +82,21 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
         config.save_pretrained(tmp_path)
         with pytest.raises(TrainError, match=reason), backend(settings(tmp_path, train_backend="fsdp")):
             pass
+
+
+def test_what_only_the_other_backend_reads_is_refused_with_the_remedy() -> None:
+    def said(flags: str) -> str:
+        try:
+            settings = settings_of(flags)
+        except SettingsError as error:
+            return str(error)
+        return "; ".join(refused(settings.flat(), settings.given(), "train"))
+
+    assert settings_of("--backend local").train.train_backend == "fsdp"
+    assert settings_of("").train.train_backend == "megatron"
+    two = "--train-backend fsdp --actor-num-gpus-per-node 2"
+    for flags in ("--optimizer muon", "--use-distributed-optimizer", "--tensor-model-parallel-size 2"):
+        assert "--train-backend megatron reads it" in said(f"{two} {flags}")
+    assert "without --train-backend fsdp" in said("--fsdp-cpu-offload")
+    assert "recomputes each layer or none" in said(f"{two} --recompute-granularity selective")
+    assert "3 does not divide the 2" in said(f"{two} --data-parallel-replicate-degree 3")
