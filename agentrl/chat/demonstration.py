@@ -6,6 +6,7 @@
    the template (and the tool-call parser) expects. Between the turns stands what a rollout would show.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -49,8 +50,8 @@ def to_sample(
     sample = Sample(index=index, group_index=index, prompt=conversation[: places[0]], reward=0.0)
     grown = Conversation(chat, sample, conversation[: places[0]], tools)
     for at, following in zip(places, [*places[1:], None], strict=True):
-        text = assistant_text(chat, conversation, at, tools)
-        ids = [*chat.encode(text), chat.stop_token_ids[0]]
+        text, end = _turn(chat, conversation, at, tools)
+        ids = [*chat.encode(text), *chat.encode(end)]
         grown.sampled(ids, [0.0] * len(ids), "0", text=text)
         if not learns[at] and sample.loss_mask is not None:
             sample.loss_mask[-len(ids) :] = [0] * len(ids)
@@ -101,13 +102,19 @@ def assistant_text(chat: Chat, messages: Sequence[Message], at: int, tools: Sequ
     Raises:
         TemplateError: the template does not render the turn as a continuation of its own generation prompt.
     """
+    return _turn(chat, messages, at, tools)[0]
+
+
+def _turn(chat: Chat, messages: Sequence[Message], at: int, tools: Sequence[ToolSchema] | None) -> tuple[str, str]:
+    """The text and the end token, which may be another one where the turn ends with a call (gpt-oss, Gemma 4)."""
     schemas = normalise_tools(tools) or None
     before = chat.template.render(messages[:at], schemas, generation_prompt=True)
     after = chat.template.render(messages[: at + 1], schemas, generation_prompt=False)
-    end = chat.decode([chat.stop_token_ids[0]])
-    if not after.startswith(before) or end not in after[len(before) :]:
+    stop = "|".join(map(re.escape, chat.report.stops))
+    ends = list(re.finditer(stop, after[len(before) :])) if stop else []
+    if not after.startswith(before) or not ends:
         raise TemplateError(
             f"the chat template does not render assistant message {at} as a continuation of its own generation "
             "prompt; set the template's arguments so that both agree (for example enable_thinking)"
         )
-    return after[len(before) :].rpartition(end)[0]
+    return after[len(before) :][: ends[-1].start()], ends[-1][0]

@@ -33,7 +33,7 @@ class Template:
         except Exception as error:  # jinja2's syntax errors and transformers' version errors alike
             raise TemplateError(f"the chat template does not compile: {type(error).__name__}: {error}") from error
         self._text_arguments = False
-        self._content_parts = False
+        self._content_parts = self._no_content = False
         self._probe_forms()
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> Template:
@@ -76,6 +76,8 @@ class Template:
             out |= dict.fromkeys(REASONING_KEYS, reasoning)
         if self._content_parts:
             out["content"] = [{"type": "text", "text": out["content"]}]
+        if self._no_content and not message["content"] and message.get("tool_calls"):
+            out["content"] = None  # DeepSeek V3
         if self._text_arguments and "tool_calls" in out:
             out["tool_calls"] = [_with_text_arguments(call) for call in out["tool_calls"]]
         return out
@@ -87,9 +89,10 @@ class Template:
             self._content_parts = self._shows("zqUserzq", [user])
         call = {"type": "function", "id": "call00001", "function": {"name": "zqfn", "arguments": {"a": "zqArgzq"}}}
         calling = [user, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        if not self._shows("zqArgzq", calling):
-            self._text_arguments = True
-            self._text_arguments = self._shows("zqArgzq", calling)
+        for self._text_arguments, self._no_content in ((False, False), (True, False), (False, True), (True, True)):
+            if self._shows("zqArgzq", calling):
+                return
+        self._text_arguments = self._no_content = False
 
     def _shows(self, needle: str, messages: list[Message]) -> bool:
         try:

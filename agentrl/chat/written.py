@@ -45,18 +45,29 @@ def unread_call(chat: Chat) -> str | None:
     return None if calls == [("zqtool", {"a": "zqArg1zq"})] else text
 
 
-def check_calls_are_read(chat: Chat, parser: str) -> None:
+def check_calls_are_read(chat: Chat, parser: str) -> list[str]:
     """Refuse a chat whose model would call tools in vain.
 
     Args:
         parser: `--tool-call-parser`; "none" says that somebody else reads the calls.
 
+    Returns:
+        What a person should know: that no format was found.
+
     Raises:
         SettingsError: no parser reads what the template writes for a tool call; shows it.
     """
-    if parser != "none" and (text := unread_call(chat)) is not None:
+    if parser == "none":
+        return []
+    if (text := unread_call(chat)) is not None:
         raise SettingsError(
             f"--tool-call-parser {parser} (here {chat.turn_parser.family.name!r}) does not read the tool calls that the "
             f"chat template writes, such as {text.strip()!r:.200}: no tool would ever run. Name another parser, your own "
             "with --tool-call-parser pkg.mod:function, or none if the environment reads turn.text itself"
         )
+    if chat.turn_parser.family.name != "none":
+        return []
+    return [
+        "--tool-call-parser auto found no format of tool calls in the chat template: no tool runs, calls are text; name "
+        "the format (docs/parsers.md), or set none if the environment reads turn.text itself"
+    ]

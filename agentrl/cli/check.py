@@ -106,9 +106,12 @@ def check_model(folder: str) -> None:
     chat = Chat.load(folder)
     click.secho(f"{folder}: {chat.vocab_size} tokens", bold=True)
     click.echo(str(chat.report))
-    unread = unread_call(chat)
-    reads = f"{chat.turn_parser.family.name}" + ("" if unread is None else f" does not read: {unread.strip()!r:.120}")
-    click.echo(f"{'tool-call parser':20} {reads}")
+    unread, parser = unread_call(chat), chat.turn_parser
+    none = "; calls are text: name a format with --tool-call-parser" if parser.family.name == "none" else ""
+    reads = none if unread is None else f" does not read: {unread.strip()!r:.120}"
+    click.echo(f"{'tool-call parser':20} {parser.family.name}{reads}")
+    tags = f"{parser.tags.open} {parser.tags.close}" if parser.tags else "channels" if parser.reasoning else "none"
+    click.echo(f"{'reasoning parser':20} {tags!r}")
 
 
 def _live(play: bool, model: str | None) -> "Live | None":

@@ -125,11 +125,11 @@ def preflight(settings: RunSettings, purpose: Purpose) -> list[str]:
     if purpose != "eval" and settings.data.prompt_data_check == "full" and settings.data.data_source_path is None:
         _all_play(plugins, {name for rows in seen for name in rows.rows})
     chat = load_chat(settings)
-    if any(calls_tools(rows) for rows in seen):
-        check_calls_are_read(chat, settings.rollout.tool_call_parser)
+    tools = any(calls_tools(rows) for rows in seen)
+    told = check_calls_are_read(chat, settings.rollout.tool_call_parser) if tools else []
     if purpose != "eval":
         _teacher(settings, chat)
-    return list(dict.fromkeys(note for rows in seen for note in rows.notes))
+    return list(dict.fromkeys([*told, *(note for rows in seen for note in rows.notes)]))
 
 
 def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:

@@ -26,14 +26,15 @@ CONVERSATION: list[Message] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training", "llama3_1"])
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_training", "llama3_1", "gptoss", "gemma4_v5"])
 def test_the_mask_covers_what_the_template_lets_the_model_write(name: str) -> None:
     chat = make_chat(name)
     sample = to_sample(chat, CONVERSATION, TOOLS, index=3)
     sample.validate()
     start = len(sample.tokens) - sample.response_length
     turns = [sample.tokens[start + s.start : start + s.end] for s in sample.segments if s.origin is Origin.MODEL]
-    assert [ids[-1] for ids in turns] == [chat.stop_token_ids[0]] * 2
+    ends = {"gptoss": ["<|call|>", "<|return|>"], "gemma4_v5": ["<|tool_response>", "<turn|>"]}
+    assert [chat.decode(ids[-1:]) for ids in turns] == ends.get(name, [chat.decode(chat.stop_token_ids[:1])] * 2)
     first, last = (chat.parse(chat.decode(ids[:-1]), TOOLS) for ids in turns)
     assert [(call.name, call.arguments) for call in first.tool_calls] == [("add", {"a": 2})]
     assert last.content == "It is 4."

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agentrl.chat.probe import TOOL, assistant
+from agentrl.chat.probe import TOOL, assistant, user
+from agentrl.chat.template import Template
 from agentrl.chat.written import unread_call, written
 from tests.support.chats import make_chat
 
@@ -34,3 +35,13 @@ def test_a_format_without_a_parser_is_known() -> None:
 
 def test_a_template_without_tool_calls_has_none_to_read() -> None:
     assert unread_call(make_chat("gemma3")) is None
+
+
+def test_a_template_that_wants_no_content_beside_calls() -> None:
+    """As that of DeepSeek V3 does, with arguments as text."""
+    shown = (
+        "{% if m.content is none %}{{ m.tool_calls[0].function.arguments + '!' }}{% else %}{{ m.content }}{% endif %}"
+    )
+    template = Template("{% for m in messages %}" + shown + "{% endfor %}", {})
+    messages = [user(1), assistant(1, calls=[1], content=False), assistant(2)]
+    assert template.render(messages, generation_prompt=False) == 'zqUser1zq{"a": "zqArg1zq"}!zqAsst2zq'

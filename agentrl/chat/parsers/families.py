@@ -44,123 +44,75 @@ def parse_none(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
 
 
 _FUNCTION = r"<function=(?P<name>[^<>\n]+)>"
-_PARAMETER = r"<parameter=(?P<key>[^<>\n]+)>\n?"
+_PARAMETER = r"<parameter=(?P<key>[^<>\n]+)>\n?", "\n?</parameter>", "</function>"
+_PAIR = r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>", "</arg_value>", "</tool_call>"
+_SECTION_OF_DSML = "｜DSML｜ ?(?:function_calls|tool_calls|calls)>"
 
 _deepseek = marked(
     "<｜tool▁call▁begin｜>",
     r"(?P<v3>function<｜tool▁sep｜>(?=[^\s<{]+\n))?(?P<name>[^\s<{]+)(?(v3)\n```json\n|<｜tool▁sep｜>)",
     "(?:\n```)?<｜tool▁call▁end｜>",
-    begin="<｜tool▁calls▁begin｜>",
-    end="<｜tool▁calls▁end｜>",
-)
+    begin="<｜tool▁calls▁begin｜>", end="<｜tool▁calls▁end｜>",
+)  # fmt: skip
 _dsml = tagged(
     r'<｜DSML｜ ?invoke name="(?P<name>[^"<>]+)"(?:>|(?=/>))',
     r'<｜DSML｜ ?parameter name="(?P<key>[^"<>]+)" string="(?P<type>true|false)">',
-    "</｜DSML｜ ?parameter>",
-    "(?:/>|</｜DSML｜ ?invoke>)",
-    call="<｜DSML｜ ?invoke",
-    until="</｜DSML｜ ?invoke>",
-    begin="<｜DSML｜ ?(?:function_calls|tool_calls|calls)>",
-    end="</｜DSML｜ ?(?:function_calls|tool_calls|calls)>",
-)
+    "</｜DSML｜ ?parameter>", "(?:/>|</｜DSML｜ ?invoke>)",
+    call="<｜DSML｜ ?invoke", until="</｜DSML｜ ?invoke>", begin=f"<{_SECTION_OF_DSML}", end=f"</{_SECTION_OF_DSML}",
+)  # fmt: skip
 _kimi_k2 = marked(
     r"<\|tool_call_begin\|>",
     r"\s*(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>",
     r"<\|tool_call_end\|>",
-    begin=r"<\|tool_calls_section_begin\|>",
-    end=r"<\|tool_calls_section_end\|>",
-)
+    begin=r"<\|tool_calls_section_begin\|>", end=r"<\|tool_calls_section_end\|>",
+)  # fmt: skip
 _kimi_k3 = tagged(
     r'<\|open\|>call tool="(?P<name>[^"<>]+)"(?: index="\d+")?<\|sep\|>',
     r'<\|open\|>argument key="(?P<key>[^"<>]+)" type="(?P<type>\w+)"<\|sep\|>',
-    r"<\|close\|>argument<\|sep\|>",
-    r"<\|close\|>call<\|sep\|>",
-    call=r"<\|open\|>call ",
-    begin=r"<\|open\|>tools<\|sep\|>",
-    end=r"<\|close\|>tools<\|sep\|>",
-    drop=r"<\|(?:open|close)\|>(?:response|message)<\|sep\|>",
-    lost='argument key="',
-    decode=unescape,
-)
+    r"<\|close\|>argument<\|sep\|>", r"<\|close\|>call<\|sep\|>",
+    call=r"<\|open\|>call ", begin=r"<\|open\|>tools<\|sep\|>", end=r"<\|close\|>tools<\|sep\|>",
+    drop=r"<\|(?:open|close)\|>(?:response|message)<\|sep\|>", lost='argument key="', decode=unescape,
+)  # fmt: skip
 _mistral = marked(r"\[TOOL_CALLS\]", r"\s*(?:(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\]\w*)?\[ARGS\])?")
 _gemma4 = marked(r"<\|tool_call>", r"call:(?P<name>[^\s{}<>]+)(?=\{)", r"<tool_call\|>", read=read_gemma, raw=True)
 _llama3 = marked(
     r'<\|python_tag\|>|\A\s*(?=\{\s*"name"\s*:|\{\s*"type"\s*:\s*"function")', more=r"\s*;?\s*(?=\{\s*\"name\"\s*:)"
 )
 _llama4 = marked(
-    r"<\|python_start\|>|\A\s*(?=\[\s*(?:[^\W\d][\w.-]*(?:\(|\Z)|\Z))",
-    close=r"<\|python_end\|>",
-    optional=True,
-    read=read_python,
-)
+    r"<\|python_start\|>|\A\s*(?=\[\s*(?:[^\W\d][\w.-]*(?:\(|\Z)|\Z))", "", r"<\|python_end\|>",
+    optional=True, read=read_python,
+)  # fmt: skip
 _qwen_xml = tagged(
-    rf"(?:<tool_call>\s*)?{_FUNCTION}",
-    _PARAMETER,
-    "\n?</parameter>",
-    "</function>",
-    call="<tool_call>|<function=",
-    tail=r"\s*(?:</tool_call>|(?=<tool_call>|<function=|\Z))",
-    unclosed=r"\n?(?=\n(?:<parameter=|</function>))",
-    lost=r"(?:\A|\n)<parameter=",
-    until="</tool_call>",
-)
-_seed = tagged(
-    _FUNCTION,
-    _PARAMETER,
-    "\n?</parameter>",
-    "</function>",
-    call="<function=",
-    begin="<seed:tool_call>",
-    end="</seed:tool_call>",
-)
+    rf"(?:<tool_call>\s*)?{_FUNCTION}", *_PARAMETER,
+    call="<tool_call>|<function=", tail=r"\s*(?:</tool_call>|(?=<tool_call>|<function=|\Z))",
+    unclosed=r"\n?(?=\n(?:<parameter=|</function>))", lost=r"(?:\A|\n)<parameter=", until="</tool_call>",
+)  # fmt: skip
+_seed = tagged(_FUNCTION, *_PARAMETER, call="<function=", begin="<seed:tool_call>", end="</seed:tool_call>")
 _glm = tagged(
-    r"<tool_call>\s*(?P<name>[^<\s]+)",
-    r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
-    "</arg_value>",
-    "</tool_call>",
-    call="<tool_call>",
-    lost="</arg_key>",
+    r"<tool_call>\s*(?P<name>[^<\s]+)", *_PAIR, call="<tool_call>", lost="</arg_key>",
     unclosed=r"(?=</tool_call>\s*(?:<tool_call>|\Z))",
-)
+)  # fmt: skip
 _hunyuan = tagged(
-    r"<tool_call>\s*(?P<name>[^<\s]+)\s*<tool_sep>",
-    r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>",
-    "</arg_value>",
-    "</tool_call>",
-    call="<tool_call>",
-    lost="</arg_key>",
-    begin="<tool_calls>",
-    end="</tool_calls>",
-)
+    r"<tool_call>\s*(?P<name>[^<\s]+)\s*<tool_sep>", *_PAIR, call="<tool_call>", lost="</arg_key>",
+    begin="<tool_calls>", end="</tool_calls>",
+)  # fmt: skip
 _minimax = tagged(
-    r'<invoke name="?(?P<name>[^"<>]+)"?>',
-    r'<parameter name="?(?P<key>[^"<>]+)"?>',
-    "</parameter>",
-    "</invoke>",
-    call="<invoke name=",
-    begin="<minimax:tool_call>",
-    end="</minimax:tool_call>",
-)
+    r'<invoke name="?(?P<name>[^"<>]+)"?>', r'<parameter name="?(?P<key>[^"<>]+)"?>', "</parameter>", "</invoke>",
+    call="<invoke name=", begin="<minimax:tool_call>", end="</minimax:tool_call>",
+)  # fmt: skip
 _step3 = tagged(
-    r'<[|｜]tool_call_begin[|｜]>\s*function<[|｜]tool_sep[|｜]>\s*<steptml:invoke name="(?P<name>[^"<>]+)">',
-    r'<steptml:parameter name="(?P<key>[^"<>]+)">',
-    "</steptml:parameter>",
-    "</steptml:invoke>",
-    call="<[|｜]tool_call_begin[|｜]>",
-    tail=r"\s*<[|｜]tool_call_end[|｜]>",
-    begin="<[|｜]tool_calls_begin[|｜]>",
-    end="<[|｜]tool_calls_end[|｜]>",
-)
-
-_lfm2 = marked(r"<\|tool_call_start\|>", close=r"<\|tool_call_end\|>", read=read_python)
-_nemotron = marked("<TOOLCALL>", close="</TOOLCALL>")
-_hunyuan_a13b = marked("<tool_calls>", close="</tool_calls>", drop=r"\A\s*<answer>|</answer>\s*\Z")
-_phi4 = marked(r"<\|tool_call\|>|\Afunctools(?=\[)", close=r"<\|/tool_call\|>", optional=True)
-_granite = marked(r"<\|tool_call\|>|<tool_call>", close="</tool_call>", optional=True)
-_hermes = marked("<tool_call>", close="</tool_call>")
-_ernie = marked("<tool_call>", close="</tool_call>", drop=r"\A\s*<response>|</response>\s*(?=<tool_call>|\Z)")
-_command = marked(r"<\|START_ACTION\|>", close=r"<\|END_ACTION\|>", drop=r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
-
+    r'<｜tool_call_begin｜>\s*function<｜tool_sep｜>\s*<steptml:invoke name="(?P<name>[^"<>]+)">',
+    r'<steptml:parameter name="(?P<key>[^"<>]+)">', "</steptml:parameter>", "</steptml:invoke>",
+    call="<｜tool_call_begin｜>", tail=r"\s*<｜tool_call_end｜>", begin="<｜tool_calls_begin｜>", end="<｜tool_calls_end｜>",
+)  # fmt: skip
+_lfm2 = marked(r"<\|tool_call_start\|>", "", r"<\|tool_call_end\|>", read=read_python)
+_nemotron = marked("<TOOLCALL>", "", "</TOOLCALL>")
+_hunyuan_a13b = marked("<tool_calls>", "", "</tool_calls>", drop=r"\A\s*<answer>|</answer>\s*\Z")
+_phi4 = marked(r"<\|tool_call\|>|\Afunctools(?=\[)", "", r"<\|/tool_call\|>", optional=True)
+_granite = marked(r"<\|tool_call\|>|<tool_call>", "", "</tool_call>", optional=True)
+_hermes = marked("<tool_call>", "", "</tool_call>")
+_ernie = marked("<tool_call>", "", "</tool_call>", drop=r"\A\s*<response>|</response>\s*(?=<tool_call>|\Z)")
+_command = marked(r"<\|START_ACTION\|>", "", r"<\|END_ACTION\|>", drop=r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 _COMMAND_ANSWERS = ("<|START_RESPONSE|>", "<|START_TEXT|>")
 
 _ROWS = (
