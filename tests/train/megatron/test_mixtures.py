@@ -92,7 +92,7 @@ def check(root: Path, arch: Arch, names: list[str]) -> None:
 
 @pytest.mark.timeout(240)
 def test_experts_over_two_processes_are_as_on_one(tmp_path: Path) -> None:
-    check(tmp_path, "glm4_moe", ["ep2"])
+    check(tmp_path, "deepseek_v3", ["tp2_ep2"])
 
 
 @pytest.mark.slow
