@@ -48,9 +48,10 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: tuple[Part, 
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_flash_in_half_precision_is_one_softmax(tree: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("value_dim", [DIM, 40])
+def test_flash_in_half_precision_is_one_softmax(tree: str, dtype: torch.dtype, value_dim: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = [(96, HEADS, DIM), (96, GROUPS, DIM), (96, GROUPS, DIM), (96, HEADS, DIM)]
+    shapes = [(96, HEADS, DIM), (96, GROUPS, DIM), (96, GROUPS, value_dim), (96, HEADS, value_dim)]
     half = [torch.randn(shape, generator=generator).cuda().to(dtype) for shape in shapes]
     exact = [x.double() for x in half]
     found = []
