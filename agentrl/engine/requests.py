@@ -86,6 +86,12 @@ class Requests:
                     got = await self._part(call, all_ids, rest, scored)
                     parts.append(replace(got, finish_reason=_finish(got, rest)))
                     all_ids = [*all_ids, *got.ids]
+                    if (
+                        parts[-1].finish_reason.type == "abort"
+                        and not call.aborted
+                        and (params.json_schema or params.regex)
+                    ):
+                        parts, all_ids = [], ids  # a grammar begins where the answer does
             answer = join(parts, len(ids))
             self._roster.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
             return answer

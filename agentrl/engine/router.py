@@ -49,8 +49,7 @@ _PASSED: Final = """
     return_hidden_states return_routed_experts priority lora_path
 """
 """Fields of `/generate` that go along where the pool asks."""
-_WHOLE: Final = {"return_sampling_mask", "json_schema", "regex"}
-_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - _WHOLE | {"n"}
+_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - {"return_sampling_mask"} | {"n"}
 Body = dict[str, Any]
 
 

@@ -56,6 +56,31 @@ async def test_a_held_call_goes_on_with_its_tokens_and_its_time_stands_still() -
     assert len({body["rid"] for body in server.generates}) == 3
 
 
+async def test_an_answer_that_is_held_to_a_grammar_begins_again() -> None:
+    class Whole(Sampler):
+        async def __call__(
+            self, server: FaultyServer, body: dict[str, Any], request: web.Request
+        ) -> web.StreamResponse:
+            if len(server.generates) > 1:
+                return web.json_response(answer(list(range(10, 18)), prompt_tokens=1, weight_version=server.version))
+            return await super().__call__(server, body, request)
+
+    got: list[Generation] = []
+    params = SamplingParams(max_new_tokens=8, regex="a+")
+    async with serving(Whole(8)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+
+        async def call() -> None:
+            got.append(await pool.generate([1], params))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await until(partial(sent, server, 1))
+            await pool.hold()
+            await pool.release()
+    assert [body["input_ids"] for body in server.generates] == [[1], [1]]
+    assert got[0].ids == list(range(10, 18))
+
+
 async def test_an_engine_that_aborts_again_and_again_is_a_failure() -> None:
     async def refuse(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
         finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
