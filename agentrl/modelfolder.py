@@ -11,6 +11,8 @@ from typing import Any
 from agentrl.errors import CheckpointError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+ADAPTER = "adapter_config.json"
+"""The file that makes a folder PEFT's, with an adapter in place of weights."""
 _SIZES = re.compile(
     "(vocab|hidden|intermediate)_size|num_(hidden_layer|(attention|key_value)_head)s|head_dim|max_position_embeddings"
 )

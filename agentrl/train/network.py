@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.errors import TrainError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hooks import TrainHooks
@@ -101,6 +103,18 @@ class Network(ABC):
     @abstractmethod
     def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under HF names on rank 0, an empty stream elsewhere. Collective."""
+
+    def unadapted(self) -> AbstractContextManager[None]:
+        """The model computes as if it had no adapter.
+
+        Raises:
+            TrainError: it has none.
+        """
+        raise TrainError("the model has no adapter: set lora_rank")
+
+    def adapter(self) -> dict[str, Tensor]:
+        """Its adapter, in the names and shapes of `lora.write_adapter`, on every rank; empty where it has none. Collective."""
+        return {}
 
     @abstractmethod
     def state(self, prefix: str = "") -> dict[str, Any]:

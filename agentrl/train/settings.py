@@ -129,6 +129,15 @@ class TrainSettings(Settings):
         (), description="Leave parameters with one of these patterns in their name as they are."
     )
 
+    lora_rank: int | None = Field(
+        None, ge=1, description="Train adapters of this rank (LoRA) in place of the weights; by default the weights."
+    )
+    lora_alpha: float = Field(32.0, gt=0, description="What adapters add is multiplied by lora_alpha / lora_rank.")
+    target_modules: tuple[str, ...] = Field(
+        ("all-linear",),
+        description="Linear layers that get an adapter, by the ends of their names (q_proj v_proj); all-linear: all.",
+    )
+
     tensor_model_parallel_size: int = Field(1, ge=1, description="Devices that share each layer's matrices.")
     pipeline_model_parallel_size: int = Field(1, ge=1, description="Devices that share the layers.")
     context_parallel_size: int = Field(1, ge=1, description="Devices that share each sequence.")
@@ -272,7 +281,7 @@ class TrainSettings(Settings):
         scaled = {name: getattr(self, name) * scale for name in ("min_lr", "lr_warmup_init")}
         muon = None if self.muon_lr is None else self.muon_lr * scale
         warmup: dict[str, object] = {"lr_warmup_iters": self.critic_lr_warmup_iters, "lr_warmup_fraction": None}
-        warmup |= dict.fromkeys(PATTERNS, ())
+        warmup |= {**dict.fromkeys(PATTERNS, ()), "lora_rank": None}
         return self.model_copy(update={"lr": rate, "muon_lr": muon, **scaled, **warmup})
 
     @property

@@ -66,6 +66,20 @@ class ModelSlot:
         return self.network.memory()
 
 
+class Unadapted(ModelSlot):
+    """The actor without its adapter: the reference of a run that trains one, at no cost of memory."""
+
+    def __init__(self, actor: ModelSlot) -> None:
+        self.place, self.network, self.shape, self.passes = actor.place, actor.network, actor.shape, actor.passes
+
+    def log_probs(self, batch: TrainBatch, rows: Rows) -> NDArray[np.float32]:
+        with self.network.unadapted():
+            return super().log_probs(batch, rows)
+
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        return [], []
+
+
 class TrainedSlot(ModelSlot):
     """A model that learns; `total_steps` as the backend's.
 
@@ -123,6 +137,8 @@ class TrainedSlot(ModelSlot):
             "bf16": s.bf16,
         }
         kind |= frozen(s)
+        if s.lora_rank is not None:
+            kind |= {"lora_rank": s.lora_rank, "lora_alpha": s.lora_alpha, "target_modules": list(s.target_modules)}
         return Identity(self.network.sizes, kind)
 
     def state(self, *, stepped: bool, is_loading: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from agentrl.parked import Parked
 from agentrl.runfolder import CRITIC
 from agentrl.train import saving
 from agentrl.train.batch import TrainBatch
-from agentrl.train.checkpoints import check_critic, foreign
+from agentrl.train.checkpoints import check_critic, replace_folder, foreign
 from agentrl.train.contracts import ModelRole, Prepared, RankInfo, TrainBackend, WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
@@ -40,7 +41,7 @@ from agentrl.train.microbatches import Rows
 from agentrl.train.network import Network, Place
 from agentrl.train.profiling import memory, profiled
 from agentrl.train.ranks import Ranks, pick
-from agentrl.train.slots import CriticSlot, ModelSlot, TrainedSlot
+from agentrl.train.slots import CriticSlot, ModelSlot, TrainedSlot, Unadapted
 from agentrl.train.weight_group import WeightGroup
 
 
@@ -94,7 +95,9 @@ class Trainer(TrainBackend):
             total = None if self.total_steps is None else self.total_steps - self.settings.actor_starts
             self.actor = TrainedSlot(self.folder, place, total)
             if self.algorithm.needs_reference:
-                self.reference = ModelSlot(self._reference_folder(sizes), place)
+                adapted = self.settings.lora_rank is not None and self.settings.ref_load is None
+                folder = self._reference_folder(sizes)
+                self.reference = Unadapted(self.actor) if adapted else ModelSlot(folder, place)
             if self.algorithm.needs_teacher and self.settings.opd_teacher_load:
                 self.teacher = ModelSlot(self.opened(self.settings.opd_teacher_load), place)
         if self.algorithm.needs_critic and self.learners != "actor":
@@ -354,9 +357,13 @@ class Trainer(TrainBackend):
         return newest.step
 
     def save_hf(self, path: str | Path, *, served: bool = False) -> None:
-        stream = self.export_weights()
+        adapter = self.actor.network.adapter()
+        stream = iter(()) if served and adapter else self.export_weights()
         if self.ranks.rank == 0:
-            write_hf(path, stream, source=self.folder)
+            if not (served and adapter):
+                write_hf(path, stream, source=self.folder)
+            if adapter:
+                self._write_adapter(Path(path) if served else Path(path, "adapter"), adapter)
         else:
             for _ in stream:
                 pass
@@ -364,6 +371,17 @@ class Trainer(TrainBackend):
         if served:
             self.hooks.weights_written(str(path))
             torch.distributed.barrier()
+
+    def _write_adapter(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        from agentrl.lora import LoraShape, write_adapter
+
+        chosen = self.settings
+        shape = LoraShape(chosen.lora_rank or 1, chosen.lora_alpha, chosen.target_modules)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
+            partial = Path(made, path.name)
+            partial.mkdir()
+            write_adapter(partial, tensors, shape, self.folder.path)
+            replace_folder(partial, path)
 
     def close(self) -> None:
         self.close_weight_group()

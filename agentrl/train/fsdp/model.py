@@ -22,6 +22,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import distribute_tensor
 
 from agentrl.errors import CheckpointError, TrainError
+from agentrl.lora import LoraShape
+from agentrl.train.fsdp.adapters import adapt
 from agentrl.train.fsdp.attention import PACKED, register
 from agentrl.train.hf import HFFolder
 from agentrl.train.network import Place
@@ -84,10 +86,14 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
             model = kind.from_config(config, **chosen)
             return Values(model, None) if values else model
 
-    def made(build: Any) -> Any:
-        return place.hooks.model(build, pre_process=True, post_process=True).eval().requires_grad_(learns)
-
     mesh, settings = place.ranks.mesh, place.settings
+
+    def made(build: Any) -> Any:
+        model = place.hooks.model(build, pre_process=True, post_process=True).eval().requires_grad_(learns)
+        if learns and settings.lora_rank is not None:
+            adapt(model, LoraShape(settings.lora_rank, settings.lora_alpha, settings.target_modules))
+        return model
+
     if mesh is None:
         model = made(read).to(place.device)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentrl.errors import TrainError
 from agentrl.exact import exactly
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import WeightSpec
+from agentrl.train.fsdp.adapters import adapter_of, merged, off
 from agentrl.train.fsdp.attention import Pack
 from agentrl.train.fsdp.checkpoint import FsdpStore
 from agentrl.train.fsdp.model import Shape, config_of, load, sizes_of
@@ -101,16 +103,29 @@ class FsdpNetwork(Network):
 
     def specs(self) -> list[WeightSpec]:
         with torch.device("meta"):
-            kinds = ((name, torch.empty(p.shape, dtype=self._dtype(p))) for name, p in self.parameters().items())
+            kinds = ((name, torch.empty(p.shape, dtype=self._dtype(p))) for name, p in self._base())
             found = self._renamed(kinds)
             return [WeightSpec(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in found]
 
     @torch.no_grad()
     def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        whole = ((name, _whole(p.detach()).to(self._dtype(p))) for name, p in self.parameters().items())
+        adapter, scale = self.adapter(), self.place.settings.lora_alpha / (self.place.settings.lora_rank or 1)
+        whole = ((n, merged(n, _whole(p.detach()), adapter, scale).to(self._dtype(p))) for n, p in self._base())
         for name, tensor in self._renamed(whole):
             if self.place.ranks.rank == 0 and (only is None or name in only):
                 yield name, tensor
+
+    def _base(self) -> list[tuple[str, Any]]:
+        """The parameters of the model itself."""
+        adapter = adapter_of(parameters := self.parameters())
+        return [(name, parameter) for name, parameter in parameters.items() if name not in adapter]
+
+    def unadapted(self) -> AbstractContextManager[None]:
+        return off(self.model) if adapter_of(self.parameters()) else super().unadapted()
+
+    @torch.no_grad()
+    def adapter(self) -> dict[str, Tensor]:
+        return {name: _whole(p.detach()).to(self._dtype(p)) for name, p in adapter_of(self.parameters()).items()}
 
     def _dtype(self, tensor: Tensor) -> torch.dtype:
         half = self.place.settings.bf16 and isinstance(tensor, torch.nn.Parameter)
@@ -128,7 +143,8 @@ class FsdpNetwork(Network):
             yield from revert_weight_conversion(self.model, dict(items)).items()
 
     def state(self, prefix: str = "") -> dict[str, Any]:
-        return {prefix + name: parameter.detach() for name, parameter in self.parameters().items()}
+        parameters = self.parameters()  # of an adapted model the adapter alone: the weights are those of its folder
+        return {prefix + name: p.detach() for name, p in (adapter_of(parameters) or parameters).items()}
 
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
         """`FsdpStore` has loaded in place."""

@@ -1,0 +1,123 @@
+"""Low-rank adapters of linear layers (LoRA, arXiv:2106.09685): y = W x + (alpha / rank) B A x, with W as it is.
+
+1. An adapter's folder is PEFT's: `adapter_config.json` and `adapter_model.safetensors`.
+2. `attach` is the one place where an adapter is computed, in the trainer and in the built-in engine alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agentrl.errors import CheckpointError
+from agentrl.modelfolder import ADAPTER, read_json
+
+_WEIGHTS, _PREFIX, _ALL = "adapter_model.safetensors", "base_model.model.", "all-linear"
+_UNKNOWN = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """How large adapters are and where they sit; names are the settings'.
+
+    Attributes:
+        targets: ends of layers' names, or `all-linear`: all but the layer to the vocabulary.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def layers(self, model: Any) -> dict[str, torch.nn.Linear]:
+        """The layers of a transformers model that get an adapter, by name.
+
+        Raises:
+            CheckpointError: a target that no linear layer has.
+        """
+        head = model.get_output_embeddings()
+        found = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+        if self.targets == (_ALL,):
+            return found
+        for target in self.targets:
+            if not any(_ends(name, target) for name in found):
+                known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in found}))
+                raise CheckpointError(f"an adapter's target {target!r} is no linear layer of the model; it has {known}")
+        return {name: layer for name, layer in found.items() if any(_ends(name, target) for target in self.targets)}
+
+
+def _ends(name: str, target: str) -> bool:
+    return f".{name}".endswith(f".{target}")
+
+
+Map = Callable[[Tensor], Tensor]
+
+
+def attach(layer: torch.nn.Linear, a: Map, b: Map, scale: float, on: Callable[[], bool]) -> Any:
+    """Add `scale * b(a(x))` to the layer's output while `on`; returns a handle that can `remove` it."""
+
+    def add(_: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        return out + scale * b(a(inputs[0])) if on() else out
+
+    return layer.register_forward_hook(add)
+
+
+def write_adapter(folder: Path, tensors: Mapping[str, Tensor], shape: LoraShape, base: Path) -> None:
+    """Write an adapter into an empty folder in PEFT's form.
+
+    Args:
+        tensors: `<layer>.lora_A.weight` [rank, in] and `<layer>.lora_B.weight` [out, rank].
+        base: the folder of the model that it is for.
+    """
+    save_file({_PREFIX + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": shape.rank,
+        "lora_alpha": shape.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        "inference_mode": True,
+    }
+    (folder / ADAPTER).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
+    """What `write_adapter`, or PEFT, has written.
+
+    Raises:
+        CheckpointError: it is damaged, or not plain LoRA.
+    """
+    config = read_json(path / ADAPTER)
+    other = [key for key in _UNKNOWN if config.get(key)]
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or other:
+        what = ", ".join(other) or f"peft_type {config.get('peft_type')!r}, bias {config.get('bias')!r}"
+        raise CheckpointError(f"{path / ADAPTER}: expected plain LoRA without biases, got {what}")
+    try:
+        tensors = load_file(path / _WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path / _WEIGHTS}: {error}") from error
+    targets = config["target_modules"]
+    shape = LoraShape(config["r"], config["lora_alpha"], (targets,) if isinstance(targets, str) else tuple(targets))
+    return shape, {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
+
+
+def pairs(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(layer, A, B) of an adapter's tensors."""
+    for name, a in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            layer = name.removesuffix(".lora_A.weight")
+            yield layer, a, tensors[f"{layer}.lora_B.weight"]
