@@ -271,6 +271,19 @@ def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         )
 
 
+def adapters(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
+    """What a run that trains adapters cannot do beside it."""
+    if flat["lora_rank"] is None:
+        return
+    for name in ("only_train_params_name_list", "freeze_params_name_list"):
+        if flat[name]:
+            yield f"{_flag(name)}: with --lora-rank adapters learn and nothing else; --target-modules says which layers have one"
+    if flat["ref_update_interval"] and flat["ref_load"] is None:
+        yield "--ref-update-interval: with --lora-rank the reference is the model without its adapter; leave it out"
+    if (mode := flat["pause_generation_mode"]) != "abort" and flat["engine"] != "embedded":
+        yield f"--pause-generation-mode {mode}: SGLang goes on with the adapter that a request began with; use abort"
+
+
 def machines(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """What must lie on one machine fits onto it."""
     most = flat["num_gpus_per_node"]
@@ -333,6 +346,7 @@ def evaluation(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 
 CHECKS: tuple[Check, ...] = (
     evaluation,
+    adapters,
     one_process,
     on_policy,
     sharing_devices,

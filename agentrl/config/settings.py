@@ -52,6 +52,8 @@ class RunSettings(Sections):
             raise one_error(problems)
         batch, steps = checks.steps_and_batch(said)
         self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
+        if flat["lora_rank"] is not None:
+            self._follow_adapter()
         if flat["backend"] == "local":
             self._follow_one_process()
         if flat["use_rollout_logprobs"] is None and flat["max_staleness"] > 0 and not self.algorithm.supervised:
@@ -81,14 +83,27 @@ class RunSettings(Sections):
         if self.engine.engine == "sglang" and offload["offload_rollout"]:
             self._fill("engine", sglang_options={"enable_memory_saver": True, **self.engine.sglang_options})
 
+    def _follow_adapter(self) -> None:
+        """Engines are sent the adapter alone, as a folder; SGLang has to be started for it."""
+        train = self.train
+        self._only_by_disk("--lora-rank")
+        if self.engine.engine == "sglang":
+            options = {"enable_lora": True, "max_lora_rank": train.lora_rank, "lora_target_modules": ["all"]}
+            if train.target_modules != ("all-linear",):
+                options["lora_target_modules"] = list(train.target_modules)
+            self._fill("engine", sglang_options={**options, **self.engine.sglang_options})
+
     def _follow_one_process(self) -> None:
         """A process cannot broadcast to itself, and its threads are everybody's."""
-        if "update_weight_mode" in self.cluster.model_fields_set and self.cluster.update_weight_mode != "disk":
-            raise SettingsError("--backend local sends weights by disk; leave --update-weight-mode out")
+        self._only_by_disk("--backend local")
         threads = self.train.train_threads or self.engine.embedded_threads
-        self._fill("cluster", update_weight_mode="disk")
         self._fill("train", train_threads=threads)
         self._fill("engine", embedded_threads=threads)
+
+    def _only_by_disk(self, why: str) -> None:
+        if "update_weight_mode" in self.cluster.model_fields_set and self.cluster.update_weight_mode != "disk":
+            raise SettingsError(f"{why} sends weights by disk; leave --update-weight-mode out")
+        self._fill("cluster", update_weight_mode="disk")
 
     def _fill(self, section: str, **values: object) -> None:
         """Set what follows from other settings, without making it look given."""

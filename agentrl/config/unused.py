@@ -122,7 +122,7 @@ EFFECTS: tuple[Effect, ...] = (
         "without --lr-warmup-iters or --lr-warmup-fraction",
     ),
     Effect(
-        "fsdp_cpu_offload data_parallel_replicate_degree",
+        "fsdp_cpu_offload data_parallel_replicate_degree lora_rank",
         _is("train_backend", "fsdp"),
         "without --train-backend fsdp",
     ),
@@ -131,6 +131,7 @@ EFFECTS: tuple[Effect, ...] = (
         _not("train_backend", "fsdp"),
         "with --train-backend fsdp, which shards by itself, for AdamW; --train-backend megatron reads it",
     ),
+    Effect("lora_alpha target_modules", _any("lora_rank"), "without --lora-rank"),
     Effect("lr_wsd_*", _is("lr_decay_style", "WSD"), "without --lr-decay-style WSD"),
     Effect("seed", _any(), "on the trainer, which draws no random numbers, unless your code does", False),
     Effect("micro_batch_size", _is("use_dynamic_batch_size", False), "with --use-dynamic-batch-size"),

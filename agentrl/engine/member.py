@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -19,10 +20,12 @@ import orjson
 from agentrl.engine.balance import EngineState
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionLost, Reply, Transport
-from agentrl.engine.weights import WHOLE, TensorSpec, WeightGroup
+from agentrl.engine.weights import WHOLE, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.engine.wire import error_message
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
+from agentrl.settings import shown
 
+_log = logging.getLogger(__name__)
 PauseMode = Literal["abort", "in_place", "retract"]
 
 _FLUSH_TIMEOUT = 60.0
@@ -46,6 +49,7 @@ class Member:
         self._calls: set[anyio.CancelScope] = set()
         self._started: Any = None
         self._given_back: frozenset[str] = frozenset()
+        self._adapter: str | None = None
 
     def break_off(self) -> None:
         """The engine is out of reach: all calls under way fail."""
@@ -157,10 +161,24 @@ class Member:
 
     # ---- weights ------------------------------------------------------------------------------------------
 
-    async def load_folder(self, folder: str, version: str, *, flush_cache: bool = True) -> None:
-        """Load a Hugging Face folder; an engine that is not paused first finishes its requests."""
-        body: dict[str, Any] = {"model_path": folder, "weight_version": version, "flush_cache": flush_cache}
+    async def load_folder(self, update: DiskUpdate, version: str, *, flush_cache: bool = True) -> None:
+        """Load a folder; an engine that is not paused first finishes its requests."""
+        if update.adapter is not None:
+            await self._load_adapter(update.adapter, update.folder, version)
+            return
+        body: dict[str, Any] = {"model_path": update.folder, "weight_version": version, "flush_cache": flush_cache}
         await self._call("POST", "/update_weights_from_disk", body)
+
+    async def _load_adapter(self, name: str, folder: str, version: str) -> None:
+        """Load an adapter, and let go of the one that it takes the place of."""
+        await self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+        before, self._adapter = self._adapter, name
+        if before is not None:
+            try:
+                await self._call("POST", "/unload_lora_adapter", {"lora_name": before})
+            except EngineRejected as error:  # the server was started again meanwhile
+                _log.info("%s has no adapter %s: %s", shown(self.url), before, error)
+        await self._call("POST", "/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     async def join_group(self, group: WeightGroup, rank: int) -> None:
         """Join a weight group with this engine's ranks, of which `rank` is the first."""

@@ -207,7 +207,10 @@ class Requests:
         async with member.places:
             if self._held.closed or member.life != life:
                 return None
-            body = None if payload is None else orjson.dumps({**payload, "rid": call.rid})
+            sent, adapter = self._roster.folder, {}
+            if sent is not None and sent.adapter is not None:
+                adapter["lora_path"] = sent.adapter
+            body = None if payload is None else orjson.dumps({**payload, **adapter, "rid": call.rid})
             call.member, call.interrupted, call.versions = member, False, {self._roster.version}
             self._sent += 1
             try:

@@ -18,6 +18,7 @@ from agentrl.engine.balance import Balance
 from agentrl.engine.member import Member
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import Transport, normalise_url
+from agentrl.engine.weights import DiskUpdate
 from agentrl.errors import EngineFailure, EngineRejected, SettingsError
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ class Roster:
 
     Attributes:
         version: label of the weights that are sampled from.
-        folder: where these weights lie, if they were sent as a folder.
+        folder: these weights, if they were sent as a folder.
         lost_at: when a member was last lost, on the event loop's clock.
         counts: what happened, by name.
         trouble: set when a member should be looked at before the next probe.
@@ -37,7 +38,7 @@ class Roster:
     def __init__(self, transport: Transport, settings: EngineSettings) -> None:
         self.members: tuple[Member, ...] = ()
         self.version: str | None = None
-        self.folder: str | None = None
+        self.folder: DiskUpdate | None = None
         self.lost_at = 0.0
         self.balance = Balance()
         self.counts: Counter[str] = Counter()
@@ -85,7 +86,7 @@ class Roster:
         member.life += 1
         self.trouble.set()
 
-    def sent(self, version: str, folder: str | None, to: Collection[Member]) -> None:
+    def sent(self, version: str, folder: DiskUpdate | None, to: Collection[Member]) -> None:
         """These members have new weights, and nobody else has."""
         self.version, self.folder = version, folder
         for member in self.members:

@@ -149,12 +149,12 @@ class Upkeep:
     async def _load(self, update: DiskUpdate, version: str) -> None:
         async with self._paused(await self._answering()) as paused:
             took, failures = await self._roster.each(
-                lambda member: member.load_folder(update.folder, version, flush_cache=not self._frozen(member)), paused
+                lambda member: member.load_folder(update, version, flush_cache=not self._frozen(member)), paused
             )
             if not took:
                 raise next(iter(failures.values()))
             _left_out(failures)
-            self._sent(version, update.folder, took)
+            self._sent(version, update, took)
 
     async def _broadcast(self, update: BroadcastUpdate, version: str) -> None:
         group = self._groups[update.group]
@@ -173,7 +173,7 @@ class Upkeep:
                 raise
             self._sent(version, None, group)
 
-    def _sent(self, version: str, folder: str | None, to: Collection[Member]) -> None:
+    def _sent(self, version: str, folder: DiskUpdate | None, to: Collection[Member]) -> None:
         self._roster.sent(version, folder, to)
         self._requests.updated(version)
 

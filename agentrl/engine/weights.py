@@ -35,9 +35,14 @@ class WeightGroup:
 
 @dataclass(frozen=True, slots=True)
 class DiskUpdate:
-    """Weights in a Hugging Face folder that every engine can read."""
+    """Weights in a Hugging Face folder that every engine can read.
+
+    Attributes:
+        adapter: where the folder is PEFT's, a name for it that no engine has had before; requests ask for it.
+    """
 
     folder: str
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import anyio
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
+from agentrl.modelfolder import ADAPTER
 from agentrl.run.parts import Trainer, Weights, WeightSink, WeightSource, within
 from agentrl.runfolder import RunFolder
 
@@ -23,7 +24,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class DiskWeights(Weights):
-    """The trainer writes a Hugging Face folder, the engines load it; only the newest is kept."""
+    """The trainer writes a Hugging Face folder, or PEFT's of an adapter; engines load it; only the newest is kept."""
 
     def __init__(self, folder: RunFolder, trainer: Trainer, sink: WeightSink) -> None:
         self._folder, self._trainer, self._sink = folder.weights, trainer, sink
@@ -31,7 +32,8 @@ class DiskWeights(Weights):
     async def send(self, version: int) -> None:
         target = self._folder / str(version)
         await self._trainer.save_hf(target, served=True)
-        await self._sink.receive(DiskUpdate(str(target)), str(version))
+        adapter = f"agentrl-{version}-{uuid.uuid4().hex[:8]}" if (target / ADAPTER).is_file() else None
+        await self._sink.receive(DiskUpdate(str(target), adapter), str(version))
         for old in self._folder.iterdir():
             if old != target:
                 shutil.rmtree(old)

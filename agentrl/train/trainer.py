@@ -33,7 +33,7 @@ from agentrl.parked import Parked
 from agentrl.runfolder import CRITIC
 from agentrl.train import saving
 from agentrl.train.batch import TrainBatch
-from agentrl.train.checkpoints import check_critic, replace_folder, foreign
+from agentrl.train.checkpoints import check_critic, foreign, replace_folder
 from agentrl.train.contracts import ModelRole, Prepared, RankInfo, TrainBackend, WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf

@@ -143,6 +143,7 @@ CONTEXTS = {
     "warm": "--lr-warmup-iters 2 --num-rollout 3",
     "megatron": "--train-backend megatron",
     "muon": "--train-backend megatron --optimizer muon",
+    "adapter": "--lora-rank 2",
     "dynamic": "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
     "cut": "--rollout-top-k 40",
     "sft": "--sft-turns all --loss-type sft_loss --prompt-data chats.jsonl --input-key messages --label-key nothing "
@@ -208,6 +209,7 @@ RUNS: dict[str, dict[str, str]] = {
         "adam_beta2": "0.5",
         "adam_eps": "1",
         "clip_grad": "0.001",
+        "lora_rank": "2",
         "bf16": "",
         "micro_batch_size": "4",
         "use_dynamic_batch_size": " --max-tokens-per-gpu 4096",
@@ -321,6 +323,7 @@ RUNS: dict[str, dict[str, str]] = {
     "warm": {"lr_warmup_init": "5e-3"},
     "megatron": {"optimizer": "muon", "use_distributed_optimizer": ""},
     "muon": {"muon_lr": "1e-4"},
+    "adapter": {"lora_alpha": "2", "target_modules": "q_proj"},
     "dynamic": {"max_tokens_per_gpu": "16", "share_prefixes": "no"},
     "cut": {"allow_truncated_sampling": ""},
     "sft": {"sft_turns": "last", "loss_type": "policy_loss"},

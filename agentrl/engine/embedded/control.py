@@ -280,6 +280,25 @@ async def update_weights_from_tensor(_: Service, weights: Weights, __: Body) -> 
 
 
 @_update
+async def load_lora_adapter(service: Service, weights: Weights, body: Body) -> str:
+    """One adapter at a time: the one that was there before is put away."""
+    name, path = field(body, "lora_name", str), field(body, "lora_path", str)
+    shape, layers = await weights.read_adapter(path)
+    await service.worker.exclusive(lambda engine: weights.attach(engine, shape.scale, layers))
+    service.adapter = name
+    return f"LoRA adapter {name!r} was loaded"
+
+
+@_update
+async def unload_lora_adapter(service: Service, weights: Weights, body: Body) -> str:
+    name = field(body, "lora_name", str)
+    if name == service.adapter:
+        await service.worker.exclusive(lambda engine: weights.attach(engine, 1.0, []))
+        service.adapter = None
+    return f"LoRA adapter {name!r} is not loaded"
+
+
+@_update
 async def begin_weight_update(_: Service, weights: Weights, __: Body) -> str:
     weights.begin()
     return "Success"

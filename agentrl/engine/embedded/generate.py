@@ -20,7 +20,7 @@ from agentrl.serving import aside
 
 async def read(request: Request, service: Service, body: Any) -> GenerateRequest:
     """`body` checked, with its grammars compiled; raises `RequestError`."""
-    parsed = await aside(request, parse_generate, body, service.vocab, service.context)
+    parsed = await aside(request, parse_generate, body, service.vocab, service.context, service.adapter)
     if any(sequence.params.grammar for sequence in parsed.sequences):
         parsed = await to_thread.run_sync(_with_grammars, parsed, service.grammars)
     return parsed

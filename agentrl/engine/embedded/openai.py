@@ -176,6 +176,7 @@ def _translate(body: dict[str, Any], prompt: Any, limit: Any, *, top: int, logpr
         "top_logprobs_num": top,
         "stream": body.get("stream"),
         "rid": body.get("rid"),
+        "lora_path": body.get("lora_path"),
         "return_prompt_token_ids": True,
     }
 

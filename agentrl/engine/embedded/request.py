@@ -69,11 +69,12 @@ class GenerateRequest:
     prompt_ids_wanted: bool
 
 
-def parse_generate(body: object, vocab: Vocabulary, context: int) -> GenerateRequest:
-    """Check `body` (decoded JSON) against the model's vocabulary and context length."""
+def parse_generate(body: object, vocab: Vocabulary, context: int, adapter: str | None = None) -> GenerateRequest:
+    """Check `body` (decoded JSON) against the model's vocabulary, context length and the name of its adapter."""
     if not isinstance(body, dict):
         raise invalid_body("dataclass_type", "Input should be a dictionary or an instance of GenerateReqInput")
     _refuse_unserved(body)
+    _check_adapter(body.get("lora_path"), adapter)
     members, single = _prompts(body)
     count = len(members)
     at_most(MAX_SEQUENCES, count, "prompts")
@@ -176,11 +177,13 @@ def _refuse_unserved(body: Mapping[str, Any]) -> None:
     for name, message in REFUSED_FIELDS.items():
         if body.get(name):
             raise refused(message)
-    if body.get("lora_path"):
-        raise refused(
-            f"LoRA adapter '{body['lora_path']}' was requested, but LoRA is not enabled. The embedded engine serves the "
-            "full weights only."
-        )
+
+
+def _check_adapter(asked: object, there: str | None) -> None:
+    if asked and there is None:
+        raise refused(f"LoRA adapter {asked!r:.200} was requested, but none is loaded: POST /load_lora_adapter first.")
+    if there is not None and asked != there:
+        raise refused(f"the embedded engine has the adapter {there!r} and answers with no other: send it as lora_path.")
 
 
 def _prompts(body: Mapping[str, Any]) -> tuple[list[Any], bool]:

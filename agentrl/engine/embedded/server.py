@@ -59,6 +59,8 @@ POST: dict[str, Handler] = {
     "/update_weights_from_distributed": control.update_weights_from_distributed,
     "/init_weights_update_group": control.init_weights_update_group,
     "/destroy_weights_update_group": control.destroy_weights_update_group,
+    "/load_lora_adapter": control.load_lora_adapter,
+    "/unload_lora_adapter": control.unload_lora_adapter,
     "/begin_weight_update": control.begin_weight_update,
     "/end_weight_update": control.end_weight_update,
     "/update_weight_version": control.update_weight_version,

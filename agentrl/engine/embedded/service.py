@@ -60,6 +60,8 @@ class Service:
     config: dict[str, Any]
     context: int
     model_path: str
+    adapter: str | None = None
+    """What the adapter that the model has is called."""
     started: float = field(default_factory=time.time)
     live: Counter[str] = field(default_factory=Counter)
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.memory import WEIGHTS
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, CheckpointError
+from agentrl.lora import LoraShape, attach, pairs, read_adapter
 from agentrl.weightgroup import join_group
 
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
@@ -43,6 +44,7 @@ class Weights:
         self._model = model
         self._groups: dict[str, Any] = {}
         self.session_open = False
+        self._attached: list[Any] = []
         # Threads of their own: whoever waits for members that do not come holds nobody else up.
         self._joining = anyio.CapacityLimiter(64)
 
@@ -102,6 +104,36 @@ class Weights:
             raise UpdateRefused(
                 f"the checkpoint lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
             )
+
+    # -- adapters ------------------------------------------------------------------------------------------------
+
+    async def read_adapter(self, path: str) -> tuple[LoraShape, list[tuple[torch.nn.Linear, Tensor, Tensor]]]:
+        """The layers that PEFT's folder at `path` is for, each with its A and B."""
+        try:
+            shape, tensors = await anyio.to_thread.run_sync(read_adapter, Path(path))
+            layers = shape.layers(self._model)
+        except CheckpointError as error:
+            raise UpdateRefused(str(error)) from error
+        like = {"device": self._model.device, "dtype": self._model.dtype}
+        found = [(layers.get(name), a.to(**like), b.to(**like)) for name, a, b in pairs(tensors)]
+        fitting = [
+            (layer, a, b) for layer, a, b in found if layer is not None and layer.weight.shape == (len(b), a.shape[1])
+        ]
+        if len(fitting) != len(found) or not found:
+            raise UpdateRefused(
+                f"{path}: an adapter of another model: {len(fitting)} of its {len(found)} pairs fit this one."
+            )
+        return shape, fitting
+
+    def attach(self, engine: Engine, scale: float, layers: Sequence[tuple[torch.nn.Linear, Tensor, Tensor]]) -> None:
+        """Give the model this adapter in place of the one that it has."""
+        _there(engine)
+        while self._attached:
+            self._attached.pop().remove()
+        for layer, *pair in layers:
+            a, b = (partial(torch.nn.functional.linear, weight=weight) for weight in pair)
+            self._attached.append(attach(layer, a, b, scale, lambda: True))
+        engine.weights_changed()
 
     # -- over a process group ------------------------------------------------------------------------------------
 
