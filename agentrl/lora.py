@@ -101,7 +101,9 @@ def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
     Raises:
         CheckpointError: it is damaged, or not plain LoRA.
     """
-    config = read_json(path / ADAPTER)
+    if not (path / ADAPTER).is_file():
+        raise CheckpointError(f"{path}: expected a folder of PEFT's with {ADAPTER}, found none")
+    config = {"r": None, "lora_alpha": None, "target_modules": (), **read_json(path / ADAPTER)}
     other = [key for key in _UNKNOWN if config.get(key)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or other:
         what = ", ".join(other) or f"peft_type {config.get('peft_type')!r}, bias {config.get('bias')!r}"
@@ -110,8 +112,10 @@ def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
         tensors = load_file(path / _WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path / _WEIGHTS}: {error}") from error
-    targets = config["target_modules"]
-    shape = LoraShape(config["r"], config["lora_alpha"], (targets,) if isinstance(targets, str) else tuple(targets))
+    rank, alpha, targets = (config[key] for key in ("r", "lora_alpha", "target_modules"))
+    if not (type(rank) is int and rank > 0 and isinstance(alpha, int | float) and targets):
+        raise CheckpointError(f"{path / ADAPTER}: expected numbers r and lora_alpha, and target_modules")
+    shape = LoraShape(rank, alpha, (targets,) if isinstance(targets, str) else tuple(targets))
     return shape, {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 

@@ -377,6 +377,7 @@ class Trainer(TrainBackend):
 
         chosen = self.settings
         shape = LoraShape(chosen.lora_rank or 1, chosen.lora_alpha, chosen.target_modules)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
             partial = Path(made, path.name)
             partial.mkdir()

@@ -74,6 +74,19 @@ def test_a_run_in_one_process_trains_agrees_with_its_engine_and_resumes(kit: Run
     check_looked_at(again, steps=3, groups=4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_a_run_that_trains_an_adapter_agrees_with_its_engine_and_resumes(kit: RunKit, backend: str) -> None:
+    changes = {"backend": backend, "train_backend": "fsdp", "lora_rank": 2, "lr": 1e-2, "save_interval": 1}
+    for rollouts in (2, 4):
+        run = kit.start(kit.arguments(f"adapter-{backend}", **changes, num_rollout=rollouts))
+        assert run.wait() == 0, run.output
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert all(row["train/train_rollout_logprob_abs_diff"] <= 1e-4 and row["train/grad_norm"] > 0 for row in rows)
+    assert (run.folder / "model" / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_a_prolonged_run_says_what_becomes_of_its_learning_rate(kit: RunKit) -> None:
     def started(num_rollout: int, **changes: object) -> Run:
         run = kit.start(

@@ -1,0 +1,88 @@
+"""Adapters at the built-in engine: loaded alone, asked for by name, and as good as merged weights."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, SamplingParams
+from agentrl.engine.local import in_process
+from agentrl.engine.transport import AsgiTransport
+from agentrl.errors import EngineFailure
+from agentrl.lora import LoraShape, write_adapter
+
+SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
+SHAPE = LoraShape(2, 4.0, ("q_proj", "down_proj"))
+
+
+@pytest.fixture
+def adapter(tiny_model: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """An adapter, and a folder of the model with it merged into its weights."""
+    torch.manual_seed(5)
+    model, tensors = AutoModelForCausalLM.from_pretrained(tiny_model), {}
+    for name, layer in SHAPE.layers(model).items():
+        a, b = torch.randn(2, layer.in_features), 0.2 * torch.randn(layer.out_features, 2)
+        tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+        layer.weight.data += 2.0 * b @ a
+    model.save_pretrained(tmp_path / "merged")
+    (tmp_path / "adapter").mkdir()
+    write_adapter(tmp_path / "adapter", tensors, SHAPE, tiny_model)
+    return tmp_path / "adapter", tmp_path / "merged"
+
+
+@pytest.fixture
+async def transport(tiny_model: Path) -> AsyncIterator[AsgiTransport]:
+    async with in_process(SETTINGS, tiny_model) as (transport, _):
+        yield transport
+
+
+async def post(transport: AsgiTransport, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    status, answer, *_ = await transport.exchange("POST", "http://e" + path, orjson.dumps(body))
+    return status, orjson.loads(answer)
+
+
+async def test_an_adapter_alone_gives_what_merged_weights_give(
+    transport: AsgiTransport, tiny_model: Path, adapter: tuple[Path, Path]
+) -> None:
+    pool = EnginePool(["in-process"], SETTINGS, vocab_size=512, transport=transport)
+    prompt, folder, merged = list(range(10, 40)), *map(str, adapter)
+    plain = await pool.generate(prompt, GREEDY)
+    await pool.receive(DiskUpdate(folder, "one"), "1")
+    adapted = await pool.generate(prompt, GREEDY)
+    assert adapted.ids != plain.ids and {v for v, _, _ in adapted.weight_versions} == {"1"}
+
+    status, answer = await post(transport, "/generate", {"input_ids": prompt})
+    assert status == 400 and "has the adapter 'one'" in answer["error"]["message"]
+    await pool.receive(DiskUpdate(folder, "two"), "2")
+    assert (await pool.generate(prompt, GREEDY)).log_probs == adapted.log_probs
+    assert (await post(transport, "/unload_lora_adapter", {"lora_name": "two"}))[0] == 200
+    status, answer = await post(transport, "/generate", {"input_ids": prompt, "lora_path": "two"})
+    assert status == 400 and "none is loaded" in answer["error"]["message"]
+
+    await pool.receive(DiskUpdate(merged), "3")
+    other = await pool.generate(prompt, GREEDY)
+    assert other.ids == adapted.ids
+    torch.testing.assert_close(other.log_probs, adapted.log_probs, rtol=0, atol=1e-5)
+
+
+async def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_is(
+    transport: AsgiTransport, tiny_model: Path, tmp_path: Path
+) -> None:
+    pool = EnginePool(["in-process"], SETTINGS, vocab_size=512, transport=transport)
+    before = await pool.generate([1, 2, 3], GREEDY)
+    write_adapter(
+        tmp_path,
+        {"x.q_proj.lora_A.weight": torch.ones(2, 3), "x.q_proj.lora_B.weight": torch.ones(3, 2)},
+        SHAPE,
+        tmp_path,
+    )
+    with pytest.raises(EngineFailure, match="down_proj|0 of its 1 pairs fit"):
+        await pool.receive(DiskUpdate(str(tmp_path), "bad"), "1")
+    with pytest.raises(EngineFailure, match="adapter_config.json"):
+        await pool.receive(DiskUpdate(str(tmp_path / "nowhere"), "bad"), "1")
+    assert (await pool.generate([1, 2, 3], GREEDY)).log_probs == before.log_probs
