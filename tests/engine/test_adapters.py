@@ -24,7 +24,7 @@ SHAPE = LoraShape(2, 4.0, ("q_proj", "down_proj"))
 def adapter(tiny_model: Path, tmp_path: Path) -> tuple[Path, Path]:
     """An adapter, and a folder of the model with it merged into its weights."""
     torch.manual_seed(5)
-    model, tensors = AutoModelForCausalLM.from_pretrained(tiny_model), {}
+    model, tensors = AutoModelForCausalLM.from_pretrained(tiny_model), dict[str, torch.Tensor]()
     for name, layer in SHAPE.layers(model).items():
         a, b = torch.randn(2, layer.in_features), 0.2 * torch.randn(layer.out_features, 2)
         tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
@@ -54,15 +54,18 @@ async def test_an_adapter_alone_gives_what_merged_weights_give(
     plain = await pool.generate(prompt, GREEDY)
     await pool.receive(DiskUpdate(folder, "one"), "1")
     adapted = await pool.generate(prompt, GREEDY)
-    assert adapted.ids != plain.ids and {v for v, _, _ in adapted.weight_versions} == {"1"}
+    assert adapted.ids != plain.ids
+    assert {v for v, _, _ in adapted.weight_versions} == {"1"}
 
     status, answer = await post(transport, "/generate", {"input_ids": prompt})
-    assert status == 400 and "has the adapter 'one'" in answer["error"]["message"]
+    assert status == 400
+    assert "has the adapter 'one'" in answer["error"]["message"]
     await pool.receive(DiskUpdate(folder, "two"), "2")
     assert (await pool.generate(prompt, GREEDY)).log_probs == adapted.log_probs
     assert (await post(transport, "/unload_lora_adapter", {"lora_name": "two"}))[0] == 200
     status, answer = await post(transport, "/generate", {"input_ids": prompt, "lora_path": "two"})
-    assert status == 400 and "none is loaded" in answer["error"]["message"]
+    assert status == 400
+    assert "none is loaded" in answer["error"]["message"]
 
     await pool.receive(DiskUpdate(merged), "3")
     other = await pool.generate(prompt, GREEDY)

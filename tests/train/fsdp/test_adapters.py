@@ -34,7 +34,8 @@ def test_an_adapter_learns_and_is_merged_saved_and_switched_off(folder: Path, tm
     with backend(adapted(folder), KL) as made:
         before = made.log_probs(batch)
         metrics = [made.train(batch, number) for number in range(2)]
-        assert metrics[0]["kl_loss"] == 0 and abs(metrics[1]["kl_loss"]) > 1e-4
+        assert metrics[0]["kl_loss"] == 0
+        assert abs(metrics[1]["kl_loss"]) > 1e-4
         after = made.log_probs(batch)
         np.testing.assert_array_equal(made.log_probs(batch, "ref"), before)
         assert np.abs(after - before).max() > 0.1
@@ -50,30 +51,33 @@ def test_an_adapter_learns_and_is_merged_saved_and_switched_off(folder: Path, tm
         other.load(tmp_path / "checkpoint")
 
     shape, tensors = read_adapter(tmp_path / "adapter")
-    assert (shape.rank, shape.alpha) == (4, 6.0) and "q_proj" in shape.targets and "lm_head" not in shape.targets
+    assert (shape.rank, shape.alpha) == (4, 6.0)
+    assert "q_proj" in shape.targets
+    assert "lm_head" not in shape.targets
     assert (tmp_path / "model/adapter/adapter_model.safetensors").read_bytes() == (
         tmp_path / "adapter/adapter_model.safetensors"
     ).read_bytes()
     plain, learnt = load_file(folder / "model.safetensors"), load_file(tmp_path / "model/model.safetensors")
     for layer, a, b in pairs(tensors):
         torch.testing.assert_close(learnt.pop(f"{layer}.weight"), plain[f"{layer}.weight"] + 1.5 * b @ a)
-    assert all(torch.equal(tensor, plain[name]) for name, tensor in learnt.items()) and len(learnt) < len(plain)
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in learnt.items())
+    assert len(learnt) < len(plain)
 
 
 def test_a_critic_beside_an_adapter_learns_whole(folder: Path) -> None:
     with backend(adapted(folder, target_modules=("q_proj", "mlp.up_proj")), PPO) as made:
         made.train(make_batch(), 0)
-        assert made.critic is not None and not made.critic.network.adapter()
+        assert made.critic is not None
+        assert not made.critic.network.adapter()
         assert {name.split(".")[-3] for name in made.actor.network.adapter()} == {"q_proj", "up_proj"}
-    with pytest.raises(CheckpointError, match="'q' is no linear layer of the model; it has .*q_proj"):
-        with backend(adapted(folder, target_modules=("q",))):
-            pass
+    wrong = pytest.raises(CheckpointError, match="'q' is no linear layer of the model; it has .*q_proj")
+    with wrong, backend(adapted(folder, target_modules=("q",))):
+        pass
 
 
 def test_without_an_adapter_there_is_none_to_switch_off(folder: Path) -> None:
     with backend(settings(folder, train_backend="fsdp")) as made, pytest.raises(TrainError, match="set lora_rank"):
-        with made.actor.network.unadapted():
-            pass
+        made.actor.network.unadapted()
 
 
 def test_foreign_adapters_are_read_and_other_kinds_are_refused(tmp_path: Path) -> None:
@@ -91,7 +95,8 @@ def test_foreign_adapters_are_read_and_other_kinds_are_refused(tmp_path: Path) -
     torch.testing.assert_close(theirs(ids).logits, merged(ids).logits, rtol=0, atol=1e-5)
     theirs.save_pretrained(tmp_path / "theirs")
     ours, again = read_adapter(tmp_path / "ours"), read_adapter(tmp_path / "theirs")
-    assert ours[0].rank == again[0].rank and ours[1].keys() == again[1].keys()
+    assert ours[0].rank == again[0].rank
+    assert ours[1].keys() == again[1].keys()
 
 
 @pytest.mark.parametrize(
