@@ -16,7 +16,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import CheckpointError
 from agentrl.modelfolder import INDEX, SINGLE, is_float8, read_config, stored_tensors
@@ -42,7 +42,7 @@ class HFFolder:
         self.config = read_config(self.path)
         if float8 := is_float8(self.config):
             self.config.pop("quantization_config")
-        self._float8 = float8
+        self._made = float8
 
     @functools.cached_property
     def _stored(self) -> Mapping[str, str]:
@@ -51,14 +51,21 @@ class HFFolder:
     @functools.cached_property
     def files(self) -> Mapping[str, str]:
         """The weight file that holds each tensor, by tensor name."""
-        return {name: file for name, file in self._stored.items() if not (self._float8 and name.endswith(_SCALE))}
+        return {name: file for name, file in self._stored.items() if not (self._made and name.endswith(_SCALE))}
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read one tensor onto the CPU in its stored dtype; of float8 blocks, in `config.json`'s."""
         if name not in self.files:
             raise CheckpointError(f"{self.path}: no tensor {name!r} among its {len(self.files)} tensors")
         found = self._read(name)
-        return found if found.element_size() > 1 or not self._float8 else self._multiplied(name, found)
+        return found if found.element_size() > 1 or not self._made else self._multiplied(name, found)
+
+    def given(self) -> dict[str, Any]:
+        """What transformers' `from_pretrained` is to load: the folder, or what `tensor` makes of it."""
+        if not self._made:
+            return {"pretrained_model_name_or_path": self.path}
+        weights = {name: self.tensor(name) for name in self.files}
+        return {"pretrained_model_name_or_path": None, "state_dict": weights}
 
     def _read(self, name: str) -> torch.Tensor:
         from safetensors import safe_open

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import io
 import json
 import pickle
@@ -51,7 +50,7 @@ class _Unread(dict[Any, Any]):
     def __setstate__(self, _state: Any) -> None: ...
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # not C's, which asks for all the memory that a damaged file names
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
@@ -68,18 +67,13 @@ class TorchDist:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with (path / _INDEX).open("rb") as file:
-                found = _Unpickler(file).load()
+            found = _Unpickler(io.BytesIO((path / _INDEX).read_bytes())).load()
             entries, self._places = found.state_dict_metadata, dict(found.storage_data)
             kind = metadata.TensorStorageMetadata
             self._entries: dict[str, Any] = {k: e for k, e in entries.items() if isinstance(e, kind)}
+            self.shapes = {key: tuple(map(int, entry.size)) for key, entry in self._entries.items()}
         except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
             raise CheckpointError(f"{path / _INDEX}: not a torch_dist checkpoint's ({error!r:.200})") from error
-
-    @functools.cached_property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of each tensor, by its key."""
-        return {key: tuple(entry.size) for key, entry in self._entries.items()}
 
     def read(self, key: str, index: tuple[int, ...] = ()) -> Tensor:
         """The tensor, or of stacked ones that at `index`, on the CPU in its stored dtype.
@@ -87,31 +81,33 @@ class TorchDist:
         Raises:
             CheckpointError: pieces are missing or damaged.
         """
-        entry, n = self._entries[key], len(index)
+        try:
+            return self._read(key, index)
+        except Exception as error:
+            raise CheckpointError(f"{self.path}: {key} cannot be read ({error!r:.200}); fetch it again") from error
+
+    def _read(self, key: str, index: tuple[int, ...]) -> Tensor:
+        entry, n, filled = self._entries[key], len(index), 0
         found = torch.empty(entry.size[n:], dtype=entry.properties.dtype)
-        filled = 0
         for chunk in entry.chunks:
             at = tuple(i - start for i, start in zip(index, chunk.offsets, strict=False))
             if all(0 <= i < size for i, size in zip(at, chunk.sizes, strict=False)):
-                piece = self._piece(key, chunk)[at]
                 ends = zip(chunk.offsets[n:], chunk.sizes[n:], strict=True)
-                found[tuple(slice(start, start + size) for start, size in ends)] = piece
-                filled += piece.numel()
+                part = found[tuple(slice(start, start + size) for start, size in ends)]
+                part.copy_(self._piece(key, chunk)[at])
+                filled += part.numel()
         if filled != found.numel():
-            raise CheckpointError(f"{self.path}: {key}: {filled} of {found.numel()} numbers are there; it is damaged")
+            raise ValueError(f"{filled} of {found.numel()} numbers are there")
         return found
 
     def _piece(self, key: str, chunk: Any) -> Tensor:
-        try:
-            place = self._places[metadata.MetadataIndex(key, chunk.offsets)]
-            if getattr(place, "transform_descriptors", None) or Path(place.relative_path).name != place.relative_path:
-                raise ValueError(f"compressed, or not in a file of its own folder: {place}")
-            with (self.path / place.relative_path).open("rb") as file:
-                file.seek(place.offset)
-                piece: Tensor = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
-            return piece.view(chunk.sizes)
-        except Exception as error:
-            raise CheckpointError(f"{self.path}: {key} cannot be read: {error!r:.200}; fetch it again") from error
+        place = self._places[metadata.MetadataIndex(key, chunk.offsets)]
+        if getattr(place, "transform_descriptors", None) or Path(place.relative_path).name != place.relative_path:
+            raise ValueError(f"compressed, or not in a file of its own folder: {place}")
+        with (self.path / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            piece: Tensor = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
+        return piece.view(chunk.sizes)
 
 
 def write(path: Path, parts: Iterable[Part], said: Mapping[str, Any]) -> None:

@@ -72,9 +72,9 @@ class Trainer(TrainBackend):
     def join(self, where: RankInfo) -> Ranks:
         """Meet the other ranks, on `self.device`. Collective."""
 
+    @abstractmethod
     def opened(self, folder: str | Path) -> HFFolder:
-        """The model in a folder that the settings name."""
-        return HFFolder(folder)
+        """The model in a folder that the settings name: Hugging Face's, or a torch_dist checkpoint beside `hf_checkpoint`."""
 
     def init(self, where: RankInfo) -> None:
         if (weights := foreign(self.settings.load)) is not None:

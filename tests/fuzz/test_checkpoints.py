@@ -79,3 +79,25 @@ def test_mutated_checkpoints(tmp_path: Path, count: int) -> None:
             assert made.load(tmp_path / "whole") == 1
         finally:
             logging.disable(logging.NOTSET)
+
+
+@counts
+def test_mutated_torch_dist(tmp_path: Path, count: int) -> None:
+    """Of a list of tensors in which anything was changed, tensors of the listed shapes are read or an error says so."""
+    import torch
+
+    from agentrl.train import torch_dist
+
+    parts = [torch_dist.Part("w", (i,), (3,), torch.full((2, 4), float(i))) for i in range(3)]
+    torch_dist.write(tmp_path, [*parts, torch_dist.Part("v", (), (), torch.ones(5))], {})
+    whole = (tmp_path / ".metadata").read_bytes()
+
+    def read(mutant: bytes) -> list[bool]:
+        (tmp_path / ".metadata").write_bytes(mutant)
+        found = torch_dist.TorchDist(tmp_path)
+        return [found.read(key).shape == shape for key, shape in found.shapes.items()]
+
+    def sound(read: list[bool]) -> None:
+        assert all(read)
+
+    assert fuzz(count, lambda rng: of_bytes(rng, whole), read, sound)["accepted"]

@@ -16,6 +16,7 @@ from agentrl.modelfolder import read_config
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import family_of
 from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron.helpers import backend, settings
 
 QUANTIZED = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -69,3 +70,17 @@ def test_other_quantization_is_left_for_who_reads_the_config(folder: Path) -> No
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(TrainError, match="quantization_config=.* cannot be trained"):
         family_of(HFFolder(folder).config)
+
+
+@pytest.mark.parametrize("kind", ["megatron", "fsdp"])
+def test_trainers_have_what_was_multiplied_out(tmp_path: Path, kind: str) -> None:
+    folder = make_tiny_model(tmp_path / "m", "qwen3")
+    source = HFFolder(folder)
+    tensors = {name: source.tensor(name) for name in source.files}
+    tensors[NAME] = (tensors[NAME] * 100).to(torch.float8_e4m3fn)
+    tensors[NAME + "_scale_inv"] = torch.full((1, 1), 0.01)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(source.config | {"quantization_config": QUANTIZED}))
+    with backend(settings(folder, train_backend=kind)) as made:
+        found = dict(made.export_weights())[NAME].cpu()
+    assert torch.equal(found, tensors[NAME].float() * 0.01)

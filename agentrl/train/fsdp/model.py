@@ -40,7 +40,7 @@ def config_of(folder: HFFolder) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder.path)
+        config = type(AutoConfig.from_pretrained(folder.path)).from_dict(dict(folder.config))
         cls = AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError, OSError) as error:
         raise TrainError(f"{folder.path}: transformers has no causal language model for it: {error}") from error
@@ -72,11 +72,11 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
     register()
     disable_progress_bar()
     config, kind = config_of(folder), AutoModel if values else AutoModelForCausalLM
-    half = place.settings.bf16 and not learns
+    cls, half = kind._model_mapping[type(config)], place.settings.bf16 and not learns
     chosen = {"attn_implementation": PACKED, "dtype": torch.bfloat16 if half else torch.float32}
 
     def read(*, pre_process: bool, post_process: bool) -> Any:
-        model, found = kind.from_pretrained(folder.path, config=config, output_loading_info=True, **chosen)
+        model, found = cls.from_pretrained(**folder.given(), config=config, output_loading_info=True, **chosen)
         if missing := sorted(found["missing_keys"]):
             raise CheckpointError(f"{folder.path}: its weights lack {missing[0]} and {len(missing) - 1} more")
         return Values(model, folder) if values else model

@@ -26,7 +26,6 @@ class MegatronBackend(Trainer):
         return Layout.join(self.settings, where, self.device)
 
     def opened(self, folder: str | Path) -> HFFolder:
-        """A Hugging Face folder, or a torch_dist checkpoint beside that of `hf_checkpoint`."""
         return opened(Path(folder), self.settings.hf_checkpoint)
 
     def seed(self, seed: int) -> None:

@@ -61,6 +61,7 @@ class MegatronFolder(HFFolder):
 
     def __init__(self, stored: Path, path: str | Path) -> None:
         super().__init__(path)
+        self._made = True
         self._checkpoint, self._shape = TorchDist(stored), shape_of(self.config)
         found = [(entry, *self._find(entry)) for entry in unrolled(family_of(self.config), self._shape)]
         self._found = {name: place for place in found for name in place[0].names}
