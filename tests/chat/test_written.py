@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.chat.probe import TOOL, assistant, user
+from agentrl.chat.probe import TOOL, assistant, result, user
 from agentrl.chat.template import Template
 from agentrl.chat.written import unread_call, written
 from tests.support.chats import make_chat
@@ -45,3 +45,12 @@ def test_a_template_that_wants_no_content_beside_calls() -> None:
     template = Template("{% for m in messages %}" + shown + "{% endfor %}", {})
     messages = [user(1), assistant(1, calls=[1], content=False), assistant(2)]
     assert template.render(messages, generation_prompt=False) == 'zqUser1zq{"a": "zqArg1zq"}!zqAsst2zq'
+
+
+def test_a_template_that_shows_ids_for_names() -> None:
+    """As that of Kimi K2 does; the model numbers its calls from 0 on."""
+    shown = "{% for c in m.tool_calls %}<{{ c.id }}>{{ c.function.arguments.a }}{% endfor %}{{ m.tool_call_id }}"
+    template = Template("{% for m in messages %}" + shown + "{{ m.content }}{% endfor %}", {})
+    messages = [user(1), assistant(1, calls=[1, 2], content=False), result(2)]
+    written = "zqUser1zq<functions.zqtool:0>zqArg1zq<functions.zqtool:1>zqArg2zqfunctions.zqtool:1zqTool2zq"
+    assert template.render(messages, generation_prompt=False) == written
