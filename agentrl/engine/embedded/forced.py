@@ -95,7 +95,8 @@ def held_to(chat: "Chat", grammars: Grammars, body: Mapping[str, Any], tools: Se
     kinds = []
     if schema is not None and free:
         kinds.append("json")
-        lines.append(f"json: %json {schema_text(schema)}")
+        before, _, after = _turn(chat, {"role": "assistant", "content": NAME}).partition(NAME)
+        lines.append(f"json: {grammars.literal(before)} %json {schema_text(schema)} {grammars.literal(after.rstrip())}")
     if tools:
         kinds.append("calls")
         single = isinstance(choice, dict) or body.get("parallel_tool_calls") is False
@@ -122,14 +123,19 @@ def call_form(chat: "Chat") -> CallForm:
 
 
 def _shown(chat: "Chat", ids: Sequence[str]) -> str:
-    """What the template writes for calls with these ids, without reasoning; empty if it cannot."""
-    from agentrl.chat.written import written
-
+    """What the template writes for calls with these ids; empty if it cannot."""
     function = {"name": NAME, "arguments": SHOWN}
     calls = [{"id": id_, "type": "function", "function": function} for id_ in ids]
     tool = {"type": "function", "function": {"name": NAME, "description": "A tool.", "parameters": _PROPERTIES}}
+    return _turn(chat, {"role": "assistant", "content": "", "tool_calls": calls}, tool)
+
+
+def _turn(chat: "Chat", message: dict[str, Any], *tools: Any) -> str:
+    """What the template writes for a message, without reasoning; empty if it cannot."""
+    from agentrl.chat.written import written
+
     try:
-        text = written(chat, {"role": "assistant", "content": "", "tool_calls": calls}, [tool])
+        text = written(chat, message, tools)
     except TemplateError:
         return ""
     tags = chat.turn_parser.tags

@@ -179,6 +179,25 @@ def test_what_cannot_be_forced_is_refused_by_name(grammars: Grammars) -> None:
         held_to(make_chat("lfm2_v2"), grammars, {"tool_choice": "required"}, [{"function": {"name": "f"}}])
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("qwen3", '<think>\nso\n</think>\n\n{"ok": true}'),
+        ("qwen2_5", '{"ok": true}'),
+        ("gptoss", '<|channel|>final<|message|>{"ok": true}'),
+    ],
+)
+def test_answers_stand_where_the_template_has_them(
+    grammars: Grammars, vocab: Vocabulary, template: str, text: str
+) -> None:
+    schema = {"properties": {"ok": {"type": "boolean"}}}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    job = held(grammars, vocab, **held_to(make_chat(template), grammars, {"response_format": form}, []))
+    assert job.grammar is not None
+    assert job.grammar.advance(vocab.encode(text, 99)) is None
+    assert make_chat(template).parse(text).content == '{"ok": true}'
+
+
 def test_a_model_without_calls_of_its_own_writes_sglangs(grammars: Grammars, vocab: Vocabulary) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
     job = held(grammars, vocab, **held_to(make_chat("gemma3"), grammars, {"tool_choice": "required"}, tools))
