@@ -27,6 +27,7 @@ CASES: dict[str, tuple[AlgorithmSettings, dict[str, Any]]] = {
         {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     ),
     "critic": (PPO, {}),
+    "adapter": (KL, {"lora_rank": 4, "lora_alpha": 8.0}),
     "bf16": (KL, {"bf16": True, "ref_update_interval": 1}),
 }
 SAVED = ("shards", "critic")
@@ -93,6 +94,9 @@ def test_two_processes_are_one(tmp_path: Path, names: tuple[str, ...]) -> None:
             played(made)
             made.save(tmp_path / "one" / name, STEPS)
             want[name, "next"] = next_step(made)
+    if "adapter" in names:
+        with backend(chosen(tmp_path, **CASES["adapter"][1]), KL) as made:
+            want["adapter"] = played(made)
     found, other = run_ranks(in_two_processes, 2, str(tmp_path), names)
     for name in names:
         theirs, rel = want.get(name, want["shards"]), 2e-2 if name == "bf16" else 1e-5
