@@ -44,6 +44,8 @@ def config_of(folder: HFFolder) -> Any:
         cls = AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError, OSError) as error:
         raise TrainError(f"{folder.path}: transformers has no causal language model for it: {error}") from error
+    if config.get_text_config() is not config:
+        raise TrainError(f"{folder.path} has parts for more than text ({cls.__name__}); fsdp trains text models alone")
     other = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
     if other or cls._is_stateful or not cls._supports_attention_backend:
         what = f"layers of {', '.join(other)}" if other else f"no attention that can be replaced ({cls.__name__})"
@@ -64,7 +66,7 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
     """The model on this rank; with `values` it ends in a `Values` head. Collective.
 
     Raises:
-        CheckpointError: weights are missing.
+        CheckpointError: weights are missing, or not those of the config.
     """
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -76,7 +78,10 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
     chosen = {"attn_implementation": PACKED, "dtype": torch.bfloat16 if half else torch.float32}
 
     def read(*, pre_process: bool, post_process: bool) -> Any:
-        model, found = cls.from_pretrained(**folder.given(), config=config, output_loading_info=True, **chosen)
+        try:
+            model, found = cls.from_pretrained(**folder.given(), config=config, output_loading_info=True, **chosen)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{folder.path}: its weights cannot be read ({error})") from error
         if missing := sorted(found["missing_keys"]):
             raise CheckpointError(f"{folder.path}: its weights lack {missing[0]} and {len(missing) - 1} more")
         return Values(model, folder) if values else model
@@ -97,14 +102,9 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
     if mesh is None:
         model = made(read).to(place.device)
     else:
-        model = made(empty)
-        _shard(model, mesh, half=bool(settings.bf16), offload=settings.fsdp_cpu_offload and learns)
-        _fill(
-            model,
-            made(read) if place.ranks.rank == 0 else None,
-            place.device,
-            settings.fsdp_cpu_offload and learns,
-        )
+        model, offload = made(empty), settings.fsdp_cpu_offload and learns
+        _shard(model, mesh, half=bool(settings.bf16), offload=offload)
+        _fill(model, made(read) if place.ranks.rank == 0 else None, place.device, offload)
     if settings.recompute_granularity and learns:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in _layers(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.config.unused import refused
-from agentrl.errors import SettingsError, TrainError
+from agentrl.errors import CheckpointError, SettingsError, TrainError
 from tests.support.produced import settings_of
 from tests.support.tiny_models import Arch, NoTable, make_tiny_model
 from tests.train.megatron.helpers import PPO, Reference, backend, by_hub_name, make_batch, settings, timeless
@@ -77,10 +78,20 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
     for config, reason in (
         (transformers.BloomConfig(n_layer=1), "no attention that can be replaced .BloomForCausalLM"),
         (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "layers of conv"),
+        (transformers.Gemma3Config(), "more than text .Gemma3ForConditionalGeneration"),
         (transformers.CLIPConfig(), "no causal language model"),
     ):
         config.save_pretrained(tmp_path)
         with pytest.raises(TrainError, match=reason), backend(settings(tmp_path, train_backend="fsdp")):
+            pass
+
+
+def test_weights_that_are_not_the_configs_are_named(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", "granite")
+    config = json.loads((folder / "config.json").read_text())
+    for changes, reason in (({"num_hidden_layers": 3}, "lack model.layers.2"), ({"vocab_size": 500}, "cannot be read")):
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(CheckpointError, match=reason), backend(settings(folder, train_backend="fsdp")):
             pass
 
 
