@@ -163,9 +163,12 @@ class WeightMap:
                 some = ", ".join(name for entry in self.entries[1:3] for name in entry.called)
                 raise TrainError(f"{flag} {pattern}: no parameter is called so; they are called like {some}")
         learn = [e for e in self.entries if _has(e, patterns) == bool(only)]
-        if idle := sorted(set(range(self.layout.pp)) - {entry.stage for entry in learn}):
+        if idle := sorted(set(range(self.layout.pp)) - {e.stage for e in learn if not e.rule.of_expert}):
             where = f"pipeline stage {idle[0]}" if self.layout.pp > 1 else "the model"
-            raise TrainError(f"{flag} {' '.join(patterns)}: nothing of {where} is left to learn; freeze less of it")
+            but = " but experts" if idle[0] in {entry.stage for entry in learn} else ""
+            raise TrainError(
+                f"{flag} {' '.join(patterns)}: nothing of {where}{but} is left to learn; freeze less of it"
+            )
         tied = {"output_layer.weight"} if self.shape.tied and self.entries[0] in learn else set()
         return {entry.parameter for entry in filter(self._is_mine, learn)} | tied
 

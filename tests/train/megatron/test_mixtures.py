@@ -162,6 +162,13 @@ def test_layouts_that_experts_do_not_fit_are_refused(
         transformer_config(shape_of(config), family_of(config), settings(folder, **changes), torch.device("cpu"))
 
 
+def test_something_besides_experts_must_learn(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", "qwen3_moe")
+    train = settings(folder, only_train_params_name_list=("experts",))
+    with pytest.raises(TrainError, match="nothing of the model but experts is left to learn"), backend(train):
+        pass
+
+
 def test_processes_that_experts_cannot_be_cut_over_are_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "m", "qwen3_moe")
     words = "1 trainer processes cannot be divided by expert TP x EP x PP = 2"
