@@ -128,6 +128,35 @@ def test_xml_values_follow_the_schema() -> None:
     assert call.arguments == {"n": "x", "o": None}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[f(a=1]]",
+        "[f(a={'b': 1)])",
+        "[f(1)]",
+        "[f(a=g(b=1))]",
+        "[f(a=(1, 2))]",
+        "[f(a='x)]",
+        "[f(a=open)]",
+        "[f(**{})]",
+    ],
+)
+def test_python_that_is_no_call_with_named_literals_is_broken(text: str) -> None:
+    turn = make_parser("pythonic", "none", "").parse(text)
+    assert (turn.tool_calls, turn.broken) == ((), (text,))
+
+
+def test_strings_of_python() -> None:
+    [call] = (
+        make_parser("lfm2", "none", "")
+        .parse(
+            r"""<|tool_call_start|>[f(a='\x41\u00e9\U0001F600\d\\n', b="it's", c={"k": [-1.5, None, True]})]<|tool_call_end|>"""
+        )
+        .tool_calls
+    )
+    assert call.arguments == {"a": "Aé😀\\d\\n", "b": "it's", "c": {"k": [-1.5, None, True]}}
+
+
 def test_open_reasoning_is_said_and_ends_at_a_call() -> None:
     parser = make_parser("hermes", "think", "")
     assert parser.parse("<think>hmm") == ParsedTurn("", "hmm", reasoning_open=True)
