@@ -12,6 +12,9 @@
    and takes 9 bytes a token instead of 80.
 6. Where sampling was truncated, the kept sets (the ids that top-p, top-k or min-p left for a token) lie one after the
    other in `rollout_top_p_token_ids`, always an array; that of response token i ends at `rollout_top_p_token_offsets[i + 1]`.
+7. Where the engine was asked for the experts of a mixture, `rollout_routed_experts` has a row for each token that went
+   through it, from the first on. It lags behind: the row of an answer's last token, and those of what the model is shown
+   then, come with the next answer. A row that is there stays: the tokens behind it were sampled with it.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from agentrl.errors import SampleError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from pydantic_core import SchemaValidator, ValidationError
 
@@ -45,6 +49,7 @@ RECORDED = frozenset(
 """Keys of `Sample.metadata` that the rollout and the graders write; a data row's own metadata has none of them."""
 
 _KEPT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+_ROUTED = "rollout_routed_experts"
 _COMPACT = {
     "tokens": "i",
     "loss_mask": "B",
@@ -132,7 +137,8 @@ class Sample:
         weight_versions: the weight versions that wrote the sample, in order of first use.
         rollout_top_p_token_ids, rollout_top_p_token_offsets: the kept sets of truncated sampling and their n + 1
             bounds, empty for tokens without one; None if none has.
-        rollout_routed_experts: MoE routing as the engine reported it, one row a token.
+        rollout_routed_experts: int16 [tokens, layers x experts a token] as the engine reported it, or what makes such an array
+            (also [tokens, layers, experts a token]), of the first tokens; all but the last for a whole sample.
         remove_sample: keep the sample for statistics but give it no loss.
         non_generation_time: seconds spent in tools and environment.
         segments: who wrote which part of the response; empty if user code set `tokens` itself.
@@ -157,7 +163,7 @@ class Sample:
     teacher_log_probs: MutableSequence[float] | None = None
     rollout_top_p_token_ids: MutableSequence[int] | None = None
     rollout_top_p_token_offsets: MutableSequence[int] | None = None
-    rollout_routed_experts: Any = None
+    rollout_routed_experts: Any = field(default=None, compare=False)
     remove_sample: bool = False
     generate_function_path: str | None = None
     custom_rm_path: str | None = None
@@ -194,7 +200,7 @@ class Sample:
         self.tokens = list(ids)
         self.response, self.response_length = "", 0
         self.loss_mask, self.rollout_log_probs, self.teacher_log_probs = [], [], None
-        self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = None
+        self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = self.rollout_routed_experts = None
         self.weight_versions, self.segments = [], []
 
     def append_model(
@@ -206,6 +212,7 @@ class Sample:
         text: str = "",
         turn: int = 0,
         kept: Sequence[Sequence[int]] | None = None,
+        routed: NDArray[np.int16] | None = None,
     ) -> None:
         """Append tokens that the model sampled (mask 1).
 
@@ -216,10 +223,11 @@ class Sample:
             text: the decoded text, appended to `response`.
             turn: the model turn they belong to, from 1.
             kept: the kept set of each of them, where sampling was truncated; `log_probs` are those among it.
+            routed: rows of `rollout_routed_experts` behind those that there are, at most up to the last but one of `ids`.
 
         Raises:
-            SampleError: `ids`, `log_probs` and `kept` differ in length, a log-prob is not a finite number, or the spans
-                do not cover `ids` one after the other.
+            SampleError: `ids`, `log_probs` and `kept` differ in length, a log-prob is not a finite number, the spans do not
+                cover `ids` one after the other, or `routed` does not fit.
         """
         if len(ids) != len(log_probs):
             raise SampleError(
@@ -240,6 +248,8 @@ class Sample:
                     f"append_model got versions {spans} that do not cover {len(ids)} ids one after the other"
                 )
         self._keep(len(ids), kept)
+        if routed is not None:
+            self._route(routed, len(self.tokens) + len(ids))
         for name, start, end in spans:
             self._append(ids[start:end], log_probs[start:end], Origin.MODEL, turn, name)
             if name is not None and name not in self.weight_versions:
@@ -269,6 +279,15 @@ class Sample:
         for row in [()] * count if kept is None else kept:
             ids.extend(row)
             bounds.append(len(ids))
+
+    def _route(self, more: NDArray[np.int16], length: int) -> None:
+        """Add rows of routing, in a sample of `length` tokens."""
+        import numpy as np
+
+        known = self.routing()
+        self.rollout_routed_experts = more if known is None or not len(known) else np.concatenate([known, more])
+        if len(self.rollout_routed_experts) >= length:
+            raise SampleError(f"append_model got experts for {len(more)} tokens more, of which {length} - 1 have some")
 
     def _append(
         self, ids: Sequence[int], log_probs: Iterable[float], origin: Origin, turn: int, version: str | None = None
@@ -320,6 +339,7 @@ class Sample:
             rising = len(bounds) == n + 1 and all(a <= b for a, b in pairwise(bounds))
             if not rising or (bounds[0], bounds[-1]) != (0, len(kept)):
                 raise SampleError(f"{where}: {_KEPT[1]} must be {n + 1} numbers that rise from 0 to {len(kept)}")
+        self.routing()
         if mask is not None:
             if (marks := mask.tobytes()).strip(b"\0\1"):
                 raise SampleError(f"{where}: loss_mask holds values other than 0 and 1")
@@ -343,6 +363,28 @@ class Sample:
         except (TypeError, ValueError, OverflowError) as error:
             raise SampleError(f"sample index={self.index!r:.40}: {name} cannot be trained with: {error}") from error
         return numbers
+
+    def routing(self) -> NDArray[np.int16] | None:
+        """`rollout_routed_experts` as int16 [tokens, layers x experts a token].
+
+        Raises:
+            SampleError: they are no such numbers, or of more tokens than there are.
+        """
+        if self.rollout_routed_experts is None:
+            return None
+        import numpy as np
+
+        where = f"sample index={self.index!r:.40}: rollout_routed_experts"
+        try:
+            given = np.asarray(self.rollout_routed_experts)
+            rows = given.astype(np.int16, copy=False).reshape(len(given), -1 if given.size else 0)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SampleError(f"{where} is no array of whole numbers, one row a token: {error}") from error
+        if given.dtype.kind not in "iu" or (rows.size and (rows.min() < 0 or given.max() != rows.max())):
+            raise SampleError(f"{where} must hold numbers of experts, from 0; got {given.dtype}")
+        if len(rows) > len(self.tokens):
+            raise SampleError(f"{where} has {len(rows)} rows, and the sample {len(self.tokens)} tokens")
+        return rows
 
     def _validate_segments(self, where: str, marks: bytes) -> None:
         at = 0
@@ -377,6 +419,8 @@ class Sample:
         """Plain JSON-ready types; `from_dict` restores an equal sample."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         out |= {name: list(out[name]) for name in _COMPACT if out[name] is not None}
+        routing = self.routing()
+        out[_ROUTED] = None if routing is None else routing.tolist()
         out["status"] = self.status.value
         out["spec_info"] = {f.name: getattr(self.spec_info, f.name) for f in fields(self.spec_info)}
         out["segments"] = [[s.origin.value, s.start, s.end, s.turn, s.version] for s in self.segments]
@@ -415,27 +459,32 @@ class Sample:
         """Split into numpy arrays and the small rest.
 
         Returns:
-            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R], and
-                the kept sets, int32 [K] and [R + 1]; absent if None.
+            arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R], the
+                kept sets, int32 [K] and [R + 1], and the routing; absent if None.
             rest: `to_dict` without those.
         """
         import numpy as np
 
         held = {name: values for name in _COMPACT if (values := self._numbers(name)) is not None}
         arrays = {name: np.asarray(values) for name, values in held.items()}
-        small: dict[str, Any] = {**dict.fromkeys(_COMPACT), "tokens": []}
+        if (routing := self.routing()) is not None:
+            arrays[_ROUTED] = routing
+        small: dict[str, Any] = {**dict.fromkeys((*_COMPACT, _ROUTED)), "tokens": []}
         rest = replace(self, **small).to_dict()
-        return arrays, {name: value for name, value in rest.items() if name not in _COMPACT}
+        return arrays, {name: value for name, value in rest.items() if name not in small}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
         """The inverse of `to_arrays`; raises as `from_dict` does."""
         held: dict[str, array[Any]] = {}
+        routing = arrays.get(_ROUTED)
         for name, values in arrays.items():
+            if name == _ROUTED and values.dtype.char == "h":
+                continue
             if values.dtype.char != _COMPACT.get(name):
                 raise SampleError(f"the array {name!r:.80} of {values.dtype} is none of a sample's: {_COMPACT}")
             held[name] = array(_COMPACT[name], values.tobytes())
-        sample = cls.from_dict({**rest, **held})
+        sample = cls.from_dict({**rest, **held, _ROUTED: routing})
         for name, numbers in held.items():
             if name not in _KEPT:
                 setattr(sample, name, numbers.tolist())

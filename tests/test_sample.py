@@ -6,11 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Sample
+from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.errors import SampleError
 from agentrl.sample import Origin, Segment, SpecInfo, Status
 
@@ -291,3 +294,34 @@ def test_reward_key_picks_from_a_dict() -> None:
 def test_unknown_fields_are_refused() -> None:
     with pytest.raises(SampleError, match="unknown sample fields"):
         Sample.from_dict({"tokens": [], "foo": 1})
+
+
+def test_routing_lags_behind_and_what_is_known_stays() -> None:
+    sample = Sample(index=1)
+    sample.set_prompt_tokens([1, 2, 3])
+    sample.append_model([4, 5], [-1.0, -1.0], routed=np.arange(8, dtype=np.int16).reshape(4, 2))
+    sample.append_observation([6, 7])
+    sample.append_model([8], [-1.0], routed=np.arange(8, 14, dtype=np.int16).reshape(3, 2))
+    expected = np.arange(14).reshape(7, 2)  # of tokens 1 to 7: the last one has not been through the model
+    arrays, rest = sample.to_arrays()
+    stored = decode_group(encode_group([sample.compact()]))[0]
+    read = Sample.from_dict(orjson.loads(orjson.dumps(sample.to_dict())))
+    for one in (sample, Sample.from_arrays(arrays, rest), stored, read):
+        np.testing.assert_array_equal(one.routing(), expected)
+        assert one.validate().routing().dtype == np.int16  # type: ignore[union-attr]
+    with pytest.raises(SampleError, match="append_model got experts for 2 tokens more"):
+        sample.append_model([9], [-1.0], routed=np.zeros((2, 2), np.int16))
+    sample.set_prompt_tokens([1])
+    assert sample.routing() is None
+
+
+def test_routing_of_a_users_own_is_what_it_says() -> None:
+    sample = Sample(tokens=[1, 2, 3], response_length=1)
+    for rows in (np.ones((2, 3, 2), np.int32), torch.ones(2, 3, 2, dtype=torch.int64), [[[1, 1]] * 3] * 2):
+        sample.rollout_routed_experts = rows
+        np.testing.assert_array_equal(sample.validate().routing(), np.ones((2, 6)))
+    wrong = {"x": "no array", (1.5,): "numbers of experts", (-1,): "numbers of experts", (70000,): "numbers of experts"}
+    for bad, said in [*wrong.items(), ([[1], [1, 2]], "no array"), ([[1]] * 4, "4 rows, and the sample 3 tokens")]:
+        sample.rollout_routed_experts = [list(bad)] if isinstance(bad, tuple) else bad
+        with pytest.raises(SampleError, match=said):
+            sample.validate()

@@ -35,7 +35,7 @@ def encode_group(samples: Sequence[Sample]) -> bytes:
         parts, rest = sample.to_arrays()
         rests.append(rest)
         for name, values in parts.items():
-            arrays.append([number, name, values.dtype.str, len(values)])
+            arrays.append([number, name, values.dtype.str, list(values.shape)])
             raw.append(values.tobytes())
         for field, value in rest.items():
             _check(value, f"sample index={sample.index}: field {field!r}")
@@ -59,8 +59,9 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
             header = json.loads(plain[4 : 4 + size])
         arrays: list[dict[str, Any]] = [{} for _ in header["rest"]]
         at = 4 + size
-        for number, name, dtype, length in header["arrays"]:
-            arrays[number][name] = np.frombuffer(plain, dtype=np.dtype(dtype), count=length, offset=at)
+        for number, name, dtype, shape in header["arrays"]:  # a number where written by earlier releases
+            numbers = np.frombuffer(plain, dtype=np.dtype(dtype), count=int(np.prod(shape)), offset=at)
+            arrays[number][name] = numbers.reshape(shape)
             at += arrays[number][name].nbytes
         return [Sample.from_arrays(a, r) for a, r in zip(arrays, header["rest"], strict=True)]
     except SampleError as error:

@@ -14,13 +14,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.messages import ParsedTurn, ToolSchema, normalise_messages, whole_text
 from agentrl.chat.session import ChatSession
 from agentrl.errors import ContextOverflow
 from agentrl.sample import Message, Origin, Sample, SpecInfo, Status, VersionSpan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Shown(Enum):
@@ -95,14 +99,15 @@ class Conversation:
         *,
         text: str,
         kept: Sequence[Sequence[int]] | None = None,
+        routed: "NDArray[np.int16] | None" = None,
     ) -> ParsedTurn:
         """Append a model turn, exactly as the engine returned it; the arguments are those of `Sample.append_model`.
 
         Raises:
-            SampleError: ids, log-probs, versions and kept sets disagree.
+            SampleError: ids, log-probs, versions, kept sets and experts disagree.
             TemplateError: two turns without `show` between them.
         """
-        self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1, kept=kept)
+        self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1, kept=kept, routed=routed)
         self.turns += 1
         self.length += len(ids)
         parsed = self._session.sampled(ids)

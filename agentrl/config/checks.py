@@ -106,6 +106,8 @@ def experts(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
         for name, size in (("expert-model", parts), ("expert-tensor", cut or 1)):
             if size > 1:
                 yield f"--{name}-parallel-size {size}: the model's config.json has no experts; leave it out"
+        if flat["use_rollout_routing_replay"]:
+            yield "--use-rollout-routing-replay: the model's config.json has no experts; leave it out"
         return
     world, product = flat["actor_num_nodes"] * flat["actor_num_gpus_per_node"], parts * (cut or tensor) * pipeline
     if (parts > 1 or cut) and world % product:

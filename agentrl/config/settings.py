@@ -58,6 +58,8 @@ class RunSettings(Sections):
             self._follow_one_process()
         if flat["use_rollout_logprobs"] is None and flat["max_staleness"] > 0 and not self.algorithm.supervised:
             self._fill("algorithm", use_rollout_logprobs=not self.algorithm.old_is_trainers)
+        if self.engine.engine == "sglang" and flat["use_rollout_routing_replay"]:
+            self._fill("engine", sglang_options={"enable_return_routed_experts": True, **self.engine.sglang_options})
         if flat["true_on_policy_mode"]:
             self._fill("engine", embedded_deterministic=True)
             most = flat["ci_train_rollout_logprob_abs_diff_threshold"] or 0.0

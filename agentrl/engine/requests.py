@@ -82,7 +82,7 @@ class Requests:
         try:
             with call.waiting:
                 while not parts or parts[-1].finish_reason.type == "abort":
-                    rest = params.after(len(all_ids) - len(ids))
+                    rest = _routed_on(params.after(len(all_ids) - len(ids)), parts)
                     got = await self._part(call, all_ids, rest, scored)
                     parts.append(replace(got, finish_reason=_finish(got, rest)))
                     all_ids = [*all_ids, *got.ids]
@@ -162,7 +162,10 @@ class Requests:
             payload["logprob_start_len"] = start - 1
         if params.return_sampling_mask:
             payload["return_sampling_mask"] = True
-        asked = Asked(len(ids), params.max_new_tokens, self._vocab_size, ids[start:], params.return_sampling_mask)
+        if (routed := params.routed_experts_start_len) is not None:
+            payload |= {"return_routed_experts": True, "routed_experts_start_len": routed}
+        limits = (len(ids), params.max_new_tokens, self._vocab_size)
+        asked = Asked(*limits, ids[start:], params.return_sampling_mask, routed)
         return await self._anywhere(call, "/generate", payload, partial(self._read, call, asked))
 
     async def _anywhere(
@@ -294,6 +297,13 @@ class Requests:
 
     def _backoff(self, failed: int) -> float:
         return min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)
+
+
+def _routed_on(params: SamplingParams, parts: Sequence[Generation]) -> SamplingParams:
+    """How to ask for the next part: for the experts of those tokens alone of which the parts so far do not say them."""
+    known = sum(len(part.routed) for part in parts if part.routed is not None)
+    start = params.routed_experts_start_len
+    return replace(params, routed_experts_start_len=start + known) if start is not None and known else params
 
 
 def _refusal(reply: Reply, member: Member) -> EngineRejected:

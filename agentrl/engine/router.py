@@ -33,7 +33,7 @@ from agentrl.engine.member import Member
 from agentrl.engine.memory import Memory
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.requests import ROUTING_HEADER
-from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.engine.wire import BESIDE, Generation, SamplingParams
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, SettingsError
 from agentrl.plugins import load_object
 from agentrl.serving import aside, listen, served
@@ -49,7 +49,7 @@ _PASSED: Final = """
     return_hidden_states return_routed_experts priority lora_path
 """
 """Fields of `/generate` that go along where the pool asks."""
-_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - {"return_sampling_mask"} | {"n"}
+_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - set(BESIDE) | {"n"}
 Body = dict[str, Any]
 
 

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,9 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Final, Literal, NoReturn, Self, cast
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from agentrl.errors import EngineRejected
 
@@ -44,6 +47,7 @@ class SamplingParams:
             that is interrupted right behind one goes on.
         sampling_seed: same seed, prompt and weights give the same tokens.
         return_sampling_mask: ask for the kept sets too; a field of the request, beside its `sampling_params`.
+        routed_experts_start_len: ask for the experts of the tokens from this one on; a field of the request too.
     """
 
     temperature: float | None = None
@@ -68,6 +72,7 @@ class SamplingParams:
     regex: str | None = None
     custom_params: Mapping[str, Any] | None = None
     return_sampling_mask: bool = False
+    routed_experts_start_len: int | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """The fields that are set, under SGLang's names."""
@@ -92,7 +97,9 @@ class SamplingParams:
 _STRIDE: Final = 1_000_003
 """A prime far from the distances between seeds of one run."""
 
-_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "return_sampling_mask")
+BESIDE: Final = ("return_sampling_mask", "routed_experts_start_len")
+"""What `SamplingParams` has that goes beside SGLang's `sampling_params`, not into them."""
+_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,8 @@ class FinishReason:
 class Asked:
     """What an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known.
 
-    `scored` is the end of the prompt whose log-probs the answer must have, `kept` whether it must have kept sets.
+    `scored` is the end of the prompt whose log-probs the answer must have, `kept` whether it must have kept sets,
+    `routed_from` the first token whose experts it must say.
     """
 
     prompt_tokens: int
@@ -115,6 +123,7 @@ class Asked:
     vocab_size: int | None = None
     scored: Sequence[int] = ()
     kept: bool = False
+    routed_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,8 @@ class Generation:
         prompt_log_probs: of the prompt's last tokens, where they were asked for; at temperature 1.
         kept: for each id, the ids (int32, its own among them) that top-p, top-k and min-p left to sample from; None if
             not asked for.
+        routed: int16 [tokens, layers x experts a token], the experts of each token from the one that was asked for to the
+            last but one of `ids`, which are those that went through the model; None if not asked for, or none did.
         raw: the engine's answers as they came, one a part, where fields of a caller's own were sent along.
     """
 
@@ -147,6 +158,7 @@ class Generation:
     meta_info: Mapping[str, Any] = field(repr=False, compare=False)
     prompt_log_probs: list[float] = field(default_factory=list)
     kept: list[array[int]] | None = None
+    routed: NDArray[np.int16] | None = field(default=None, repr=False, compare=False)
     raw: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
@@ -156,7 +168,7 @@ class Generation:
         Raises:
             EngineRejected: kind `malformed_answer`: a field is missing, has the wrong type, or disagrees with another
                 one or with what was asked; `context_overflow`: the engine had no room for a single token;
-                `no_sampling_mask`: kept sets were asked for and are not there;
+                `no_sampling_mask`, `no_routed_experts`: kept sets or experts were asked for and are not there;
                 `engine_error`, `engine_rejected`: the engine ended the request with an error.
         """
         meta = _get(answer, "meta_info", dict, "")
@@ -169,6 +181,7 @@ class Generation:
         _check_counts(meta, len(ids), asked)
         prompt_log_probs = _scored(meta, asked.scored)
         kept, log_probs = _kept(meta, ids, asked) if asked.kept else (None, log_probs)
+        routed = None if asked.routed_from is None else _routed(meta, len(ids), finish, asked)
         if not ids and finish.type == "length" and asked.max_new_tokens != 0:
             raise EngineRejected(
                 f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length: its "
@@ -176,7 +189,7 @@ class Generation:
                 status=200,
                 kind="context_overflow",
             )
-        for name in ("output_token_logprobs", "input_token_logprobs", *_MASK):
+        for name in ("output_token_logprobs", "input_token_logprobs", "routed_experts", *_MASK):
             meta.pop(name, None)  # lists a token: costly to keep, and all of it is kept
         version = str(meta.get("weight_version", ""))
         return cls(
@@ -191,6 +204,7 @@ class Generation:
             meta_info=meta,
             prompt_log_probs=prompt_log_probs,
             kept=kept,
+            routed=routed,
         )
 
 
@@ -212,7 +226,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
     if len(parts) == 1:
         return parts[0]
     spans: list[tuple[str, int, int]] = []
-    length = 0
+    length, routed = 0, [part.routed for part in parts if part.routed is not None]
     for part in parts:
         for version, start, end in part.weight_versions:
             if spans and spans[-1][0] == version:
@@ -236,6 +250,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         meta_info=meta,
         prompt_log_probs=parts[0].prompt_log_probs if parts else [],
         kept=[ids for part in parts for ids in part.kept or ()] if parts and parts[0].kept is not None else None,
+        routed=np.concatenate(routed) if routed else None,
         raw=tuple(raw for part in parts for raw in part.raw),
     )
 
@@ -365,6 +380,32 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: Asked) -> tuple[list[arra
         if id_ not in row or min(row) not in vocabulary or max(row) not in vocabulary:
             _malformed(name, f"ids of the model, with the sampled one, {id_}, among them", row.tolist())
     return kept, _triples(triples, _MASK[1])[1]
+
+
+NO_ROUTING: Final = (
+    "the engine does not say which experts its tokens went to (return_routed_experts): start SGLang with "
+    "--enable-return-routed-experts, use --engine embedded, or leave --use-rollout-routing-replay out"
+)
+
+
+def _routed(meta: dict[str, Any], count: int, finish: FinishReason, asked: Asked) -> NDArray[np.int16] | None:
+    """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
+    name, text = "routed_experts", meta.get("routed_experts")
+    if not count or (text is None and finish.type == "abort"):
+        return None
+    if text is None:
+        raise EngineRejected(NO_ROUTING, status=200, kind="no_routed_experts")
+    rows = asked.prompt_tokens + count - 1 - (asked.routed_from or 0)
+    try:
+        numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
+    except (TypeError, ValueError):
+        _malformed(f"meta_info.{name}", "base64 of int32 numbers", text)
+    experts = numbers.astype(np.int16)
+    if rows < 1 or not numbers.size or numbers.size % rows or (experts != numbers).any() or experts.min() < 0:
+        _malformed(
+            f"meta_info.{name}", f"numbers of experts, as many for each of {rows} tokens", f"{numbers.size} numbers"
+        )
+    return experts.reshape(rows, -1)
 
 
 def _check_counts(meta: dict[str, Any], length: int, asked: Asked) -> None:

@@ -134,7 +134,12 @@ async def sample_turn(
         raise ContextOverflow(str(error), kind="engine_context_overflow") from error
     try:
         parsed = talk.sampled(
-            generation.ids, generation.log_probs, generation.weight_versions, text=generation.text, kept=generation.kept
+            generation.ids,
+            generation.log_probs,
+            generation.weight_versions,
+            text=generation.text,
+            kept=generation.kept,
+            routed=generation.routed,
         )
     except SampleError as error:
         raise EngineFailure(f"the engine's answer contradicts itself: {error}", kind="malformed_answer") from error

@@ -97,13 +97,16 @@ class RolloutContext:
             skip_special_tokens=s.rollout_skip_special_tokens,
             no_stop_trim=True,
             return_sampling_mask=s.replays_truncation and not evaluation,
+            routed_experts_start_len=0 if s.use_rollout_routing_replay and not evaluation else None,
         )
 
     def turn_params(self, params: SamplingParams, sample: Sample, turn: int, budget: int) -> SamplingParams:
         """`params` for one turn: no longer than `budget` tokens, and with the turn's own seed."""
         seed = turn_seed(self.settings.rollout_seed, sample, turn) if self.settings.rollout_deterministic else None
         most = budget if params.max_new_tokens is None else min(params.max_new_tokens, budget)
-        return replace(params, max_new_tokens=most, sampling_seed=seed)
+        start = params.routed_experts_start_len  # what is known already is not asked again
+        start = start if start is None else len(() if (rows := sample.rollout_routed_experts) is None else rows)
+        return replace(params, max_new_tokens=most, sampling_seed=seed, routed_experts_start_len=start)
 
 
 def turn_seed(seed: int, sample: Sample, turn: int) -> int:

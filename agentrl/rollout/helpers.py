@@ -163,6 +163,7 @@ def _copy(record: _Record, target: Sample) -> None:
     target.loss_mask, target.rollout_log_probs = source.loss_mask, source.rollout_log_probs
     target.rollout_top_p_token_ids = source.rollout_top_p_token_ids
     target.rollout_top_p_token_offsets = source.rollout_top_p_token_offsets
+    target.rollout_routed_experts = source.rollout_routed_experts
     target.weight_versions, target.segments = source.weight_versions, source.segments
     target.response = target.response or source.response
     if target.status is Status.PENDING:

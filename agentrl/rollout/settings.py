@@ -91,6 +91,11 @@ class RolloutSettings(Settings):
         description="Train with --rollout-top-p or --rollout-top-k without computing log-probs among the tokens that they "
         "left, as an engine that does not report these needs: the gradients are biased, and the run's report says so.",
     )
+    use_rollout_routing_replay: bool = Field(
+        False,
+        description="Train a mixture of experts with the experts that the engine chose for each token, in place of those that "
+        "the trainer's own router would choose.",
+    )
     rollout_max_prompt_len: PositiveInt | None = Field(
         None, description="Longest prompt in tokens; a longer one fails."
     )

@@ -271,7 +271,13 @@ def make_batch(
     truncated = settings.rollout.replays_truncation and not supervised
     chosen, rewards = hooks.samples(groups)
     payload = TrainBatch.from_samples(
-        chosen, reward_key, supervised=supervised, trained=step, truncated=truncated, rewards=rewards
+        chosen,
+        reward_key,
+        supervised=supervised,
+        trained=step,
+        truncated=truncated,
+        routed=settings.rollout.use_rollout_routing_replay and not supervised,
+        rewards=rewards,
     )
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
     found = staleness_metrics(payload) | truncation_metrics(payload, settings.rollout)

@@ -31,6 +31,7 @@ _OPTIONAL = {
     "loss_weights",
     "kept_ids",
     "kept_offsets",
+    "routed_experts",
     "metadata",
 }
 _PER_TOKEN = (
@@ -57,6 +58,7 @@ _DTYPES = {
     "sample_indices": np.int64,
     "kept_ids": np.int32,
     "kept_offsets": np.int64,
+    "routed_experts": np.int16,
     "metadata": np.bytes_,
 }
 
@@ -88,6 +90,8 @@ class TrainBatch:
         kept_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
         kept_offsets: int64 [R + 1]; token i was sampled from `kept_ids[kept_offsets[i]:kept_offsets[i + 1]]`, or from all
             tokens where that is empty (it is not where the token trains).
+        routed_experts: int16 [T, layers x experts a token], the experts that the engine chose for each token, -1 where not
+            known: for a sample's last token, and others that no trained token follows; None if nothing is replayed.
         metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any.
     """
 
@@ -109,13 +113,15 @@ class TrainBatch:
     teacher_log_probs: NDArray[np.float32] | None = None
     kept_ids: NDArray[np.int32] | None = None
     kept_offsets: NDArray[np.int64] | None = None
+    routed_experts: NDArray[np.int16] | None = None
     metadata: NDArray[np.bytes_] | None = None
 
     def __post_init__(self) -> None:
         for name, array in self.arrays().items():
-            if array.dtype.type is not _DTYPES[name] or array.ndim != 1:
+            dims = "two" if name == "routed_experts" else "one"
+            if array.dtype.type is not _DTYPES[name] or array.ndim != {"one": 1, "two": 2}[dims]:
                 raise DataError(
-                    f"train batch: {name} must be one-dimensional {_DTYPES[name].__name__}, "
+                    f"train batch: {name} must be {dims}-dimensional {_DTYPES[name].__name__}, "
                     f"got {array.dtype} of shape {array.shape}"
                 )
             array.flags.writeable = False
@@ -123,7 +129,9 @@ class TrainBatch:
 
     def _check_lengths(self) -> None:
         want = dict.fromkeys(_PER_SAMPLE, len(self)) | dict.fromkeys(("offsets", "response_offsets"), len(self) + 1)
-        want |= {"tokens": int(self.offsets[-1])} | dict.fromkeys(_PER_TOKEN, int(self.response_offsets[-1]))
+        want |= dict.fromkeys(("tokens", "routed_experts"), int(self.offsets[-1])) | dict.fromkeys(
+            _PER_TOKEN, int(self.response_offsets[-1])
+        )
         kept = 0 if self.kept_offsets is None else int(self.kept_offsets[-1])
         want |= {"kept_ids": kept, "kept_offsets": int(self.response_offsets[-1]) + 1}
         for name, array in self.arrays().items():
@@ -147,6 +155,7 @@ class TrainBatch:
         supervised: bool = False,
         trained: int | None = None,
         truncated: bool = False,
+        routed: bool = False,
         rewards: Sequence[float] | None = None,
     ) -> Self:
         """Check the samples and lay them out, in the order given.
@@ -165,11 +174,12 @@ class TrainBatch:
                 staleness is not either.
             truncated: every trained token must have its kept set, as it must where any sample has kept sets (sft_loss
                 does without).
+            routed: the samples' routing is to be replayed: each must know it up to its last trained token.
             rewards: [S], what is trained on in place of the samples' own.
 
         Raises:
-            SampleError: a sample is inconsistent, has no tokens, lacks its reward, log-probs or kept sets, or has weights
-                or step rewards that are none.
+            SampleError: a sample is inconsistent, has no tokens, lacks its reward, log-probs, kept sets or routing, or has
+                weights or step rewards that are none.
             TrainError: there are no samples, or one carries inputs that no backend can use yet.
         """
         samples = [sample for group in groups for sample in group]
@@ -208,6 +218,7 @@ class TrainBatch:
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
             sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
             **kept,
+            routed_experts=_routed(samples) if routed else None,
             metadata=_metadata(samples),
         )
 
@@ -246,6 +257,11 @@ class TrainBatch:
         """Tokens of sample i, a view."""
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
+    def sample_routing(self, i: int) -> NDArray[np.int16]:
+        """`routed_experts` of sample i, a view; the batch must have them."""
+        assert self.routed_experts is not None
+        return self.routed_experts[self.offsets[i] : self.offsets[i + 1]]
+
     def sample_loss_mask(self, i: int) -> NDArray[np.uint8]:
         """Loss mask over sample i's response, a view."""
         return self.loss_mask[self.response_slice(i)]
@@ -280,7 +296,8 @@ class TrainBatch:
         response, arrays = self.response_positions(chosen), self.arrays()
         kept = {name: arrays[name][response] for name in _PER_TOKEN if name in arrays}
         kept |= {name: arrays[name][chosen] for name in _PER_SAMPLE if name in arrays}
-        kept["tokens"] = self.tokens[_ranges(self.offsets, chosen)]
+        whole = _ranges(self.offsets, chosen)
+        kept |= {name: arrays[name][whole] for name in ("tokens", "routed_experts") if name in arrays}
         kept["offsets"] = _offsets(self.lengths[chosen])
         kept["response_offsets"] = _offsets(self.response_lengths[chosen])
         if sets := self.kept_sets(response):
@@ -365,6 +382,30 @@ def _kept(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
         "kept_ids": np.concatenate([ids for ids, _ in sets]),
         "kept_offsets": _offsets(np.concatenate([n for _, n in sets])),
     }
+
+
+def _routed(samples: Sequence[Sample]) -> NDArray[np.int16] | None:
+    """`routed_experts`; None where no sample trains or says any."""
+    rows = [np.zeros((0, 0), np.int16) if (found := sample.routing()) is None else found for sample in samples]
+    widths = {found.shape[1] for found in rows if len(found)}
+    if len(widths) > 1:
+        raise SampleError(
+            f"rollout_routed_experts has rows of {sorted(widths)} numbers; all samples need the same model's"
+        )
+    parts = []
+    for sample, found in zip(samples, rows, strict=True):
+        trained = np.flatnonzero(np.asarray(_mask(sample), bool))
+        if len(trained) and len(found) < (needed := sample.prompt_length + int(trained[-1])):
+            raise SampleError(
+                f"sample index={sample.index}: rollout_routed_experts has {len(found)} rows, and {needed} tokens come before "
+                "its last trained one; append tokens with append_model(..., routed=...), from an engine asked with "
+                "routed_experts_start_len, or leave --use-rollout-routing-replay out"
+            )
+        part = np.full((len(sample.tokens), *widths), -1, np.int16) if widths else None
+        if part is not None:
+            part[: len(found)] = found.reshape(len(found), *widths)
+            parts.append(part)
+    return np.concatenate(parts) if parts else None
 
 
 def _metadata(samples: Sequence[Sample]) -> NDArray[np.bytes_] | None:

@@ -48,6 +48,7 @@ class MicrobatchTensors:
         flat: int64 [n], indices into flat response arrays [R].
         computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
         samples: the microbatch's, by their numbers in the batch.
+        routing: int16 [t, layers x experts a token], -1 where not known; None if the batch has none.
     """
 
     tokens: Tensor
@@ -59,6 +60,7 @@ class MicrobatchTensors:
     flat: Tensor
     computed: int
     samples: tuple[int, ...] = ()
+    routing: Tensor | None = None
 
 
 def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
@@ -68,11 +70,15 @@ def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Makes the microbatches of one rank, on its device; each has a multiple of `multiple` tokens."""
+    """Makes the microbatches of one rank, on its device; each has a multiple of `multiple` tokens.
+
+    `routed`: for a model that replays the engine's routing.
+    """
 
     ranks: Ranks
     device: torch.device
     multiple: int = 1
+    routed: bool = False
 
     def microbatches(self, batch: TrainBatch, plan: Plan, rows: Rows) -> Iterator[MicrobatchTensors]:
         """In the plan's order; an empty one becomes a padding-only sequence without outputs."""
@@ -83,7 +89,10 @@ class Packer:
             tree = Tree.of([len(ids) for ids in sequences], prefixes)
             laid = Laid(tree, plan.alignment, self.ranks.cp, self.ranks.cp_rank, self.multiple)
             outputs = [laid.outputs(number, _Outputs.of(batch, i, rows)) for number, i in enumerate(samples)]
-            yield replace(self._tensors(laid, sequences, outputs), samples=tuple(samples))
+            routing = None
+            if self.routed and batch.routed_experts is not None:
+                routing = torch.from_numpy(laid.routing([batch.sample_routing(i) for i in samples])).to(self.device)
+            yield replace(self._tensors(laid, sequences, outputs), samples=tuple(samples), routing=routing)
 
     def _tensors(
         self, laid: Laid, sequences: Sequence[NDArray[np.int32]], outputs: Sequence[_Outputs]
@@ -169,6 +178,17 @@ class Laid:
                 tokens[start : start + len(node)] = sequences[node.of][node.start : node.end]
             positions[start : start + size] = np.arange(node.start, node.start + size)
         return tokens[self.held], positions[self.held]
+
+    def routing(self, rows: Sequence[NDArray[np.int16]]) -> NDArray[np.int16]:
+        """The rows of this rank's tokens; where sequences share one it is the first one's that knows it."""
+        found = np.full((self.total, rows[0].shape[1] if rows else 0), -1, np.int16)
+        for own, path in zip(reversed(rows), reversed(self.tree.paths), strict=True):
+            for number in path:
+                node, start = self.nodes[number], self.starts[number]
+                part = own[node.start : node.end]
+                known = (part[:, :1] >= 0).all(1)
+                found[start : start + len(node)][known] = part[known]
+        return found[self.held]
 
     def outputs(self, sequence: int, found: _Outputs) -> _Outputs:
         """The outputs of a sequence that this rank computes, at their local places."""

@@ -398,6 +398,7 @@ SAID: dict[str, tuple[str, str]] = {
 
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "colocate": ("run/test_driver.py", "colocate"),
+    "use_rollout_routing_replay": ("run/test_routing.py", "use_rollout_routing_replay"),
     "slime_defaults": ("config/test_unused.py", "slime_defaults"),
     "compat_options": ("config/test_settings.py", "compat_options"),
     "router_middleware_paths": ("engine/test_router.py", "router_middleware_paths"),

@@ -1,10 +1,12 @@
 """Wire types: what is sent, what is read, what is refused."""
 
+import base64
 import json
 import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -311,3 +313,49 @@ def test_kept_sets_that_are_missing_or_contradict_the_answer_are_refused(changes
     with pytest.raises(EngineRejected, match=said) as error:
         Generation.from_wire(answer([1, 2], **meta), replace(ASKED, kept=True))
     assert error.value.kind == ("no_sampling_mask" if len(meta) < 2 else "malformed_answer")
+
+
+def routed_answer(rows: list[list[int]] | None, count: int = 2, **finish: Any) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "finish_reason": {"type": "stop", "matched": 2, **finish},
+        "output_token_logprobs": [[-0.5, 7, None]] * count,
+    }
+    if rows is not None:
+        meta["routed_experts"] = base64.b64encode(np.array(rows, "<i4").tobytes()).decode()
+    return {"text": "", "output_ids": [7] * count, "meta_info": meta}
+
+
+def test_experts_are_read_from_the_token_that_was_asked_for() -> None:
+    rows = [[0, 300], [5, 1], [2, 3]]
+    got = Generation.from_wire(routed_answer(rows), Asked(4, routed_from=2))
+    assert got.routed is not None
+    assert got.routed.tolist() == rows
+    more = Generation.from_wire(routed_answer([[9, 9]], 1), Asked(6, routed_from=5))
+    none = Generation.from_wire(routed_answer(None, 1, type="abort"), Asked(6, routed_from=5))
+    joined = join([got, none, more], 4).routed
+    assert joined is not None
+    assert joined.tolist() == [*rows, [9, 9]]
+    assert Generation.from_wire(routed_answer(rows), Asked(4)).routed is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (None, "start SGLang with --enable-return-routed-experts"),
+        ([[0, 1], [1, 2]], "numbers of experts, as many for each of 3 tokens"),
+        ([[], [], []], "numbers of experts"),
+        ([[0, 1], [1, 2], [0, -1]], "numbers of experts"),
+        ([[0, 1], [1, 2], [0, 1 << 16]], "numbers of experts"),
+    ],
+)
+def test_experts_that_are_missing_or_none_are_refused(rows: list[list[int]] | None, said: str) -> None:
+    with pytest.raises(EngineRejected, match=said):
+        Generation.from_wire(routed_answer(rows), Asked(4, routed_from=2))
+
+
+@pytest.mark.parametrize("text", [7, "not base64!", "AAA", "AAAA"])
+def test_experts_that_cannot_be_decoded_are_refused(text: Any) -> None:
+    answer = routed_answer([])
+    answer["meta_info"]["routed_experts"] = text
+    with pytest.raises(EngineRejected, match=r"meta_info\.routed_experts"):
+        Generation.from_wire(answer, Asked(4, routed_from=2))

@@ -326,3 +326,34 @@ def test_what_is_not_trained_needs_no_kept_set() -> None:
     batch = TrainBatch.from_samples([[masked, removed]], truncated=True)
     assert batch.kept_offsets is not None
     assert len(batch.kept_offsets) == 5 + removed.response_length + 1
+
+
+def routed_sample(rows: int, width: int = 2, **changes: Any) -> Sample:
+    """Prompt of 2, a model's 2 tokens, an observation of 1."""
+    sample = Sample(index=rows, reward=1.0, **changes)
+    sample.set_prompt_tokens([1, 2])
+    sample.append_model([3, 4], [-1.0, -1.0], routed=np.full((min(rows, 3), width), rows, np.int16))
+    sample.append_observation([5])
+    return sample
+
+
+def test_routing_goes_with_its_tokens(tmp_path: Path) -> None:
+    removed = routed_sample(0, remove_sample=True)
+    batch = TrainBatch.from_samples([[routed_sample(3), removed]], routed=True)
+    own = [[3, 3]] * 3 + [[-1, -1]] * 2
+    assert batch.routed_experts is not None
+    assert batch.routed_experts.tolist() == own + [[-1, -1]] * 5
+    batch.save(tmp_path / "b.npz")
+    chosen = TrainBatch.load(tmp_path / "b.npz").select([1, 0])
+    assert chosen.sample_routing(1).tolist() == own
+    assert TrainBatch.from_samples([[routed_sample(3)]]).routed_experts is None
+    assert TrainBatch.from_samples([[removed]], routed=True).routed_experts is None
+
+
+def test_routing_that_is_missing_or_of_two_models_is_refused() -> None:
+    with pytest.raises(
+        SampleError, match="sample index=2: rollout_routed_experts has 2 rows, and 3 tokens come before"
+    ):
+        TrainBatch.from_samples([[routed_sample(2)]], routed=True)
+    with pytest.raises(SampleError, match=r"rows of \[2, 4\] numbers"):
+        TrainBatch.from_samples([[routed_sample(3), routed_sample(3, 4)]], routed=True)

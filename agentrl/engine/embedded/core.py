@@ -24,6 +24,7 @@ from torch import Tensor
 
 from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, layers_of
 from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
+from agentrl.engine.embedded.routing import Routing
 from agentrl.engine.embedded.sampling import adjust, choose
 from agentrl.engine.embedded.stopping import ABORTED, aborted
 from agentrl.exact import exactly
@@ -63,6 +64,7 @@ class Engine:
         self.context_length = context_length
         self.chunk = chunk
         self.cache = KVCache(layers_of(model), slots, context_length, model.dtype, self.device)
+        self.routing = Routing(model, slots, context_length)
         self.slots = [_Slot(np.empty(context_length, dtype=np.int32)) for _ in range(slots)]
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
@@ -162,6 +164,7 @@ class Engine:
             target = min(free, key=self._worth)
             if hit and target != best:
                 self.cache.copy_prefix(best, target, hit)
+                self.routing.copy_prefix(best, target, hit)
         slot = self.slots[target]
         slot.tokens[:hit] = wanted[:hit]
         slot.count, slot.epoch, slot.job = hit, self.epoch, job
@@ -205,6 +208,7 @@ class Engine:
                 work.append((job, count))
         keep, wanted = self._positions_to_keep(work)
         logits = self._logits(work, len(singles), keep)
+        self.routing.keep((job.slot, job.filled, count) for job, count in work)
         for job, count in work:
             slot = self.slots[job.slot]
             slot.tokens[job.filled : job.filled + count] = job.tokens(job.filled, job.filled + count)
@@ -325,6 +329,8 @@ class Engine:
 
     def _finish(self, job: Job, reason: dict[str, Any]) -> None:
         if job.slot >= 0:
+            if job.want.routed_from is not None:
+                job.routed = self.routing.of(job.slot, job.want.routed_from, job.length - 1)
             self._release(job)
         job.finish, job.finished = reason, time.monotonic()
         if job.on_finish is not None:

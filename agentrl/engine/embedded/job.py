@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.routing import Rows
 from agentrl.engine.embedded.sampling import Kept, Randomness
 from agentrl.engine.embedded.stopping import StopRules
 
@@ -35,6 +36,8 @@ class LogProbOptions:
     ids: tuple[int, ...] = ()
     kept: bool = False
     """Also what the filters kept for each token."""
+    routed_from: int | None = None
+    """First token whose experts are wanted; None: none."""
 
 
 @dataclass(eq=False)
@@ -56,6 +59,8 @@ class Job:
     output_top: list[TopEntry] = field(default_factory=list)
     output_ids_log_probs: list[TopEntry] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
+    routed: Rows | None = None
+    """The experts of the tokens from `want.routed_from` on, but of the last; when it is finished."""
     input_log_probs: list[float] = field(default_factory=list)
     """Of the prompt tokens from `prompt_from + 1` on."""
     input_top: list[TopEntry] = field(default_factory=list)

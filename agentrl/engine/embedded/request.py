@@ -89,6 +89,7 @@ def parse_generate(body: object, vocab: Vocabulary, context: int, adapter: str |
     tops = _each(body, "top_logprobs_num", count, int, 0)
     watched = _each_ids(body, count, vocab.size)
     masks = _each(body, "return_sampling_mask", count, bool, False)
+    routed = _routed_from(body, prompts)
     rids = _rids(body, count, single)
     sequences: list[SequenceRequest] = []
     log_probs = 0
@@ -97,10 +98,10 @@ def parse_generate(body: object, vocab: Vocabulary, context: int, adapter: str |
         limit = output_limit(len(prompt), sampling.max_new_tokens, context)
         if masks[i] and not sampling.filtered:
             raise refused("return_sampling_mask requires top_k, top_p < 1 or min_p > 0: nothing is cut off otherwise.")
-        want = LogProbOptions(kept=masks[i])
+        want = LogProbOptions(kept=masks[i], routed_from=routed[i])
         if wants_logprob[i]:
             _check_start(starts[i], len(prompt))
-            want = LogProbOptions(starts[i], max(0, min(tops[i], vocab.size)), watched[i], masks[i])
+            want = replace(want, prompt_from=starts[i], top=max(0, min(tops[i], vocab.size)), ids=watched[i])
             scored = limit + (len(prompt) - starts[i] if starts[i] >= 0 else 0)
             log_probs += copies[i] * scored * (want.top + len(want.ids))
             at_most(MAX_LOG_PROBS, log_probs, "log-probs of other tokens (positions times top_logprobs_num)")
@@ -250,6 +251,19 @@ def _rids(body: Mapping[str, Any], count: int, single: bool) -> list[str]:
     if doubled:
         raise refused(f"Duplicate request IDs detected within the request: {doubled}")
     return members
+
+
+def _routed_from(body: Mapping[str, Any], prompts: list[list[int]]) -> list[int | None]:
+    """The first token of each prompt whose experts are wanted."""
+    wanted = _each(body, "return_routed_experts", len(prompts), bool, False)
+    starts = _each(body, "routed_experts_start_len", len(prompts), int, 0)
+    for start, prompt in zip(starts, prompts, strict=True):
+        if not 0 <= start <= len(prompt):
+            raise refused(
+                f"recv_req.routed_experts_start_len={start} is higher than the number of input tokens "
+                f"len(req.origin_input_ids)={len(prompt)}. Please use a smaller routed_experts_start_len."
+            )
+    return [start if want else None for want, start in zip(wanted, starts, strict=True)]
 
 
 def _check_start(start: int, prompt_tokens: int) -> None:

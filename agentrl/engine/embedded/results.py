@@ -4,6 +4,7 @@
 2. `weight_version` is the version at the time of writing; `weight_versions` says which tokens came from which.
 """
 
+import base64
 import time
 from typing import Any
 
@@ -60,6 +61,8 @@ def _meta(
     if finish is not None:
         meta["weight_versions"] = [{"version": v, "start": start, "end": end} for v, start, end in job.versions]
         meta |= _timing(job, count)
+        if job.routed is not None:
+            meta["routed_experts"] = base64.b64encode(job.routed.astype("<i4").tobytes()).decode()
     meta["response_sent_to_client_ts"] = time.time()
     return meta
 

@@ -26,9 +26,10 @@ _PLAIN = {"dropout", "sliding_window", "is_causal", "position_ids", "use_cache",
 
 @dataclass
 class Pack:
-    """What a forward pass tells its layers of the microbatch."""
+    """What a forward pass tells its layers of the microbatch; `routing` [t, layers, experts a token] if it is replayed."""
 
     mb: MicrobatchTensors
+    routing: Tensor | None = None
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     @cached_property

@@ -21,11 +21,13 @@ from agentrl.train.fsdp.attention import Pack
 from agentrl.train.fsdp.checkpoint import FsdpStore
 from agentrl.train.fsdp.model import Shape, config_of, load, sizes_of
 from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
+from agentrl.train.fsdp.routing import replaying
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import Packer, Rows
 from agentrl.train.network import Network, Place, frozen
 from agentrl.train.packing import Plan
 from agentrl.train.passes import OnOutput, Passes
+from agentrl.train.routing import routing_of
 from agentrl.train.settings import TrainSettings
 
 _LAYER = re.compile(r".*?\.\d+\.")
@@ -34,12 +36,18 @@ _LAYER = re.compile(r".*?\.\d+\.")
 
 @dataclass(slots=True, kw_only=True)
 class FsdpPasses(Passes):
-    """A microbatch at a time; FSDP gathers and reduces within the model."""
+    """A microbatch at a time; FSDP gathers and reduces within the model.
+
+    `mixture`: for each layer whether it has experts, how many, and how many a token goes to.
+    """
+
+    mixture: tuple[list[bool], int, int]
 
     def run(self, batch: TrainBatch, plan: Plan, rows: Rows, on_output: OnOutput, *, learns: bool) -> list[Any]:
         found = []
         for mb in self.packer.microbatches(batch, plan, rows):
-            inputs = {"input_ids": mb.tokens, "position_ids": mb.positions, "use_cache": False, "pack": Pack(mb)}
+            inputs = {"input_ids": mb.tokens, "position_ids": mb.positions, "use_cache": False}
+            inputs["pack"] = Pack(mb, None if mb.routing is None else routing_of(mb.routing, *self.mixture))
             with exactly(self.exact):
                 out = self.model(**inputs, logits_to_keep=mb.rows).logits[0]
             result = on_output(out, mb)
@@ -66,7 +74,8 @@ class FsdpNetwork(Network):
                 parameter.requires_grad_(name in learning)
         self.passes = FsdpPasses(
             model=self.model,
-            packer=Packer(place.ranks, place.device),
+            packer=Packer(place.ranks, place.device, routed=learns and not values),
+            mixture=replaying(self.model) if learns and not values else ([], 0, 0),
             vocab=self.shape.vocab,
             temperature=place.temperature,
             hooks=place.hooks,

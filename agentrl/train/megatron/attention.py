@@ -32,12 +32,14 @@ class Pack(PackedSeqParams):
         parts: blocks of this rank's queries and of all keys in the tree's order; see `kernels`.
         order: int64 [T], where the keys in the tree's order lie in those gathered from the ranks; None on one rank.
         cos, sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions.
+        routing: int16 [tokens that this rank routes, layers, experts a token], see `routing`; None if nothing is replayed.
     """
 
     parts: tuple[Part, ...]
     order: Tensor | None
     cos: Tensor
     sin: Tensor
+    routing: Tensor | None = None
     qkv_format: str = "thd"
 
 

@@ -22,6 +22,7 @@ from agentrl.train.megatron.model import (
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
 from agentrl.train.megatron.passes import MegatronPasses
 from agentrl.train.megatron.rope import Rope
+from agentrl.train.megatron.routing import replaying
 from agentrl.train.megatron.weights import WeightMap, stored
 from agentrl.train.microbatches import Packer
 from agentrl.train.network import Network, Place, frozen
@@ -42,13 +43,16 @@ class MegatronNetwork(Network):
         self.weights = WeightMap(family, self.shape, layout, model, values=values)
         self.weights.load(model, folder)
         self.rope = Rope.of(folder.config)
+        if replays := learns and not values:
+            replaying(model)
         self.model = self._learning(model) if learns else model.requires_grad_(False)
         self.passes = MegatronPasses(
             model=self.model,
             config=self.config,
-            packer=Packer(layout, device, layout.tp if place.settings.sequence_parallel else 1),
+            packer=Packer(layout, device, layout.tp if place.settings.sequence_parallel else 1, routed=replays),
             layout=layout,
             rope=self.rope,
+            mixture=self.shape.mixture,
             vocab=self.shape.vocab,
             temperature=place.temperature,
             hooks=place.hooks,

@@ -21,12 +21,14 @@ from torch import Tensor
 from agentrl.exact import exactly
 from agentrl.train.batch import TrainBatch
 from agentrl.train.megatron.attention import Pack
+from agentrl.train.megatron.families import Mixture
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.model import output_rows
 from agentrl.train.megatron.rope import Rope
 from agentrl.train.microbatches import MicrobatchTensors, Rows
 from agentrl.train.packing import Plan
 from agentrl.train.passes import OnOutput, Passes
+from agentrl.train.routing import routing_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class MegatronPasses(Passes):
     config: Any
     layout: Layout
     rope: Rope
+    mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
         self.config.finalize_model_grads_func = _finalize
@@ -46,7 +49,7 @@ class MegatronPasses(Passes):
                 mb = next(iterator)
                 cos, sin = self.rope.angles(mb.positions[0], self.config.params_dtype)
                 output_rows(model, mb.rows)
-                packed = Pack(parts=mb.parts, order=mb.order, cos=cos, sin=sin)
+                packed = Pack(parts=mb.parts, order=mb.order, cos=cos, sin=sin, routing=self._routing(mb))
                 out = model(mb.tokens, mb.positions, None, packed_seq_params=packed, **self._output_dtype)
             return out, functools.partial(_loss if learns else _data, on_output=on_output, mb=mb)
 
@@ -61,6 +64,15 @@ class MegatronPasses(Passes):
             collect_non_loss_data=not learns,
         )
         return found
+
+    def _routing(self, mb: MicrobatchTensors) -> Tensor | None:
+        """Of the tokens that this rank's routers see; under sequence parallelism a part of the context-parallel rank's."""
+        if mb.routing is None:
+            return None
+        mixture = self.mixture
+        sizes = (mixture.layers, mixture.experts, mixture.topk) if mixture else ((), 0, 0)
+        routing = routing_of(mb.routing, *sizes)
+        return routing.chunk(self.layout.tp)[self.layout.tp_rank] if self.config.sequence_parallel else routing
 
     @property
     def vocab_group(self) -> dist.ProcessGroup:

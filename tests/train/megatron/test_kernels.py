@@ -88,6 +88,23 @@ def test_blocks_are_one_softmax_over_the_path(
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("cp", [1, 2])
+def test_a_shared_token_has_the_routing_of_the_first_that_knows_it(cp: int) -> None:
+    begin = np.arange(20)
+    found = [np.concatenate([begin, [n] * 4]).astype(np.int32) for n in (50, 40, 60)]
+    tree = Tree.of([24] * 3, Prefixes.of(found))
+    rows = [np.full((24, 2), n, np.int16) for n in range(3)]
+    rows[0][10:] = -1
+    for rank in range(cp):
+        laid = Laid(tree, 2 * cp, cp, rank, 1)
+        tokens, positions = laid.local(found)
+        want = [
+            0 if at < 10 else 1 if at < 20 else {50: -1, 40: 1, 60: 2}[int(id_)]
+            for id_, at in zip(tokens, positions, strict=True)
+        ]
+        np.testing.assert_array_equal(laid.routing(rows), np.array(want)[:, None].repeat(2, 1))
+
+
 def test_merged_halves_are_the_whole() -> None:
     q, k, v, _ = inputs(12, 0)
     parts = [next(iter(Plain().forward(q, k, v, Part(((0, 12, s, e),)), SCALE))) for s, e in ((0, 5), (5, 12))]

@@ -1,0 +1,55 @@
+"""Routing replay: the experts that the engine chose, in place of those that the trainer's router would (arXiv:2510.11370).
+
+1. Rows of a microbatch travel with it through the model's layers, and each layer is handed its own just before it runs. So a
+   recomputed layer, and one whose backward pass comes after other microbatches, has the right ones.
+2. Scores stay the trainer's: by them the chosen experts are weighed, and through them gradients go.
+3. Tokens whose experts are not known (-1) choose for themselves: padding, and what no trained token follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import TrainError
+
+
+class Replay:
+    """What a layer's router is told: `chosen` int16 [t, experts a token], None where it is to choose for itself."""
+
+    chosen: Tensor | None = None
+
+    def pick(self, scores: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+        """`scores` [t, experts] and numbers of the experts [t, experts a token]; `found` are those of the router itself."""
+        chosen = found if self.chosen is None else torch.where(self.chosen < 0, found, self.chosen.long())
+        return scores.gather(1, chosen), chosen
+
+    def hand(self, pack: str, layer: int, _module: Any, _args: Any, inputs: Mapping[str, Any]) -> None:
+        """Called before a layer: it finds the microbatch under the name `pack` among its inputs."""
+        routing = inputs[pack].routing
+        self.chosen = None if routing is None else routing[:, layer]
+
+
+def routing_of(rows: Tensor, sparse: Sequence[Any], experts: int, topk: int) -> Tensor:
+    """Rows [t, layers x topk] as [t, layers, topk], -1 where not known; `sparse` says which layers have experts.
+
+    Raises:
+        TrainError: they are not of this model.
+    """
+    if not topk or rows.shape[1] != len(sparse) * topk:
+        raise TrainError(
+            f"the samples say {rows.shape[1]} experts a token, and the model has {len(sparse)} layers with {topk} each; does "
+            "the engine serve the model of this run?"
+        )
+    routing = rows.view(-1, len(sparse), topk)
+    chosen = routing[:, torch.tensor([bool(has) for has in sparse], device=rows.device)].sort(-1).values
+    doubled = (chosen.diff(dim=-1) == 0) & (chosen[..., 1:] >= 0)
+    if doubled.any() or (chosen >= experts).any():
+        raise TrainError(
+            f"rollout_routed_experts must name {topk} different ones of {experts} experts for each layer that has some; does "
+            "the engine serve the model of this run?"
+        )
+    return routing
