@@ -39,13 +39,13 @@ ANY = r"/(.|\n)*/"
 class Grammar:
     """What one sequence may say next; used in the engine's thread only."""
 
-    def __init__(self, matcher: "LLMatcher") -> None:
-        self._matcher, self._read = matcher, 0
+    def __init__(self, matcher: "LLMatcher", tokens: "LLTokenizer") -> None:
+        self._matcher, self._tokens, self._read = matcher, tokens, 0
         self._allowed = torch.empty(0, dtype=torch.bool)
 
     def fresh(self) -> "Grammar":
         """The same at its beginning. What the two learn of their tokens they share, up to a limit of llguidance's."""
-        return Grammar(self._matcher.deep_copy())
+        return Grammar(self._matcher.deep_copy(), self._tokens)
 
     def advance(self, output: Sequence[int]) -> dict[str, Any] | None:
         """Read what is new in `output`; a finish reason where nothing can follow it."""
@@ -53,6 +53,11 @@ class Grammar:
         self._matcher.consume_tokens(list(output[self._read :]))
         self._read = len(output)
         self._allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
+        forced = self._matcher.compute_ff_bytes()
+        if forced and not self._matcher.validate_tokens(self._allowed.nonzero()[:1, 0].tolist()):
+            # the text of a control token has to come, as text: llguidance allows the token here, and then refuses it
+            self._allowed[:] = False
+            self._allowed[self._tokens.tokenize_bytes(forced[:1])[0]] = True
         if self._matcher.is_error():
             return aborted(f"the grammar cannot go on: {_first_line(self._matcher)}", 400, "BadRequestError")
         if time.monotonic() - start > MOST_SECONDS:
@@ -74,7 +79,7 @@ class Grammars:
     def compiled(self, kind: str, text: str) -> Grammar:
         """Blocks. Raises `RequestError` where it cannot be read, or cannot be served."""
         with self._lock:
-            return Grammar(self._compile(kind, text))
+            return Grammar(self._compile(kind, text), self._tokens)
 
     def literal(self, text: str) -> str:
         """`text` in Lark: what is a token of its own as that token."""

@@ -56,13 +56,15 @@ def test_each_kind_of_grammar_holds(folder: Callable[..., Path], grammars: Gramm
     kinds = {
         "regex": PATTERN,
         "json_schema": json.dumps({"type": "array", "items": {"enum": [None, 3]}, "minItems": 1, "maxItems": 2}),
+        "regex ": "<tool_call>[ab]",
         "ebnf": 'root ::= word " " word\nword ::= "yes" | "no"',
     }
-    jobs = {kind: held(grammars, vocab, **{kind: source}) for kind, source in kinds.items()}
+    jobs = {kind: held(grammars, vocab, **{kind.strip(): source}) for kind, source in kinds.items()}
     free, alone = make_job([5, 6, 7], seed=4), make_job([5, 6, 7], seed=4)
     run(engine, *jobs.values(), free)
     run(engine, alone)
     assert regex.fullmatch(PATTERN, text(jobs["regex"], vocab))
+    assert text(jobs["regex "], vocab) in ("<tool_call>a", "<tool_call>b"), "a control token's text, letter by letter"
     assert json.loads(text(jobs["json_schema"], vocab)) in ([None], [3], [None, None], [None, 3], [3, None], [3, 3])
     assert text(jobs["ebnf"], vocab) in ("yes yes", "yes no", "no yes", "no no")
     assert free.output == alone.output, "others in the batch are free"
