@@ -23,13 +23,8 @@ Shown = Callable[[Iterable[Any], int], Iterable[Any]]
 def convert(source: Path, target: Path, form: Form, beside: Path | None, shown: Shown) -> list[str]:
     """Write the model at `source` to the new folder `target`; it appears there when it is complete.
 
-    Args:
-        source: a Hugging Face folder, a torch_dist checkpoint, or a checkpoint of a run; the latter two may be the folder that
-            has several.
-        beside: the folder with the config and tokenizer of a source that has none.
-
     Returns:
-        The names of tensors of `source` that `form` has no place for.
+        The names of tensors of `source`, which is opened `beside` another folder, that `form` has no place for.
 
     Raises:
         CheckpointError: `target` is there, or `source` cannot be read.

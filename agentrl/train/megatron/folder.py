@@ -68,12 +68,9 @@ class MegatronFolder(HFFolder):
         for key, of in _stacks((key, index) for _, key, index in found).items():
             if of != (there := self._checkpoint.shapes[key][: len(of)]):
                 raise CheckpointError(f"{stored}: {key} is stacked {there}, and by {path}/config.json it would be {of}")
-        rows, width = self._checkpoint.shapes[found[0][1]]
-        if rows < self._shape.vocab or width != self._shape.hidden:
-            raise CheckpointError(
-                f"{stored}: {rows} embeddings of {width} numbers, and by {path}/config.json it would be {self._shape.vocab} "
-                f"of {self._shape.hidden}"
-            )
+        there, of = self._checkpoint.shapes[found[0][1]], (self._shape.vocab, self._shape.hidden)
+        if there[1:] != of[1:] or there[:1] < of[:1]:  # the vocabulary may be padded
+            raise CheckpointError(f"{stored}: embeddings of {there}, and by {path}/config.json they would be {of}")
         self._merged = functools.lru_cache(maxsize=1)(self._merge)
 
     @functools.cached_property

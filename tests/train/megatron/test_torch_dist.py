@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core import dist_checkpointing
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -36,7 +36,7 @@ from tests.train.megatron.helpers import backend, make_batch, settings
 IDS = torch.arange(4, 24)[None]
 
 
-def stock(source: HFFolder, vocab: int) -> Any:
+def stock(source: HFFolder, vocab: int, **mixture: Any) -> Any:
     """Megatron's own model of a tiny model's sizes, with random weights."""
     c = source.config
     config = TransformerConfig(
@@ -60,8 +60,11 @@ def stock(source: HFFolder, vocab: int) -> Any:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         init_method_std=0.2,
+        **mixture,
     )
-    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    spec: Any = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    if mixture:
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
     base = (c.get("rope_parameters") or c)["rope_theta"]
     rotary = {"position_embedding_type": "rope", "rotary_base": int(base)}
     model = GPTModel(config, spec, vocab, 64, share_embeddings_and_output_weights=False, **rotary)
@@ -127,6 +130,24 @@ def test_what_is_written_is_loaded_by_megatron(joined: Layout, source: HFFolder,
     assert all(torch.equal(back.tensor(name), source.tensor(name)) for name in source.files)
 
 
+def test_a_mixture_is_written_as_megatron_has_it(joined: Layout, tmp_path: Path) -> None:
+    """Its layers apart, as content_metadata says and a list of layers makes it; experts stacked."""
+    source = HFFolder(make_tiny_model(tmp_path / "moe", "qwen3_moe", tie_word_embeddings=False))
+    assert run(["convert", str(source.path), str(tmp_path / "out"), "--to", "torch_dist"]) == 0
+    experts = {"num_moe_experts": 4, "moe_ffn_hidden_size": 48, "moe_layer_freq": [0, 1], "moe_router_topk": 2}
+    model = stock(source, 512, **experts, moe_router_load_balancing_type="none")
+    state = model.sharded_state_dict()
+    norm = "decoder.layers.1.pre_mlp_layernorm.weight"
+    state[norm].key = norm  # in layers of Transformer Engine; the local ones name it as a dense layer's
+    written = str(tmp_path / "out" / "release")
+    assert dist_checkpointing.load_content_metadata(written) == {
+        "non_homogeneous_layers": True,
+        "singleton_local_shards": False,
+    }
+    model.load_state_dict(dist_checkpointing.load({"model": state}, written)["model"])
+    torch.testing.assert_close(logits(model), judged(source.path), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("arch", get_args(Arch))
 def test_every_family_goes_there_and_back(tmp_path: Path, arch: Arch) -> None:
     source = HFFolder(make_tiny_model(tmp_path / "hf", arch))
@@ -139,7 +160,9 @@ def test_every_family_goes_there_and_back(tmp_path: Path, arch: Arch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["megatron", "fsdp"])
-def test_a_run_starts_from_foreign_weights(source: HFFolder, tmp_path: Path, kind: str) -> None:
+def test_a_run_starts_from_foreign_weights(
+    source: HFFolder, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = make_tiny_model(tmp_path / "other", "qwen3", seed=7, tie_word_embeddings=False)
     stored = str(tmp_path / "stored")
     assert run(["convert", str(other), stored, "--to", "torch_dist"]) == 0
@@ -153,9 +176,11 @@ def test_a_run_starts_from_foreign_weights(source: HFFolder, tmp_path: Path, kin
         made.train(batch, 0)
         moved = dict(made.export_weights())
         made.save(tmp_path / "stored" / "rollout_00000", 0)
+    capsys.readouterr()
     said = run(["convert", stored, str(tmp_path / "ours"), "--to", "hf", "--hf-checkpoint", str(source.path)])
     assert said == (2 if kind == "fsdp" else 0)
     if kind == "fsdp":
+        assert "a checkpoint of train_backend fsdp; --save-hf" in capsys.readouterr().err
         return
     ours = HFFolder(tmp_path / "ours")  # a checkpoint of ours comes first where there is one
     assert all(torch.equal(ours.tensor(name), tensor) for name, tensor in moved.items())
@@ -171,6 +196,9 @@ def test_what_cannot_be_read_is_named(source: HFFolder, tmp_path: Path) -> None:
         opened(stored, None).tensor("model.layers.0.self_attn.k_proj.weight")
     (stored / "config.json").write_text(json.dumps(source.config | {"num_hidden_layers": 3, "layer_types": None}))
     with pytest.raises(CheckpointError, match=r"is stacked \(2,\), and by .* \(3,\)"):
+        opened(stored, None)
+    (stored / "config.json").write_text(json.dumps(source.config | {"vocab_size": 600}))
+    with pytest.raises(CheckpointError, match=r"embeddings of \(512, 64\), and by .* would be \(600, 64\)"):
         opened(stored, None)
     (stored / "config.json").write_text(json.dumps(source.config | {"model_type": "qwen2"}))
     with pytest.raises(
