@@ -153,10 +153,10 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
         sparse = [
             any(mixture.layers[i : i + shape.layers // pp]) for i in range(0, shape.layers, shape.layers // pp or 1)
         ]
-        if settings.use_distributed_optimizer and not all(sparse):  # it has no checkpoint of no parameter
-            raise TrainError(
-                f"pipeline_model_parallel_size {pp} makes a stage without experts, which use_distributed_optimizer cannot "
-                "write: take fewer stages, or turn it off"
+        if (settings.use_distributed_optimizer or settings.bf16) and not all(sparse):
+            raise TrainError(  # megatron has no form for an optimizer of no parameter
+                f"pipeline_model_parallel_size {pp} makes a stage without experts, of which bf16 and use_distributed_optimizer "
+                "cannot write a checkpoint: take fewer stages, or turn both off"
             )
     elif settings.expert_model_parallel_size > 1:
         raise TrainError("expert_model_parallel_size needs a model with experts, and this one is dense")

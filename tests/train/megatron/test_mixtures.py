@@ -151,6 +151,7 @@ def test_a_router_that_megatron_has_not_is_refused(changes: dict[str, Any], word
         ("qwen3_moe", {"expert_tensor_parallel_size": 5}, "expert_tensor_parallel_size 5 must divide 48"),
         ("glm4_moe", {"tensor_model_parallel_size": 2}, "needs sequence_parallel"),
         ("glm4_moe", PP | SHARDED, "a stage without experts"),
+        ("glm4_moe", PP | {"bf16": True}, "a stage without experts"),
     ],
 )
 def test_layouts_that_experts_do_not_fit_are_refused(
