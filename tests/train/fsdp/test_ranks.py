@@ -28,14 +28,14 @@ CASES: dict[str, tuple[AlgorithmSettings, dict[str, Any]]] = {
     ),
     "critic": (PPO, {}),
     "adapter": (KL, {"lora_rank": 4, "lora_alpha": 8.0}),
-    "bf16": (KL, {"bf16": True, "ref_update_interval": 1}),
+    "bf16": (KL, {"bf16": True}),
 }
 SAVED = ("shards", "critic")
 STEPS = 2
 
 
 def chosen(root: str | Path, **changes: Any) -> TrainSettings:
-    common = {"weight_decay": 0.1, "clip_grad": 0.05, "train_backend": "fsdp"}
+    common = {"weight_decay": 0.1, "clip_grad": 0.05, "train_backend": "fsdp", "ref_update_interval": STEPS}
     return settings(Path(root) / "model", **{**common, **changes})
 
 
