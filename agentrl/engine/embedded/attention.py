@@ -248,9 +248,7 @@ def layers_of(model: Any) -> list[Layer]:
 
 
 def register() -> None:
-    """Make the attention function known to transformers; safe to repeat."""
+    """Make the attention function known to transformers, which makes no masks for it then; safe to repeat."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, slot_attention)
-    AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)
