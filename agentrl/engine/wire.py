@@ -20,13 +20,15 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, Final, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, cast
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from agentrl.errors import EngineRejected
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FinishType = Literal["stop", "length", "abort"]
 
@@ -250,7 +252,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         meta_info=meta,
         prompt_log_probs=parts[0].prompt_log_probs if parts else [],
         kept=[ids for part in parts for ids in part.kept or ()] if parts and parts[0].kept is not None else None,
-        routed=np.concatenate(routed) if routed else None,
+        routed=_joined(routed) if routed else None,
         raw=tuple(raw for part in parts for raw in part.raw),
     )
 
@@ -388,8 +390,16 @@ NO_ROUTING: Final = (
 )
 
 
+def _joined(parts: list[NDArray[np.int16]]) -> NDArray[np.int16]:
+    import numpy as np
+
+    return np.concatenate(parts)
+
+
 def _routed(meta: dict[str, Any], count: int, finish: FinishReason, asked: Asked) -> NDArray[np.int16] | None:
     """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
+    import numpy as np
+
     name, text = "routed_experts", meta.get("routed_experts")
     if not count or (text is None and finish.type == "abort"):
         return None
