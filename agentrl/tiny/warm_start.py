@@ -225,7 +225,7 @@ def _trainer(source: Path, settings: WarmStartSettings, steps: int, **optimizer:
     from agentrl.train.settings import TrainSettings
 
     train = TrainSettings(
-        train_backend="fsdp",
+        train_backend="megatron",  # which has Muon
         hf_checkpoint=str(source),
         lr_decay_style="cosine",
         weight_decay=0.0,

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agentrl.errors import TrainError
 from agentrl.train.fsdp.mesh import Mesh
 from agentrl.train.optimizer import Optimizer
 from agentrl.train.settings import TrainSettings
@@ -28,6 +29,8 @@ class FsdpOptimizer(Optimizer):
         self, parameters: Mapping[str, Any], settings: TrainSettings, ranks: Mesh, total_steps: int | None
     ) -> None:
         super().__init__(settings, total_steps)
+        if settings.optimizer != "adam":
+            raise TrainError(f"optimizer {settings.optimizer}: fsdp has AdamW; --train-backend megatron has both")
         self.ranks, self.learning = ranks, {name: p for name, p in parameters.items() if p.requires_grad}
         chosen: dict[str, Any] = {
             "betas": (settings.adam_beta1, settings.adam_beta2),

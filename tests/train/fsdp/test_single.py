@@ -92,6 +92,12 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
             pass
 
 
+def test_an_optimizer_that_only_megatron_has_is_refused(folder: Path) -> None:
+    chosen = settings(folder, train_backend="fsdp", optimizer="muon")
+    with pytest.raises(TrainError, match="muon: fsdp has AdamW"), backend(chosen):
+        pass
+
+
 def test_weights_that_are_not_the_configs_are_named(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "granite")
     config = json.loads((folder / "config.json").read_text())
