@@ -69,7 +69,7 @@ def demo_settings(
             "prompt_data": str(train_file),
             "input_key": "prompt",
             "label_key": "label",
-            # One rollout ahead and in one process: both cores work, and nothing has to be started.
+            # One rollout ahead, with the engine in a process beside this one: both cores work, without Ray.
             "backend": "local",
             "max_staleness": 1,
             "num_rollout": steps,

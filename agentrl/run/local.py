@@ -1,7 +1,8 @@
 """A run's parts in one process, without Ray: for laptops, for debuggers, and for the driver's tests.
 
 1. Environment, tools and reward run on the event loop of this process, so a breakpoint in them works.
-2. The built-in engine is called in this process too; other kinds of engine are started, or reached, over HTTP.
+2. The built-in engine is called in this process too where trainer and engine take turns. Where it generates while the trainer
+   trains it has a process of its own, as one interpreter runs one of them at a time; so do other kinds of engine.
 3. The trainer is one rank in a thread of its own: its calls block, and some of torch's settings belong to a thread. A
    call cannot be broken off, so a deadline is noticed, and Ctrl-C heeded, when the call is over.
 4. Weights travel by disk: a process cannot broadcast to itself.
@@ -30,6 +31,7 @@ from agentrl.run.rollouts import LedgerRollouts
 from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.run.weights import DiskWeights
 from agentrl.runfolder import RunFolder
+from agentrl.train.backends import backend_class
 from agentrl.train.contracts import TrainBackend
 
 T = TypeVar("T")
@@ -63,9 +65,11 @@ async def _engines(
     settings: RunSettings, folder: RunFolder, progress: Progress
 ) -> AsyncIterator[tuple[list[str], Transport | None]]:
     """The engines' addresses, and how to reach them where that is not over HTTP."""
-    if settings.engine.engine != "embedded":
-        async with launched(settings, folder, progress) as urls:
-            yield urls, None
+    if settings.engine.engine != "embedded" or settings.rollout.max_staleness:
+        with ThreadPoolExecutor(1) as meanwhile:
+            meanwhile.submit(backend_class, settings.train.train_backend)  # importing takes as long as an engine's start
+            async with launched(settings, folder, progress) as urls:
+                yield urls, None
         return
     from transformers.utils import logging
 
