@@ -67,7 +67,9 @@ async def _engines(
     """The engines' addresses, and how to reach them where that is not over HTTP."""
     if settings.engine.engine != "embedded" or settings.rollout.max_staleness:
         with ThreadPoolExecutor(1) as meanwhile:
-            meanwhile.submit(backend_class, settings.train.train_backend)  # importing takes as long as an engine's start
+            meanwhile.submit(
+                backend_class, settings.train.train_backend
+            )  # importing takes as long as an engine's start
             async with launched(settings, folder, progress) as urls:
                 yield urls, None
         return
