@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,3 +144,32 @@ def frozen(settings: TrainSettings) -> dict[str, list[str]]:
     """The patterns that keep parameters from learning, by setting; empty where all learn."""
     found = {name: list(getattr(settings, name)) for name in PATTERNS}
     return {name: patterns for name, patterns in found.items() if patterns}
+
+
+def learning(settings: TrainSettings, called: Sequence[Sequence[str]]) -> list[bool]:
+    """Which parameters the settings let learn, of parameters with these names; a pattern is searched for in each name.
+
+    Raises:
+        TrainError: a pattern that no name has.
+    """
+    only = settings.only_train_params_name_list
+    patterns = only or settings.freeze_params_name_list
+
+    def has(names: Sequence[str], patterns: Sequence[str]) -> bool:
+        return any(re.search(pattern, name) for pattern in patterns for name in names)
+
+    for pattern in patterns:
+        if not any(has(names, [pattern]) for names in called):
+            some = ", ".join(name for names in called[1:3] for name in names)
+            raise TrainError(f"{_flag(settings)} {pattern}: no parameter is called so; they are called like {some}")
+    return [has(names, patterns) == bool(only) for names in called]
+
+
+def idle(settings: TrainSettings, what: str) -> TrainError:
+    """The settings leave nothing of `what` to learn."""
+    patterns = settings.only_train_params_name_list or settings.freeze_params_name_list
+    return TrainError(f"{_flag(settings)} {' '.join(patterns)}: nothing of {what} is left to learn; freeze less of it")
+
+
+def _flag(settings: TrainSettings) -> str:
+    return f"--{'only-train' if settings.only_train_params_name_list else 'freeze'}-params-name-list"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +24,10 @@ from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
 from agentrl.train.fsdp.routing import replaying
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import Packer, Rows
-from agentrl.train.network import Network, Place, frozen
+from agentrl.train.network import Network, Place, frozen, idle, learning
 from agentrl.train.packing import Plan
 from agentrl.train.passes import OnOutput, Passes
 from agentrl.train.routing import routing_of
-from agentrl.train.settings import TrainSettings
 
 _LAYER = re.compile(r".*?\.\d+\.")
 """The beginning of a parameter's name that its layer's others have as well."""
@@ -69,9 +68,12 @@ class FsdpNetwork(Network):
         self.model = load(folder, place, values=values, learns=learns)
         self.shape = Shape.of(self.model)
         if learns and frozen(place.settings):
-            learning = _learning(dict(self.model.named_parameters()), place.settings)
-            for name, parameter in self.model.named_parameters():
-                parameter.requires_grad_(name in learning)
+            parameters = dict(self.model.named_parameters())
+            chosen = learning(place.settings, [(name,) for name in parameters])
+            if not any(chosen):
+                raise idle(place.settings, "the model")
+            for parameter, learns_too in zip(parameters.values(), chosen, strict=True):
+                parameter.requires_grad_(learns_too)
         self.passes = FsdpPasses(
             model=self.model,
             packer=Packer(place.ranks, place.device, routed=learns and not values),
@@ -161,21 +163,3 @@ class FsdpNetwork(Network):
 
 def _whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def _learning(names: Collection[str], settings: TrainSettings) -> set[str]:
-    """The parameters that the settings let learn.
-
-    Raises:
-        TrainError: a pattern that no name has, or nothing would learn.
-    """
-    only = settings.only_train_params_name_list
-    patterns: Sequence[str] = only or settings.freeze_params_name_list
-    flag = f"--{'only-train' if only else 'freeze'}-params-name-list"
-    for pattern in patterns:
-        if not any(re.search(pattern, name) for name in names):
-            raise TrainError(f"{flag} {pattern}: no parameter is called so; they are called like {next(iter(names))}")
-    learn = {name for name in names if any(re.search(pattern, name) for pattern in patterns) == bool(only)}
-    if not learn:
-        raise TrainError(f"{flag} {' '.join(patterns)}: nothing of the model is left to learn; freeze less of it")
-    return learn

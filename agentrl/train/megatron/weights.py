@@ -18,13 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agentrl.errors import CheckpointError, TrainError
+from agentrl.errors import CheckpointError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import Family, ModelShape, Rule
 from agentrl.train.megatron.families import Layout as RuleLayout
 from agentrl.train.megatron.layout import Cut, Layout
 from agentrl.train.megatron.model import unwrap
+from agentrl.train.network import idle, learning
 from agentrl.train.settings import TrainSettings
 
 
@@ -155,20 +156,11 @@ class WeightMap:
         Raises:
             TrainError: a pattern that no name has, or a pipeline stage that would learn nothing; alike on every rank.
         """
-        only = settings.only_train_params_name_list
-        patterns = only or settings.freeze_params_name_list
-        flag = f"--{'only-train' if only else 'freeze'}-params-name-list"
-        for pattern in patterns:
-            if not any(_has(entry, [pattern]) for entry in self.entries):
-                some = ", ".join(name for entry in self.entries[1:3] for name in entry.called)
-                raise TrainError(f"{flag} {pattern}: no parameter is called so; they are called like {some}")
-        learn = [e for e in self.entries if _has(e, patterns) == bool(only)]
-        if idle := sorted(set(range(self.layout.pp)) - {e.stage for e in learn if not e.rule.of_expert}):
-            where = f"pipeline stage {idle[0]}" if self.layout.pp > 1 else "the model"
-            but = " but experts" if idle[0] in {entry.stage for entry in learn} else ""
-            raise TrainError(
-                f"{flag} {' '.join(patterns)}: nothing of {where}{but} is left to learn; freeze less of it"
-            )
+        chosen = learning(settings, [entry.called for entry in self.entries])
+        learn = [entry for entry, learns in zip(self.entries, chosen, strict=True) if learns]
+        if left := sorted(set(range(self.layout.pp)) - {e.stage for e in learn if not e.rule.of_expert}):
+            where = f"pipeline stage {left[0]}" if self.layout.pp > 1 else "the model"
+            raise idle(settings, where + (" but experts" if left[0] in {entry.stage for entry in learn} else ""))
         tied = {"output_layer.weight"} if self.shape.tied and self.entries[0] in learn else set()
         return {entry.parameter for entry in filter(self._is_mine, learn)} | tied
 
