@@ -8,7 +8,7 @@
 3. With `accepted_values` every argument of the label is a list of accepted values; "" among them means that it may be
    left out. `loose_strings` is then on by default, as in BFCL.
 4. The calls are those of `metadata["messages"]` after its last user message if the model made any there, else those
-   that the response writes (`calls.forms`). Calls inside reasoning and tool results do not count.
+   that the response writes (`reading.calls`). Calls inside reasoning and tool results do not count.
 """
 
 import re
@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat.parsers.base import json_or_text
-from agentrl.rm_hub.calls.forms import Broken, Call, calls_of, read_calls
-from agentrl.rm_hub.calls.notations import in_one_notation
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.common import after_reasoning, bad_label, clip, flag, mappings
+from agentrl.rm_hub.reading.calls import Broken, Call, calls_of, read_calls
+from agentrl.rm_hub.reading.common import bad_label, clip, flag, mappings
 
 _RESULT = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)
 _LOOSE = str.maketrans("", "", " ,./-_*^")
@@ -102,10 +101,7 @@ def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:
     if calls:
         return calls
     tools = mappings(metadata.get("tools") or (), "tools", "a list of tool schemas", "tool_call")
-    text = after_reasoning(in_one_notation(_RESULT.sub("", response)))
-    if not text:
-        raise Broken("the answer is empty")
-    return read_calls(text, tools)
+    return read_calls(_RESULT.sub("", response), tools)
 
 
 def _grade(right: bool, shown: str | None, reason: str, name: float = 0.0, arguments: float = 0.0) -> Grade:

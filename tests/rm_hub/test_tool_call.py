@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import grade
-from agentrl.rm_hub.calls.forms import read_calls
+from agentrl.rm_hub.reading.calls import read_calls
 
 LABEL = {"name": "add", "arguments": {"a": 1, "b": 2}}
 values = st.recursive(

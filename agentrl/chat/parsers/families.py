@@ -74,6 +74,7 @@ _kimi_k3 = tagged(
     drop=r"<\|(?:open|close)\|>(?:response|message)<\|sep\|>", lost='argument key="', decode=unescape,
 )  # fmt: skip
 _mistral = marked(r"\[TOOL_CALLS\]", r"\s*(?:(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\]\w*)?\[ARGS\])?")
+_qwen_agent = marked(r"✿FUNCTION✿\s?:\s{0,4}", r"(?P<name>[^\s✿]+)\s{0,4}✿ARGS✿\s?:", drop="✿(?:RESULT|RETURN)✿")
 _gemma4 = marked(r"<\|tool_call>", r"call:(?P<name>[^\s{}<>]+)(?=\{)", r"<tool_call\|>", read=read_gemma, raw=True)
 _llama3 = marked(
     r'<\|python_tag\|>|\A\s*(?=\{\s*"name"\s*:|\{\s*"type"\s*:\s*"function")', more=r"\s*;?\s*(?=\{\s*\"name\"\s*:)"
@@ -122,6 +123,7 @@ _ROWS = (
     Family("kimi_k2", _kimi_k2, ("<|tool_calls_section_begin|>",), ("<|tool_call_argument_begin|>",)),
     Family("kimi_k3", _kimi_k3, ("<|open|>tools<|sep|>",), ("<|open|>", "<|sep|>"), (), ("<|open|>response<|sep|>",)),
     Family("mistral", _mistral, ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
+    Family("qwen_agent", _qwen_agent, ("✿FUNCTION✿",), ("✿FUNCTION✿",)),
     Family("gemma4", _gemma4, ("<|tool_call>",), ("<|tool_call>call:",)),
     Family("minimax-m2", _minimax, ("<minimax:tool_call>",), ("<minimax:tool_call>",)),
     Family("seed_oss", _seed, ("<seed:tool_call>",), ("<seed:tool_call>",)),

@@ -31,10 +31,18 @@ _MAX_EXTRACTED = 500
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
-def after_reasoning(response: str) -> str:
-    """The answer proper, without control tokens: what follows the reasoning, or precedes it where nothing follows.
+def without_control(text: str) -> str:
+    """A text without control tokens of chat templates, and without white space around it."""
+    return _CONTROL.sub("", text).strip()
+
+
+def after_reasoning(response: str, *, control: bool = False) -> str:
+    """The answer proper: what follows the reasoning, or precedes it where nothing follows.
 
     Reasoning that is opened and not ended leaves no answer.
+
+    Args:
+        control: keep the control tokens in it.
     """
     response = response.rpartition(_FINAL_CHANNEL)[2]
     response = response[max((turn.end() for turn in _TURN.finditer(response)), default=0) :].lstrip()
@@ -44,8 +52,8 @@ def after_reasoning(response: str) -> str:
     first = _OPENED.search(response)
     if _OPENED.search(response[end:]) is not None:
         return ""
-    rest = _CONTROL.sub("", response[end:]).strip()
-    return rest or (_CONTROL.sub("", response[: first.start()]).strip() if first else "")
+    rest = response[end:] if without_control(response[end:]) or first is None else response[: first.start()]
+    return rest if control else without_control(rest)
 
 
 def answer_blocks(text: str) -> list[tuple[int, str]]:

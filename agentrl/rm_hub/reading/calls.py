@@ -1,21 +1,26 @@
 """Reading the tool calls of an answer, in whatever form a model writes them.
 
-1. Forms: `<tool_call>` with JSON (Hermes, Qwen) or XML (Qwen3-Coder, GLM), JSON alone, in a fence or after
-   `[TOOL_CALLS]` or `<|python_tag|>` (Llama, Mistral), DeepSeek's sections, `Action:` with `Action Input:` (ReAct),
-   and Python calls `[f(a=1), g(b="x")]`; further families' marks are rewritten by `notations`.
-2. Nothing is executed: Python is parsed to a tree of which only calls with literal keyword arguments are read.
+1. What begins with a mark of one of the chat parsers' formats is read by that parser, so that training and grading agree.
+2. Without such a mark: JSON alone, in a fence or after `[TOOL_CALLS]` or `<|python_tag|>` (Llama, Mistral), `Action:` with
+   `Action Input:` (ReAct), and Python calls `[f(a=1), g(b="x")]`, of which nothing is executed.
 3. A call that is begun and not complete makes the answer broken; nothing is guessed.
 """
 
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from agentrl.chat.parsers import FAMILIES
 from agentrl.chat.parsers.base import read_arguments, read_json
-from agentrl.rm_hub.calls.notations import BEGIN, SEPARATOR
+from agentrl.chat.parsers.harmony import split_channels
+from agentrl.rm_hub.reading.common import after_reasoning, without_control
 
+_FORMATS = {
+    "<function=": "qwen_xml", "<arg_key>": "glm", "<tool_call>": "hermes", "<invoke name=": "minimax-m2",
+    "<｜tool▁call▁begin｜>": "deepseekv3", "<|tool_call_begin|>": "kimi_k2", "[ARGS]": "mistral", "✿FUNCTION✿": "qwen_agent",
+}  # fmt: skip
+"""By which marks, the first that is there, the format of an answer is known."""
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _WRAPPERS = ("function", "function_call", "tool_call")
@@ -24,15 +29,13 @@ _FENCE = re.compile(r"(?s)```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```")
 _INLINE = re.compile(r"`([^`\n]{3,2000})`")
 _NAMED = re.compile(r"(?s)<function=([\w.-]+)>\s*(\{.*\})\s*(?:</function>)?\s*")
 _PYTHON = re.compile(r"(?s)^\s*(?:[^\W\d]\w*\s?=\s?)?\[?\s*[^\W\d][\w.]*\(.*\)\s*\]?\s*;?\s*$")
+_QUOTED = re.compile(r"(?<=\"arguments\": )'(\{[^\n]{0,2000}\})'(?=\s{0,4}\})")
 _MARKS = re.compile(
     r"\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_(?:begin|end)\|>|</?tool_calls?>|</?functioncall>"
 )
 _LEADING = re.compile(rf"\A(?:\s*(?:{_MARKS.pattern}))*\s*")
 _TRAILING = re.compile(rf"(?:{_MARKS.pattern})\s*\Z")
 _LONGEST_MARK = 64
-_SECTION = re.compile(
-    rf"\s*(?:function\s*{SEPARATOR})?\s*(?:functions\.)?([^\s<:]{{1,200}})(?::\d{{1,6}})?\s*(?:{SEPARATOR})?\s*(?:```(?:json)?)?\s*(?=\{{)"
-)
 _REACT = re.compile(
     r"(?im)^[\s*]{0,4}(?:Action|Tool|Function)(?: name)?[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n"
     r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*"
@@ -57,21 +60,26 @@ class Broken(ValueError):
 
 
 def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
-    """The calls of an answer, without its reasoning, in order; none if it makes none.
+    """The calls of an answer, in order; none if it makes none.
 
     Args:
         text: what the model wrote.
         tools: the tools' schemas, which say what the values of the XML forms mean.
 
     Raises:
-        Broken: a call was begun but cannot be read.
+        Broken: a call was begun but cannot be read, or there is no text.
     """
-    if "<tool_call>" in text or "<function=" in text:
-        return _tagged(text, tools)
-    if BEGIN in text:
-        return [_section(part) for part in text.split(BEGIN)[1:]]
+    if "<|channel|>" in text:
+        return _of_format("gpt-oss", split_channels(text).rest, tools)
+    text = after_reasoning(text, control=True)
+    if found := next((name for mark, name in _FORMATS.items() if mark in text), None):
+        return _of_format(found, text, tools)
+    if not (text := without_control(text)):
+        raise Broken("the answer is empty")
+    if "<functioncall>" in text:
+        text = _QUOTED.sub(r"\1", text)
     if actions := list(_REACT.finditer(text))[:_MAX_ATTEMPTS]:
-        return [_with_object(text, action, "the input of an action is not a JSON object") for action in actions]
+        return [_with_object(text, action) for action in actions]
     edged = _inside_marks(text)
     if calls := _written(edged):
         return calls
@@ -97,21 +105,16 @@ def _inside_marks(text: str) -> str:
     return text
 
 
-def _section(part: str) -> Call:
-    """`function<sep>name` and JSON in a fence, or `name<sep>JSON`; the name may be `functions.name:0` (Kimi)."""
-    return _with_object(part, _SECTION.match(part), "a tool call is not complete or not well formed")
+def _with_object(text: str, action: re.Match[str]) -> Call:
+    found = read_json(text, action.end())
+    if found is None or not isinstance(found[0], dict):
+        raise Broken("the input of an action is not a JSON object")
+    return Call(action[1], found[0])
 
 
-def _with_object(text: str, named: re.Match[str] | None, wrong: str) -> Call:
-    found = read_json(text, named.end()) if named else None
-    if named is None or found is None or not isinstance(found[0], dict):
-        raise Broken(wrong)
-    return Call(named[1], found[0])
-
-
-def _tagged(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
-    family = "qwen_xml" if "<function=" in text else "glm" if "<arg_key>" in text else "hermes"
-    parsed = FAMILIES[family].parse(text, tools)
+def _of_format(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
+    """The calls by a chat parser; what it finds broken may be a call in one of the other forms."""
+    parsed = FAMILIES[name].parse(text, tools)
     calls = [Call(name, read_arguments(arguments) or {}) for name, arguments in parsed.calls]
     for broken in parsed.broken:
         body = broken.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
@@ -214,7 +217,7 @@ def _python(text: str) -> list[Call]:
         return []
     try:
         body = ast.parse(text.strip()).body
-        values = [statement.value for statement in body if isinstance(statement, ast.Expr) or _is_named(statement)]
+        values = [statement.value for statement in body if isinstance(statement, (ast.Expr, ast.Assign))]
         items = [item for node in values for item in (node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node])]
         if len(values) != len(body) or not all(isinstance(item, ast.Call) for item in items):
             return []
@@ -223,11 +226,6 @@ def _python(text: str) -> list[Call]:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-
-
-def _is_named(statement: ast.stmt) -> TypeGuard[ast.Assign]:
-    """Whether this gives a value a name."""
-    return isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets)
 
 
 def _only_shows(node: ast.Call) -> bool:
@@ -249,16 +247,15 @@ def _python_call(node: ast.Call) -> Call:
     return Call(name, {str(keyword.arg): _literal(keyword.value) for keyword in node.keywords})
 
 
+class _Constants(ast.NodeTransformer):
+    """Constants as JSON writes them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node
+
+
 def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=str() | int() | float() | None):
-            return node.value
-        case ast.Name(id=name) if name.lower() in _CONSTANTS:
-            return _CONSTANTS[name.lower()]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
-        case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
-            return {str(_literal(key)): _literal(value) for key, value in zip(keys, values, strict=True) if key}
-    raise Broken("an argument is not a literal")
+    try:
+        return ast.literal_eval(_Constants().visit(node))
+    except (ValueError, TypeError) as error:
+        raise Broken("an argument is not a literal") from error

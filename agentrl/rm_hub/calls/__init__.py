@@ -1,1 +1,0 @@
-"""The tool calls of an answer, in whatever form a model writes them."""
