@@ -33,6 +33,11 @@ def shown(value: Any, key: object = "") -> Any:
     return without_secrets(value) if isinstance(value, str) else value
 
 
+def flag_of(name: str) -> str:
+    """What a setting is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
 class Settings(BaseModel):
     """A frozen, closed settings model: unknown keys are errors, nothing changes after validation."""
 

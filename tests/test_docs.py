@@ -17,7 +17,7 @@ import yaml
 
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.cli.main import COMMANDS, agentrl
-from agentrl.config.flags import collect
+from agentrl.config.fields import all_fields
 from agentrl.config.settings import RunSettings
 from agentrl.config.unused import refused
 from agentrl.plugins import optional
@@ -142,8 +142,8 @@ def check_command(name: str, args: list[str]) -> None:
         if ended.exit_code:
             raise
         return  # a flag did all there was to do
-    if "sglang" in context.meta:
-        values, origins = collect(context.params, context.meta["sglang"])
+    if "settings" in context.meta:
+        values, origins = context.meta["settings"]
         settings = RunSettings.from_parts(values, origins, config=context.params.get("config"))
         purpose = name if name in ("rollout", "eval") else "train"
         assert "..." in args or refused(settings.flat(), settings.given(), purpose) == []
@@ -225,10 +225,9 @@ def test_commands_exist(page: Path) -> None:
 def known_flags() -> set[str]:
     context = click.Context(agentrl)
     commands = [agentrl.get_command(context, name) for name in COMMANDS if name != "demo"]
-    flags = {flag for command in commands if command for param in command.params for flag in param.opts}
-    return flags | {
-        flag for command in commands if command for param in command.params for flag in param.secondary_opts
-    }
+    own = [param for command in commands if command for param in command.params]
+    flags = {flag for param in own for flag in (*param.opts, *param.secondary_opts)}
+    return flags.union(*({field.flag, f"--no-{field.flag[2:]}"} for field in all_fields().values()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)

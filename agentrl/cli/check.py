@@ -10,7 +10,6 @@ import click
 
 from agentrl.cli.main import debug_option
 from agentrl.cli.settings_command import PlayedCommand
-from agentrl.config.flags import options
 from agentrl.errors import SettingsError
 from agentrl.plugins import optional
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
             metavar="NAME[=PATH]",
             help="Call one of slime's hooks as a run does (docs/slime-hooks.md); without a path, the one of the settings.",
         ),
-        *options(),
     ],
     context_settings={"max_content_width": 100},
 )
@@ -49,7 +47,6 @@ def command(
     model: str | None,
     schemas: bool,
     hook: tuple[str, ...],
-    **params: Any,
 ) -> int:
     """Play episodes before a run does, without a model: a script writes the turns (or you do, or a served model).
 
@@ -67,7 +64,7 @@ def command(
         found[kind].append(target)
     folders, envs = found["folder"], found["env"]
     more: dict[str, Any] = {"hf_checkpoint": folders[0]} if folders else {}
-    settings = given_settings(params, config, **more)
+    settings = given_settings(config, **more)
     for folder in folders:
         check_model(folder)
     if hook:

@@ -23,6 +23,7 @@ from agentrl.rm_hub.running.many import each
 from agentrl.rm_hub.running.runner import GraderRunner, settings_of
 from agentrl.rm_hub.running.summary import Summary
 from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.settings import flag_of
 
 _OWN = ("grader_processes", "grader_timeout")
 Outcome = Grade | GraderFailure
@@ -36,7 +37,7 @@ def _grader_settings(function: Any) -> Any:
         choices = typing.get_args(info.annotation) if typing.get_origin(info.annotation) is Literal else ()
         kind = click.Choice(choices) if choices else None
         shown = "" if info.default is None else f" [default: {info.default}]"
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         metavar = None if choices else "VALUE"
         function = click.option(flag, name, type=kind, metavar=metavar, help=f"{info.description}{shown}")(function)
     return function

@@ -10,7 +10,6 @@ import click
 
 from agentrl.cli.main import debug_option
 from agentrl.cli.settings_command import PlayedCommand, given_settings
-from agentrl.config.flags import options
 from agentrl.errors import SettingsError
 from agentrl.runfolder import SETTINGS
 
@@ -32,18 +31,17 @@ _KEPT = ("rollout", "data", "rm_hub")
             ["--kind"], type=click.Choice(["train", "eval", "rollout"]), help="Only what was played for this."
         ),
         click.Option(["--limit"], type=click.IntRange(1), default=1000, help="Newest trajectories. [default: 1000]"),
-        *options(),
     ],
     context_settings={"max_content_width": 100},
 )
 @debug_option
-def command(folder: str, kind: str | None, limit: int, **params: Any) -> int:
+def command(folder: str, kind: str | None, limit: int) -> int:
     """Score the trajectories of a run again, with a changed grader or environment, and compare.
 
     FOLDER is a run's. Its settings are taken, and flags change them: --rm-type or --custom-rm-path for another grader;
     an environment is played again as its code is now, with what the model wrote then. Nothing in FOLDER is changed.
     """
-    settings = given_settings(params, None, presets=stored_settings(Path(folder)))
+    settings = given_settings(None, presets=stored_settings(Path(folder)))
     groups = stored_groups(Path(folder), kind, limit)
     from agentrl.check.replay import replay
     from agentrl.run.preflight import load_chat

@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from agentrl.config.fields import FieldRef, Sections, all_fields
-from agentrl.config.flags import ESSENTIAL, collect, help_text, merged, options, read_script, rewrite
+from agentrl.config.flags import ESSENTIAL, help_text, merged, read_flags, read_script
 from agentrl.config.foreign import foreign
 from agentrl.config.settings import Purpose, RunSettings
 from agentrl.config.unused import named
 from agentrl.errors import AgentRLError
 
-_SGLANG = "sglang"
+_GIVEN = "settings"
 
 
 class SettingsCommand(click.Command):
@@ -27,14 +27,13 @@ class SettingsCommand(click.Command):
     presets: Mapping[str, Any] = MappingProxyType({})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = [name for option in self.params if option.name not in all_fields() for name in option.opts]
-        plain, ctx.meta[_SGLANG] = rewrite(args, extra=[*own, "--help"])
-        return super().parse_args(ctx, plain)
+        *ctx.meta[_GIVEN], rest = read_flags(args, [name for own in self.get_params(ctx) for name in own.opts])
+        return super().parse_args(ctx, rest)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Essentials in full, the other settings as names."""
         _own_section(self, ctx, formatter)
-        essential = ESSENTIAL[self.name or "train"]
+        essential = ESSENTIAL[self.name or ""].split()
         with formatter.section("Essentials"):
             formatter.write_dl([_row(all_fields()[name], self.presets) for name in essential])
         formatter.write_paragraph()
@@ -61,7 +60,7 @@ class PlayedCommand(SettingsCommand):
         """Its own options, and the settings that it is mostly given."""
         _own_section(self, ctx, formatter)
         with formatter.section("Settings of the run"):
-            formatter.write_dl([_row(all_fields()[name]) for name in ESSENTIAL[self.name or ""]])
+            formatter.write_dl([_row(all_fields()[name]) for name in ESSENTIAL[self.name or ""].split()])
         formatter.write_paragraph()
         formatter.write_text(
             "Any other setting of a run is understood too; `agentrl rollout --help-all` explains them."
@@ -69,11 +68,11 @@ class PlayedCommand(SettingsCommand):
 
 
 def given_settings(
-    params: Mapping[str, Any], config: str | None, presets: Mapping[str, Any] = MappingProxyType({}), **more: Any
+    config: str | None, presets: Mapping[str, Any] = MappingProxyType({}), script: str | None = None, **more: Any
 ) -> RunSettings:
-    """The settings in a command's parameters, over a script's, a file's, and `presets`; `more` are flat names that win."""
-    values, origins = collect(params, click.get_current_context().meta[_SGLANG])
-    if script := params.get("slime_script"):
+    """The settings of the command line, over a script's, a file's, and `presets`; `more` are flat names that win."""
+    values, origins = click.get_current_context().meta[_GIVEN]
+    if script is not None:
         *low, notes = read_script(script, values)
         values, origins = merged((low[0], low[1]), (values, origins))
         for note in notes:
@@ -94,8 +93,8 @@ def settings_command(
     """
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
-        def callback(config: str | None, dry_run: bool, dry_run_all: bool, **params: Any) -> int:
-            settings = given_settings(params, config, presets)
+        def callback(config: str | None, slime_script: str | None, dry_run: bool, dry_run_all: bool) -> int:
+            settings = given_settings(config, presets, slime_script)
             foreign_notes = door.notes(settings) if (door := foreign()) else ()
             for line in [*named(settings.flat(), settings.given(), purpose), *foreign_notes]:
                 click.echo(f"note: {line}", err=True)
@@ -105,7 +104,7 @@ def settings_command(
 
         made = SettingsCommand(
             name or purpose,
-            params=[*_own_options(), *options()],
+            params=_own_options(),
             callback=callback,
             help=function.__doc__,
             epilog="\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  "),
@@ -176,7 +175,7 @@ def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 def _own_section(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    rows = [p.get_help_record(ctx) for p in command.get_params(ctx) if p.name not in all_fields()]
+    rows = [p.get_help_record(ctx) for p in command.get_params(ctx)]
     with formatter.section("Command"):
         formatter.write_dl([row for row in rows if row is not None])
 

@@ -33,6 +33,7 @@ from agentrl.config.files import read_document
 from agentrl.config.foreign import Foreign, Part
 from agentrl.config.values import json_or_text
 from agentrl.errors import SettingsError
+from agentrl.settings import flag_of
 
 OWN = "compat_options"
 
@@ -94,12 +95,12 @@ class Flags:
             # The value is a secret, and not even written into a message.
             if "".join(values) == os.environ.get(row.target[1:], ""):
                 return {}
-            raise SettingsError(f"--{row.name.replace('_', '-')}: it is not what {row.target[1:]} says; {row.remedy}")
+            raise SettingsError(f"{flag_of(row.name)}: it is not what {row.target[1:]} says; {row.remedy}")
         text = " ".join(values) or "true"
         for value, arrow, assigned in (word.partition(">") for word in row.target.split()):
             if arrow and value == text:
                 return _assigned(assigned.split(","), text)
-        flag = f"--{row.name.replace('_', '-')}"
+        flag = flag_of(row.name)
         if row.kind == "flag" and row.state == "set" and text != "true":
             if text == "false":
                 return {}
@@ -177,11 +178,11 @@ class Flags:
         for name, what in facts(settings, claims).items():
             if not _alike(claims[name], what):
                 remedy = row.remedy if (row := row_of(name)) else ""
-                yield f"--{name.replace('_', '-')} {claims[name]}: it is {json.dumps(what)} here; {remedy}"
+                yield f"{flag_of(name)} {claims[name]}: it is {json.dumps(what)} here; {remedy}"
         played = {hook for hook, *_ in rows("hooks.tsv") if "megatron" not in hook and "model" not in hook}
         for name in played & said.keys() if settings.data.sft_turns is not None else ():
             if not str(said[name]).startswith("slime."):
-                yield f"--{name.replace('_', '-')} has no effect with agentrl sft, which plays nothing; leave it out"
+                yield f"{flag_of(name)} has no effect with agentrl sft, which plays nothing; leave it out"
 
     def notes(self, settings: Sections) -> Iterator[str]:
         for name, value in settings.compat.compat_options.items():
@@ -190,7 +191,7 @@ class Flags:
                 others = " or ".join(f"--{one.lstrip('!')}" for one in needs.split("|"))
                 when = f"with{'' if needs.startswith('!') else 'out'} {others}"
                 text = json.dumps(value).strip('"')
-                yield f"--{name.replace('_', '-')} {text} is left out: slime ignores it {when}"
+                yield f"{flag_of(name)} {text} is left out: slime ignores it {when}"
 
 
 def _assigned(words: Sequence[str], text: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from agentrl.compat.modules import install
 from agentrl.compat.train_data import converted
 from agentrl.errors import AgentRLError, PluginError, SettingsError
 from agentrl.plugins import describe_error, find_object
+from agentrl.settings import flag_of
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import Groups, Microbatch, TrainHooks
 
@@ -48,12 +49,12 @@ class SlimeHooks(TrainHooks):
         self.args = args
         named = (name for name, hook in hooks().items() if hook.side == "training" and name in args)
         paths = {name: path for name in named if (path := getattr(args, name))}
-        self._hooks = {n: _load(n, path) for n, path in paths.items() if n not in OURS or foreign(path, _flag(n))}
+        self._hooks = {n: _load(n, path) for n, path in paths.items() if n not in OURS or foreign(path, flag_of(n))}
         if {ADVANTAGE, AFTER, LOSS} & self._hooks.keys():
             self.reads = frozenset[Computed]({"old_log_probs"})
         self.takes_logits, self._final = LOSS in self._hooks, bool({REWARDS, CONVERT} & self._hooks.keys())
         if WRITTEN in self._hooks and args.update_weight_mode != "disk":
-            raise SettingsError(f"{_flag(WRITTEN)} has no effect on a broadcast; set --update-weight-mode disk")
+            raise SettingsError(f"{flag_of(WRITTEN)} has no effect on a broadcast; set --update-weight-mode disk")
         if self._final and args.advantage_estimator in ("rloo", "reinforce_plus_plus_baseline"):
             raise SettingsError(
                 f"--advantage-estimator {args.advantage_estimator} compares rewards within their group, and a hook gives final "
@@ -71,7 +72,7 @@ class SlimeHooks(TrainHooks):
             return groups, None
         found, count = self._call(REWARDS, self.args, samples), len(samples)
         if not isinstance(found, tuple) or len(found) != 2 or len(found[1]) != count:
-            raise PluginError(f"{_flag(REWARDS)}: expected (raw_rewards, rewards), {count} each, got {found!r:.80}")
+            raise PluginError(f"{flag_of(REWARDS)}: expected (raw_rewards, rewards), {count} each, got {found!r:.80}")
         return groups, list(map(float, found[1]))
 
     def objective(self, algorithm: AlgorithmSettings) -> AlgorithmSettings:
@@ -93,7 +94,7 @@ class SlimeHooks(TrainHooks):
         from agentrl.algorithms.ops.kl import approximate_kl
         from agentrl.compat.rollout_batch import flat, rollout_batch
 
-        data, what, old = rollout_batch(batch, arrays, algorithm), _flag(ADVANTAGE), arrays["old_log_probs"]
+        data, what, old = rollout_batch(batch, arrays, algorithm), flag_of(ADVANTAGE), arrays["old_log_probs"]
         reference = arrays["ref_log_probs"] if self.args.kl_coef else old
         data["kl"] = list(approximate_kl(old, reference, self.args.kl_loss_type).split(data["response_lengths"]))
         self._call(ADVANTAGE, self.args, data)
@@ -106,7 +107,7 @@ class SlimeHooks(TrainHooks):
 
         from agentrl.compat.rollout_batch import PER_TOKEN, flat, rollout_batch
 
-        data, what = rollout_batch(batch, arrays), _flag(AFTER)
+        data, what = rollout_batch(batch, arrays), flag_of(AFTER)
         self._call(AFTER, self.args, rollout, data)
         changed = {ours: flat(data, key, what).to(arrays[ours]) for key, ours in PER_TOKEN.items() if ours in arrays}
         mask = flat(data, "loss_masks", what).cpu().numpy().astype("uint8")
@@ -169,8 +170,8 @@ def _binds(function: Callable[..., Any], form: str) -> bool:
 
 def _load(setting: str, path: str) -> Callable[..., Any]:
     install()
-    what, form = f"{_flag(setting)} {path}", hooks()[setting].form
-    found = find_object(path, what=_flag(setting))
+    what, form = f"{flag_of(setting)} {path}", hooks()[setting].form
+    found = find_object(path, what=flag_of(setting))
     if not callable(found) or not _binds(found, form):
         raise PluginError(f"{what}: expected a function {form}, got {found!r:.80}")
     function = adapted(found)
@@ -184,10 +185,6 @@ def _load(setting: str, path: str) -> Callable[..., Any]:
             raise PluginError(f"{what}: {describe_error(error)}") from error
 
     return called
-
-
-def _flag(setting: str) -> str:
-    return "--" + setting.replace("_", "-")
 
 
 HOOKS: Callable[[Any], TrainHooks] = SlimeHooks

@@ -14,6 +14,7 @@ from agentrl.algorithms.registry import algorithm_of, built_in
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.config.model_info import ModelInfo, read_model_info
 from agentrl.config.placement import ClusterSettings
+from agentrl.settings import flag_of
 from agentrl.train.settings import TrainSettings
 
 Flat = Mapping[str, Any]
@@ -247,12 +248,12 @@ def on_policy(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--true-on-policy-mode: {same} where sampling is cut off; leave --rollout-top-p and --rollout-top-k out"
     for part in ("tensor_model", "context"):
         if (flat.get(f"{part}_parallel_size") or 1) > 1:
-            yield f"{_flag(f'{part}_parallel_size')} above 1: {same} with --true-on-policy-mode; use 1"
+            yield f"{flag_of(f'{part}_parallel_size')} above 1: {same} with --true-on-policy-mode; use 1"
 
 
 def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Whoever takes turns has the devices of the other, and waits for it."""
-    offloads = [_flag(name) for name in ("offload_train", "offload_rollout") if flat[name]]
+    offloads = [flag_of(name) for name in ("offload_train", "offload_rollout") if flat[name]]
     if not flat["colocate"]:
         if offloads:
             yield (
@@ -279,7 +280,7 @@ def adapters(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         return
     for name in ("only_train_params_name_list", "freeze_params_name_list"):
         if flat[name]:
-            yield f"{_flag(name)}: with --lora-rank adapters learn and nothing else; --target-modules says which layers have one"
+            yield f"{flag_of(name)}: with --lora-rank adapters learn and nothing else; --target-modules says which layers have one"
     if flat["ref_update_interval"] and flat["ref_load"] is None:
         yield "--ref-update-interval: with --lora-rank the reference is the model without its adapter; leave it out"
     if (mode := flat["pause_generation_mode"]) != "abort" and flat["engine"] != "embedded":
@@ -291,7 +292,7 @@ def machines(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     most = flat["num_gpus_per_node"]
     for name in ("actor_num_gpus_per_node", "critic_num_gpus_per_node", "rollout_num_gpus_per_engine"):
         if most is not None and (flat[name] or 0) > most:
-            yield f"{_flag(name)} {flat[name]} is more than --num-gpus-per-node {most}; use at most {most}"
+            yield f"{flag_of(name)} {flat[name]} is more than --num-gpus-per-node {most}; use at most {most}"
 
 
 def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
@@ -305,10 +306,10 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--backend local has one built-in engine, and --rollout-num-gpus is {devices}; use --backend ray"
     for name in ("ray_address", "num_gpus_per_node", "reduce_to_fit"):
         if flat[name]:
-            yield f"{_flag(name)} has no effect with --backend local; leave one of them out"
+            yield f"{flag_of(name)} has no effect with --backend local; leave one of them out"
     for name in _CRITICS_PROCESSES:
         if flat[name] is not None:
-            yield f"{_flag(name)} has no effect with --backend local, whose critic learns in its one process; use --backend ray"
+            yield f"{flag_of(name)} has no effect with --backend local, whose critic learns in its one process; use --backend ray"
     threads = {flat["train_threads"], flat["embedded_threads"]} - {None}
     if len(threads) > 1:
         yield (
@@ -429,7 +430,7 @@ def untrainable(flat: Flat) -> Iterator[str]:
     for name in ("ref_load", "ref_update_interval"):
         if flat[name] and "ref_log_probs" not in algorithm.reads:
             yield (
-                f"{_flag(name)} has no effect: {algorithm.name} reads no reference model; set --use-kl-loss or --kl-coef, "
+                f"{flag_of(name)} has no effect: {algorithm.name} reads no reference model; set --use-kl-loss or --kl-coef, "
                 "or leave it out"
             )
     yield from _demonstrations(flat, algorithm.supervised)
@@ -444,7 +445,7 @@ def untrainable(flat: Flat) -> Iterator[str]:
         defaults = ClusterSettings.model_fields | TrainSettings.model_fields
         for name in _CRITICS:
             if flat[name] != defaults[name].default:
-                yield f"{_flag(name)} {flat[name]} has no effect with {algorithm.name}, which learns no critic; leave it out"
+                yield f"{flag_of(name)} {flat[name]} has no effect with {algorithm.name}, which learns no critic; leave it out"
     elif (alone := flat["num_critic_only_steps"]) >= flat["num_rollout"]:
         yield f"--num-critic-only-steps {alone}: the actor would not learn in --num-rollout {flat['num_rollout']}; use fewer"
 
@@ -460,7 +461,7 @@ def _demonstrations(flat: Flat, supervised: bool) -> Iterator[str]:
         yield f"{given} with --n-samples-per-prompt {flat['n_samples_per_prompt']}: a conversation is one sample; use 1"
     for name in ("load_debug_rollout_data", "data_source_path", "eval_prompt_data", "eval_config"):
         if flat[name]:
-            yield f"{given} with {_flag(name)}: conversations come from --prompt-data; leave it out"
+            yield f"{given} with {flag_of(name)}: conversations come from --prompt-data; leave it out"
 
 
 def _algorithm_settings(flat: Flat) -> AlgorithmSettings:
@@ -469,10 +470,6 @@ def _algorithm_settings(flat: Flat) -> AlgorithmSettings:
 
 def _evaluates(flat: Flat) -> bool:
     return bool(flat["eval_prompt_data"] or flat["eval_config"])
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _samples(flat: Flat) -> int:

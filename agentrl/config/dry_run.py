@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from agentrl.config.fields import all_fields
 from agentrl.config.settings import Purpose, RunSettings
-from agentrl.settings import Settings, shown
+from agentrl.settings import shown
 
 
 class TrainerRank(NamedTuple):
@@ -46,67 +45,32 @@ def trainer_ranks(settings: RunSettings, purpose: Purpose = "train") -> list[Tra
 def show(
     settings: RunSettings, console: Console | None = None, *, purpose: Purpose = "train", everything: bool = False
 ) -> None:
-    """Print settings and placement: tables in a terminal, plain lines in a pipe.
+    """Print settings, those that were given in bold, and placement.
 
     Args:
         purpose: what is to be run.
         everything: all settings; else those that were given, and those that are not as they are by default.
     """
-    console = console or Console(highlight=False)
-    draw = _show_tables if console.is_terminal else _show_plain
-    draw(settings, trainer_ranks(settings, purpose), console, everything)
+    console = console or Console()
+    for text, style in _lines(settings, trainer_ranks(settings, purpose), everything):
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _lines(settings: RunSettings, trainer: Sequence[TrainerRank], everything: bool) -> Iterator[tuple[str, str]]:
+    for section, values in settings:
+        seen = [(n, v, n in values.model_fields_set, v == all_fields()[n].default) for n, v in values]
+        if rows := [row for row in seen if everything or row[2] or not row[3]]:
+            yield f"[{section}]", "cyan"
+            for name, value, given, default in rows:
+                why = "" if given else "  # default" if default else "  # follows from the rest"
+                yield f"{name} = {render(value)}{why}", "bold" if given else "dim"
+            yield "", ""
+    yield "[placement]", "cyan"
+    yield from ((line, "") for line in describe(settings, trainer))
+    for r in trainer if len(trainer) > 1 else ():
+        yield f"trainer rank {r.rank}: node {r.node} process {r.local}: tp {r.tp} cp {r.cp} dp {r.dp} pp {r.pp}", ""
     if not everything:
-        _print(console, f"\nThe rest of the {len(all_fields())} settings is as by default; --dry-run-all prints it.")
-
-
-def _rows(values: Settings, everything: bool) -> list[tuple[str, Any]]:
-    given = values.model_fields_set
-    return [(n, v) for n, v in values if everything or n in given or v != all_fields()[n].default]
-
-
-def _show_tables(settings: RunSettings, trainer: Sequence[TrainerRank], console: Console, everything: bool) -> None:
-    for section, values in settings:
-        if not (rows := _rows(values, everything)):
-            continue
-        table = Table(title=section, title_justify="left", title_style="bold", show_header=False, box=None)
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(name, render(value), style="bold" if name in values.model_fields_set else "dim")
-        console.print(table)
-        console.print()
-    console.print("Bold: given by you. Dim: what follows from the rest, and defaults.\n")
-    console.print("What runs where", style="bold")
-    for line in describe(settings, trainer):
-        console.print(line, markup=False)
-    if len(trainer) > 1:
-        ranks = Table("rank", "node", "process", "TP", "CP", "DP", "PP", box=None, header_style="bold")
-        for r in trainer:
-            ranks.add_row(*map(str, r))
-        console.print(ranks)
-
-
-def _show_plain(settings: RunSettings, trainer: Sequence[TrainerRank], console: Console, everything: bool) -> None:
-    for section, values in settings:
-        if not (rows := _rows(values, everything)):
-            continue
-        _print(console, f"[{section}]")
-        for name, value in rows:
-            follows = "" if value == all_fields()[name].default else "  # follows from the rest"
-            why = "" if name in values.model_fields_set else follows or "  # default"
-            _print(console, f"{name} = {render(value)}{why}")
-        _print(console, "")
-    _print(console, "[placement]")
-    for line in describe(settings, trainer):
-        _print(console, line)
-    if len(trainer) > 1:
-        for r in trainer:
-            where = f"node {r.node} process {r.local}"
-            _print(console, f"trainer rank {r.rank}: {where}: tp {r.tp} cp {r.cp} dp {r.dp} pp {r.pp}")
-
-
-def _print(console: Console, line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)
+        yield f"\nThe rest of the {len(all_fields())} settings is as by default; --dry-run-all prints it.", ""
 
 
 def describe(settings: RunSettings, trainer: Sequence[TrainerRank]) -> list[str]:

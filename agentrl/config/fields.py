@@ -30,7 +30,7 @@ from agentrl.errors import SettingsError
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.settings import RolloutSettings
-from agentrl.settings import Settings
+from agentrl.settings import Settings, flag_of
 from agentrl.train.settings import TrainSettings
 
 
@@ -72,7 +72,7 @@ class FieldRef:
     @property
     def flag(self) -> str:
         """The flag, with its dashes: `--rollout-batch-size`."""
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def members(self) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from agentrl.config.fields import FieldRef
 from agentrl.config.foreign import foreign
 from agentrl.errors import SettingsError
-from agentrl.settings import shown
+from agentrl.settings import flag_of, shown
 
 _NEAR = 0.78
 """How alike two names must be for one to be meant by the other. Below that, one has all words of the other."""
@@ -23,7 +23,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names, plain = list(known), name.lstrip("-").replace("-", "_")
     others = door.called() if (door := foreign()) else {}
     called = [others[other] for other in difflib.get_close_matches(plain, others, n=1, cutoff=0.9)]
-    ours = [*called, *("--" + other.replace("_", "-") for other in called)]
+    ours = [*called, *map(flag_of, called)]
     best = [other for other in ours if other in names]
     if not best:
         alike = {other: difflib.SequenceMatcher(None, name.strip("-"), other.strip("-")).ratio() for other in names}

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import click
 from pydantic import ValidationError, model_validator
 
 from agentrl.config import checks, unused
 from agentrl.config.args import Args
 from agentrl.config.fields import SECTIONS, Sections, all_fields
 from agentrl.config.files import read_file
-from agentrl.config.flags import SGLANG_FIELD, merged, read_flags
+from agentrl.config.flags import SGLANG_FIELD, merged, read_flags, read_script
 from agentrl.config.foreign import Part, foreign
 from agentrl.config.model_info import read_model_info
 from agentrl.config.problems import did_you_mean, one_error, sentences
@@ -155,8 +156,15 @@ class RunSettings(Sections):
     @classmethod
     def from_cli(cls, argv: Sequence[str]) -> Self:
         """Build from command-line arguments, `--config FILE` among them."""
-        values, origins, config = read_flags(argv)
-        return cls.from_parts(values, origins, config=config)
+        values, origins, rest = read_flags(argv, ("--config", "--slime-script"))
+        own = click.Command("", params=[click.Option(["--config"]), click.Option(["--slime-script"])])
+        try:
+            params = own.make_context("settings", rest).params
+        except click.UsageError as error:
+            raise SettingsError(error.format_message()) from error
+        if script := params["slime_script"]:
+            values, origins = merged(read_script(script, values)[:2], (values, origins))
+        return cls.from_parts(values, origins, config=params["config"])
 
     @classmethod
     def from_parts(
