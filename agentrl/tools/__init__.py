@@ -11,9 +11,8 @@
 """
 
 from agentrl.tools.arguments import Injected
-from agentrl.tools.base import OnFailure, Tool, as_tool, tool
+from agentrl.tools.base import OnFailure, Tool, ToolSource, as_tool, tool
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
-from agentrl.tools.source import ToolSource
 from agentrl.tools.toolbox import Toolbox
 
 __all__ = [

@@ -1,7 +1,11 @@
-"""From a function's type hints to a JSON schema and a validator whose messages a model can act on."""
+"""A tool's arguments: a JSON schema, and a check whose messages a model can act on.
+
+They come from a function's type hints and docstring (`of_function`), or from a schema that was given (`of_schema`).
+"""
 
 import inspect
 import json
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +19,10 @@ from pydantic_core import ErrorDetails
 from agentrl.errors import PluginError
 from agentrl.tools.outcome import OutcomeKind, ToolError
 
-_SHOWN_VALUE_CHARS = 60
+_SHOWN_VALUE_CHARS, _SHOWN_PROBLEM_CHARS = 60, 200
+_MOST_PROBLEMS = 5
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?):\s*$")
+_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class Injected:
@@ -31,47 +38,22 @@ class _WithoutTitles(GenerateJsonSchema):
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A tool's parameters: `schema` is a JSON Schema object, `validate` checks and converts a call's arguments."""
+    """A tool's parameters.
 
-    tool: str
+    Attributes:
+        schema: JSON Schema of an object.
+        check: a call's arguments to the function's keyword arguments; those that the model left out keep the function's
+            defaults. Raises `ToolError` of kind `bad_arguments`, one sentence for each mistake.
+        injected: parameters that the environment fills.
+    """
+
     schema: dict[str, Any]
-    injected: tuple[str, ...]
-    _model: type[BaseModel]
-    _names: dict[str, str]
-
-    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments for the function; arguments that the model left out keep the function's defaults.
-
-        Raises:
-            ToolError: of kind `bad_arguments`, one sentence for each mistake.
-        """
-        try:
-            checked = self._model.model_validate(dict(arguments))
-        except ValidationError as error:
-            text = "; ".join(self._explain(detail) for detail in error.errors(include_url=False))
-            raise ToolError(text, kind=OutcomeKind.BAD_ARGUMENTS) from error
-        return {self._names[name]: getattr(checked, name) for name in checked.model_fields_set}
-
-    def _explain(self, detail: ErrorDetails) -> str:
-        where, value = _path(detail["loc"]), _shown(detail.get("input"))
-        kind, context = detail["type"], detail.get("ctx", {})
-        properties = self.schema["properties"]
-        known = properties.get(str(detail["loc"][0]), {}) if detail["loc"] else {}
-        if kind == "missing" and len(detail["loc"]) == 1:
-            return f"argument `{where}` is missing (expected {_type_name(known)})"
-        if kind == "extra_forbidden" and len(detail["loc"]) == 1:
-            names = ", ".join(f"`{name}`" for name in properties) or "none"
-            return f"unknown argument `{where}`; the arguments of `{self.tool}` are {names}"
-        if kind in ("literal_error", "enum"):
-            return f"argument `{where}`: expected {context['expected']}, got {value}"
-        if kind.endswith(("_type", "_parsing")) and len(detail["loc"]) == 1:
-            return f"argument `{where}`: expected {_type_name(known)}, got {value}"
-        message = detail["msg"]
-        return f"argument `{where}`: {message[:1].lower()}{message[1:]}, got {value}"
+    check: Callable[[Mapping[str, Any]], dict[str, Any]]
+    injected: tuple[str, ...] = ()
 
 
-def read_arguments(function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> Arguments:
-    """Build the `Arguments` of a function.
+def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> Arguments:
+    """The arguments of a function.
 
     Raises:
         PluginError: a parameter has no type hint, a hint cannot be resolved or has no JSON schema, or the signature
@@ -79,9 +61,9 @@ def read_arguments(function: Callable[..., Any], name: str, descriptions: Mappin
     """
     hints = _hints(function, name)
     fields: dict[str, Any] = {}
-    names: dict[str, str] = {}
     injected: list[str] = []
-    for position, parameter in enumerate(visible_parameters(function)):
+    parameters = list(inspect.signature(function).parameters.values())
+    for position, parameter in enumerate(parameters[needs_self(function) :]):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             shown = parameter.replace(annotation=parameter.empty)
             raise PluginError(
@@ -98,28 +80,60 @@ def read_arguments(function: Callable[..., Any], name: str, descriptions: Mappin
             injected.append(parameter.name)
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
-        description = descriptions.get(parameter.name)
+        described = Field(default, alias=parameter.name, description=descriptions.get(parameter.name))
         # Neutral field names with aliases: a parameter may be called `json`, `_x` or `model_config`.
-        fields[f"field_{position}"] = (hint, Field(default, alias=parameter.name, description=description))
-        names[f"field_{position}"] = parameter.name
+        fields[f"field_{position}"] = (hint, described)
     try:
         model = create_model(
             "Arguments", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
         )
-        schema = model.model_json_schema(schema_generator=_WithoutTitles)
+        made = model.model_json_schema(schema_generator=_WithoutTitles)
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise PluginError(f"tool {name!r}: its type hints cannot be turned into a JSON schema: {reason}") from error
-    schema = {
-        key: value for key, value in schema.items() if key not in ("title", "additionalProperties", "description")
-    }
-    return Arguments(name, {"type": "object", "properties": {}, **schema}, tuple(injected), model, names)
+    kept = {key: value for key, value in made.items() if key not in ("title", "additionalProperties", "description")}
+    schema = {"type": "object", "properties": {}, **kept}
+
+    def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            checked: BaseModel = model.model_validate(dict(arguments))
+        except ValidationError as error:
+            text = "; ".join(_explain(detail, name, schema["properties"]) for detail in error.errors(include_url=False))
+            raise ToolError(text, kind=OutcomeKind.BAD_ARGUMENTS) from error
+        return {str(model.model_fields[field].alias): getattr(checked, field) for field in checked.model_fields_set}
+
+    return Arguments(schema, check, tuple(injected))
 
 
-def visible_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters without the leading `self` of a function that was written in a class body."""
-    parameters = list(inspect.signature(function).parameters.values())
-    return parameters[1:] if needs_self(function) else parameters
+def of_schema(tool: str, schema: dict[str, Any]) -> Arguments:
+    """The arguments of a tool whose JSON schema was given; they are handed on as they are.
+
+    Raises:
+        PluginError: it is no valid JSON schema of an object.
+    """
+    from jsonschema import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+
+    family = validator_for(schema, default=Draft202012Validator)
+    try:
+        family.check_schema(schema)
+    except SchemaError as error:
+        raise PluginError(f"tool {tool!r}: its parameters are no valid JSON schema: {error.message}") from error
+    if schema.get("type", "object") != "object":
+        raise PluginError(
+            f"tool {tool!r}: expected parameters of type 'object', got {schema['type']!r}; "
+            "a model gives a tool's arguments by name"
+        )
+    validator = family(schema)
+
+    def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        errors = sorted(validator.iter_errors(given := dict(arguments)), key=lambda error: error.json_path)
+        if errors:
+            text = "; ".join(_where(error.json_path, error.message) for error in errors[:_MOST_PROBLEMS])
+            raise ToolError(text, kind=OutcomeKind.BAD_ARGUMENTS)
+        return given
+
+    return Arguments({"type": "object", "properties": {}, **schema}, check)
 
 
 def needs_self(function: Callable[..., Any]) -> bool:
@@ -130,28 +144,50 @@ def needs_self(function: Callable[..., Any]) -> bool:
     return first is not None and first.name == "self" and first.annotation is first.empty
 
 
-def parse_json_arguments(text: str) -> dict[str, Any]:
-    """The JSON object in `text`.
+def as_object(arguments: object) -> dict[str, Any]:
+    """A call's arguments, parsed or as JSON text, as a JSON object.
 
     Raises:
         ToolError: of kind `bad_arguments`, saying what is wrong and where.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except json.JSONDecodeError as error:
-        raise ToolError(
-            f"the arguments are not valid JSON: {error.msg} at character {error.pos}", kind=OutcomeKind.BAD_ARGUMENTS
-        ) from error
+        said = f"the arguments are not valid JSON: {error.msg} at character {error.pos}"
+        raise ToolError(said, kind=OutcomeKind.BAD_ARGUMENTS) from error
     except RecursionError as error:
         raise ToolError("the arguments are nested too deeply", kind=OutcomeKind.BAD_ARGUMENTS) from error
-    return require_object(value)
-
-
-def require_object(value: Any) -> dict[str, Any]:
-    """`value` itself if it is a JSON object, else a `ToolError` of kind `bad_arguments`."""
     if not isinstance(value, dict):
         raise ToolError(f"the arguments must be a JSON object, got {_shown(value)}", kind=OutcomeKind.BAD_ARGUMENTS)
     return value
+
+
+def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
+    """A Google-style docstring's description (everything before the first section), and its arguments' descriptions.
+
+    Line breaks inside a paragraph become spaces; paragraphs stay apart.
+    """
+    lines = inspect.cleandoc(text or "").splitlines()
+    starts = [i for i, line in enumerate(lines) if _SECTION.match(line)]
+    arguments: dict[str, str] = {}
+    for start, end in zip(starts, [*starts, len(lines)][1:], strict=True):
+        if lines[start].rstrip().rstrip(":") in ("Args", "Arguments", "Parameters"):
+            arguments |= _entries([line for line in lines[start + 1 : end] if line.strip()])
+    paragraphs = "\n".join(lines[: starts[0]] if starts else lines).strip().split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs), arguments
+
+
+def _entries(lines: list[str]) -> dict[str, str]:
+    """`name: description` entries; what is indented more than the first line goes on with the one before."""
+    entries: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in lines:
+        match = _ENTRY.match(line.strip())
+        if match and len(line) - len(line.lstrip()) == len(lines[0]) - len(lines[0].lstrip()):
+            current = entries.setdefault(match[1], [match[2]])
+        else:
+            current.append(line.strip())
+    return {name: " ".join(filter(None, parts)) for name, parts in entries.items()}
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
@@ -162,8 +198,27 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         raise PluginError(f"tool {name!r}: a type hint cannot be resolved: {error}") from error
 
 
-def _path(loc: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+def _explain(detail: ErrorDetails, tool: str, properties: Mapping[str, Any]) -> str:
+    loc, kind = detail["loc"], detail["type"]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    value, expected = _shown(detail.get("input")), _type_name(properties.get(str(loc[0]), {}) if loc else {})
+    if kind == "missing" and len(loc) == 1:
+        return f"argument `{where}` is missing (expected {expected})"
+    if kind == "extra_forbidden" and len(loc) == 1:
+        names = ", ".join(f"`{name}`" for name in properties) or "none"
+        return f"unknown argument `{where}`; the arguments of `{tool}` are {names}"
+    if kind in ("literal_error", "enum"):
+        return f"argument `{where}`: expected {detail['ctx']['expected']}, got {value}"
+    if kind.endswith(("_type", "_parsing")) and len(loc) == 1:
+        return f"argument `{where}`: expected {expected}, got {value}"
+    message = detail["msg"]
+    return f"argument `{where}`: {message[:1].lower()}{message[1:]}, got {value}"
+
+
+def _where(path: str, message: str) -> str:
+    shown = message if len(message) <= _SHOWN_PROBLEM_CHARS else f"{message[:_SHOWN_PROBLEM_CHARS]}..."
+    where = path.removeprefix("$").lstrip(".")
+    return f"argument `{where}`: {shown}" if where else shown
 
 
 def _shown(value: Any) -> str:

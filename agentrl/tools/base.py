@@ -1,4 +1,4 @@
-"""`Tool` and the `@tool` decorator."""
+"""`Tool`, the `@tool` decorator, and `ToolSource`: tools that come from somewhere else."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, overload
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 import anyio
 from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.clock import Deadline, waiting
 from agentrl.errors import Failure, PluginError, ToolFailure
-from agentrl.tools.arguments import needs_self, read_arguments
-from agentrl.tools.docstring import parse_docstring
+from agentrl.tools.arguments import Arguments, needs_self, of_function, parse_docstring
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
 from agentrl.tools.threads import ToolThread
 
@@ -28,16 +28,6 @@ DEFAULT_MAX_OUTPUT_CHARS = 16_384
 
 OnFailure = Literal["observe", "fail"]
 """What a tool's own failure leads to: a sentence for the model, or a `ToolFailure` that ends the trajectory."""
-
-
-class CheckedArguments(Protocol):
-    """What a tool needs of its arguments: their JSON schema, and a check of a call's."""
-
-    @property
-    def schema(self) -> dict[str, Any]: ...
-    @property
-    def injected(self) -> tuple[str, ...]: ...
-    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class CallOptions(TypedDict, total=False):
@@ -82,7 +72,7 @@ class Tool:
         max_output_chars: int = DEFAULT_MAX_OUTPUT_CHARS,
         max_concurrency: int | None = None,
         on_failure: OnFailure = "observe",
-        arguments: CheckedArguments | None = None,
+        arguments: Arguments | None = None,
     ) -> None:
         """
         Args:
@@ -99,21 +89,18 @@ class Tool:
             )
         summary, argument_descriptions = parse_docstring(getattr(function, "__doc__", None))
         self.description = description or summary or self.name.replace("_", " ")
-        if not timeout > 0:
-            raise PluginError(f"tool {self.name!r}: expected a positive `timeout` in seconds, got {timeout!r}")
-        if max_output_chars < 1:
-            raise PluginError(f"tool {self.name!r}: expected a positive `max_output_chars`, got {max_output_chars!r}")
-        if max_concurrency is not None and max_concurrency < 1:
-            raise PluginError(f"tool {self.name!r}: expected a positive `max_concurrency`, got {max_concurrency!r}")
+        at_once = 1 if max_concurrency is None else max_concurrency
+        limits = {"timeout": timeout, "max_output_chars": max_output_chars, "max_concurrency": at_once}
+        for option, value in limits.items():
+            if not value > 0:
+                raise PluginError(f"tool {self.name!r}: expected a positive `{option}`, got {value!r}")
         if on_failure not in ("observe", "fail"):
             raise PluginError(f"tool {self.name!r}: `on_failure` must be 'observe' or 'fail', got {on_failure!r}")
-        self.timeout = timeout
-        self.max_output_chars = max_output_chars
-        self.max_concurrency = max_concurrency
-        self.on_failure = on_failure
+        self.timeout, self.max_output_chars = timeout, max_output_chars
+        self.max_concurrency, self.on_failure = max_concurrency, on_failure
         self._limiter = anyio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
         self._function = function
-        self._arguments = arguments or read_arguments(function, self.name, argument_descriptions)
+        self._arguments = arguments or of_function(function, self.name, argument_descriptions)
         known = {*self._arguments.schema.get("properties", ()), *self._arguments.injected}
         self.stray = [] if arguments else [described for described in argument_descriptions if described not in known]
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -151,7 +138,7 @@ class Tool:
         Raises:
             ToolError: anything that went wrong; the message is written for the model, `kind` says what it was.
         """
-        keywords = self._arguments.validate(arguments)
+        keywords = self._arguments.check(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
         # Waiting for a free place or thread is not the tool's fault, so it is outside the deadline, and outside the
         # environment's.
@@ -248,3 +235,28 @@ def tool(
     if function is not None:
         return Tool(function, **options)
     return lambda decorated: Tool(decorated, **options)
+
+
+class ToolSource(ABC):
+    """An entry of `Environment.tools` that brings tools once it is open; opened once a process, before `setup`."""
+
+    @property
+    @abstractmethod
+    def tools(self) -> Sequence[Tool]:
+        """The tools.
+
+        Raises:
+            PluginError: it is not open.
+        """
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            PluginError: with what is wrong and what to do.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect; what it started ends. Does nothing if it is not open."""

@@ -20,10 +20,9 @@ import anyio
 
 from agentrl import guard
 from agentrl.errors import PluginError, first_error
-from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, described
+from agentrl.tools.arguments import of_schema
+from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, ToolSource, described
 from agentrl.tools.outcome import OutcomeKind, ToolError
-from agentrl.tools.schema_arguments import SchemaArguments
-from agentrl.tools.source import ToolSource
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -73,12 +72,11 @@ class MCPTools(ToolSource):
         cwd: str | Path | None = None,
         **options: Any,
     ) -> Self:
-        """A server to start: a command that speaks MCP over its standard input and output.
+        """A server to start: a program that speaks MCP over its standard input and output.
 
         Args:
-            command: the program; it gets a minimal environment and `env`.
             arguments: of the program.
-            env: environment variables besides.
+            env: environment variables, besides a minimal set.
             cwd: its working directory.
             options: as of `MCPTools`.
         """
@@ -99,7 +97,6 @@ class MCPTools(ToolSource):
         """A running server's streamable HTTP endpoint (usually `http://host:port/mcp`).
 
         Args:
-            url: the endpoint.
             headers: sent with every request, for example an authorisation.
             options: as of `MCPTools`.
         """
@@ -162,7 +159,7 @@ class MCPTools(ToolSource):
             call,
             name=name,
             description=entry.description or entry.title or entry.name,
-            arguments=SchemaArguments.of(name, _without_titles(entry.input_schema)),
+            arguments=of_schema(name, _without_titles(entry.input_schema)),
             **self._options,
         )
 
@@ -198,48 +195,44 @@ class MCPTools(ToolSource):
 class _Connection:
     """One open client. A task of its own enters and leaves it, as the SDK's cancel scopes demand."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect: Callable[[], "Client"]) -> None:
         self.client: Client
         self.listed: list[ServerTool] = []
         self.lost = False
         self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._own(connect))
 
     @classmethod
     async def start(cls, connect: Callable[[], "Client"], what: str, timeout: float) -> "_Connection":
-        connection = cls()
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = connection._task = asyncio.create_task(connection._own(connect, ready))
+        connection = cls(connect)
         try:
             with anyio.fail_after(timeout):
-                await asyncio.shield(ready)
+                await asyncio.shield(connection._ready)
         except BaseException as error:
-            task.cancel()
+            connection._task.cancel()
             await connection.close()
-            if isinstance(error, PluginError):
+            if isinstance(error, PluginError) or not isinstance(error, Exception):
                 raise
+            said = f"{what} cannot be opened: {described(first_error(error))}; does it run and speak MCP?"
             if isinstance(error, ModuleNotFoundError):
-                raise PluginError(f"{what}: the MCP SDK is not installed; pip install 'agentrl[mcp]'") from error
-            if isinstance(error, TimeoutError):
-                raise PluginError(f"{what} did not answer within {timeout:g} s; is it an MCP server?") from error
-            if isinstance(error, Exception):
-                raise PluginError(
-                    f"{what} cannot be opened: {described(first_error(error))}; does it run and speak MCP?"
-                ) from error
-            raise
+                said = f"{what}: the MCP SDK is not installed; pip install 'agentrl[mcp]'"
+            elif isinstance(error, TimeoutError):
+                said = f"{what} did not answer within {timeout:g} s; is it an MCP server?"
+            raise PluginError(said) from error
         return connection
 
-    async def _own(self, connect: Callable[[], "Client"], ready: "asyncio.Future[None]") -> None:
+    async def _own(self, connect: Callable[[], "Client"]) -> None:
         try:
             async with connect() as client:
                 self.client = client
                 self.listed = await _list_tools(client)
-                if not ready.done():
-                    ready.set_result(None)
+                if not self._ready.done():
+                    self._ready.set_result(None)
                 await self._stop.wait()
         except Exception as error:  # noqa: BLE001 - whoever waits in `start` gets it; later it is a lost connection
-            if not ready.done():
-                ready.set_exception(error)
+            if not self._ready.done():
+                self._ready.set_exception(error)
         finally:
             self.lost = True
 
@@ -251,14 +244,11 @@ class _Connection:
 
     async def close(self) -> None:
         self._stop.set()
-        task = self._task
-        if task is None:
-            return
         with anyio.CancelScope(shield=True):
-            done, _ = await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
+            done, _ = await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
             if not done:
-                task.cancel()
-                await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
+                self._task.cancel()
+                await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
 
 async def _list_tools(client: "Client") -> list["ServerTool"]:

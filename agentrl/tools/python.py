@@ -60,9 +60,7 @@ class PythonTool(Tool):
         # The deadline of the call is beyond the code's own: a call may wait for its turn.
         outer = timeout + _QUEUE_SECONDS
         super().__init__(python, description=description, timeout=outer, max_output_chars=max_output_chars)
-        self.stateful = stateful
-        self._box = box
-        self._code_timeout = timeout
+        self.stateful, self._box, self._code_timeout = stateful, box, timeout
         self._sessions: weakref.WeakKeyDictionary[object, SandboxSession] = weakref.WeakKeyDictionary()
 
     async def end(self, state: object) -> None:
@@ -74,10 +72,7 @@ class PythonTool(Tool):
     async def _run(self, code: str, state: object) -> str:
         try:
             box = self._find_box(state)
-            if self.stateful:
-                result = await self._session(box, state).run(code, timeout=self._code_timeout)
-            else:
-                result = await box.run(code, timeout=self._code_timeout)
+            result = await (self._session(box, state) if self.stateful else box).run(code, timeout=self._code_timeout)
         except SandboxBusy as error:
             raise ToolError("the interpreter is busy; try again", kind=OutcomeKind.TIMEOUT) from error
         except SandboxFailure as error:
@@ -86,12 +81,11 @@ class PythonTool(Tool):
 
     def _find_box(self, state: object) -> Sandbox:
         box = self._box if self._box is not None else getattr(state, "sandbox", None)
-        if box is None:
+        if not isinstance(box, Sandbox):
             raise SandboxUnavailable(
                 "the tool `python` has no sandbox: give one to python_tool(...), or let the environment inherit "
                 "from WithPython and await its `setup`"
             )
-        assert isinstance(box, Sandbox)
         return box
 
     def _session(self, box: Sandbox, state: object) -> SandboxSession:

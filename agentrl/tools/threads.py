@@ -13,6 +13,7 @@ import contextvars
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import anyio
@@ -60,6 +61,7 @@ async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], 
     return results[0]
 
 
+@dataclass
 class ToolThreads:
     """The threads of an event loop's sync tools.
 
@@ -68,9 +70,8 @@ class ToolThreads:
         hung: calls that outlived their deadline and have not returned yet, by tool.
     """
 
-    def __init__(self) -> None:
-        self.places = anyio.CapacityLimiter(PLACES)
-        self.hung: Counter[str] = Counter()
+    places: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(PLACES))
+    hung: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def current(cls) -> "ToolThreads":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from agentrl.errors import PluginError
-from agentrl.tools.arguments import parse_json_arguments, require_object
+from agentrl.tools.arguments import as_object
 from agentrl.tools.base import Tool, as_tool
 from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
 
@@ -51,7 +51,7 @@ class Toolbox:
         start = time.perf_counter()
         try:
             entry = self._find(name)
-            parsed = parse_json_arguments(arguments) if isinstance(arguments, str) else require_object(arguments)
+            parsed = as_object(arguments)
         except ToolError as error:
             return ToolOutcome(f"Error: {error}", error.kind, time.perf_counter() - start)
         return await entry.run(parsed, state=state)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import httpx
 
 
+_MOST_QUERIES, _MOST_REQUESTS = 64, 32
+"""In one request, and in flight."""
+
+
 class RetrievalError(ToolFailure):
     """The retrieval server cannot be reached, is too slow, or answers something else than passages.
 
@@ -49,21 +53,11 @@ class RetrievalClient:
         [hits] = await client.search(["who wrote Emma?"], k=3)
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float = 30.0,
-        max_batch: int = 64,
-        max_requests: int = 32,
-        cache_size: int = 10_000,
-    ) -> None:
+    def __init__(self, url: str, *, timeout: float = 30.0, cache_size: int = 10_000) -> None:
         """
         Args:
             url: the server's endpoint; a bare address gets the path `/retrieve`.
             timeout: seconds that one question may take, waiting included.
-            max_batch: most queries in one request.
-            max_requests: most requests in flight.
             cache_size: answers kept, the least recently used go first; 0 keeps none.
 
         Raises:
@@ -75,9 +69,9 @@ class RetrievalClient:
                 f"retrieval server: expected an address such as http://127.0.0.1:8000/retrieve, got {url!r}"
             )
         self.url = url if "/" in rest.rstrip("/") else f"{url.rstrip('/')}/retrieve"
-        self.timeout, self.max_batch = timeout, max_batch
-        self._cache_size, self._cache = cache_size, OrderedDict[tuple[str, int], list[Hit]]()
-        self._slots = anyio.Semaphore(max_requests)
+        self.timeout, self._cache_size = timeout, cache_size
+        self._cache = OrderedDict[tuple[str, int], list[Hit]]()
+        self._slots = anyio.Semaphore(_MOST_REQUESTS)
         self._open: dict[int, _Batch] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._http: httpx.AsyncClient | None = None
@@ -121,7 +115,7 @@ class RetrievalClient:
             found[query] = self._cache[query, k]
             return None
         batch = self._open.get(k)
-        if batch is None or len(batch.queries) >= self.max_batch:
+        if batch is None or len(batch.queries) >= _MOST_QUERIES:
             batch = self._open[k] = _Batch(k)
             batch.task = asyncio.create_task(self._send(batch))
             self._tasks.add(batch.task)

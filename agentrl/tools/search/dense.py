@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from agentrl.errors import DataError
-from agentrl.tools.search.passages import Hit, Passage, StoredPassages, numbered, whole_folder
+from agentrl.tools.search.passages import Hit, Passage, StoredPassages, find_index, numbered, written_index
 
 _HEADER, _VECTORS = "agentrl-dense-index.json", "vectors.faiss"
 
@@ -95,31 +94,27 @@ class DenseIndex:
         return cls(kept, index, encoder)
 
     def save(self, folder: str | Path) -> None:
-        """Write vectors and passages to a new folder, which appears complete or not at all.
+        """Write vectors and passages to a folder, which appears complete or not at all.
 
         Raises:
-            DataError: the folder is not empty, or cannot be written.
+            DataError: the folder exists and holds something else, or cannot be written.
         """
         import faiss
 
-        with whole_folder(Path(folder).expanduser().absolute(), replace=False) as made:
+        with written_index(folder, _HEADER, self.passages) as made:
             faiss.write_index(self._vectors, str(made / _VECTORS))
-            StoredPassages.write(made, self.passages)
-            header = {"format": "dense", "version": 1, "encoder": self.encoder.folder, "passages": len(self)}
-            (made / _HEADER).write_text(json.dumps(header), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path, encoder: Encoder) -> DenseIndex:
         """Map an index that `save` wrote; `encoder` must be the one it was built with.
 
         Raises:
-            DataError: there is no index, or it is of vectors of another width.
+            DataError: there is no index, it is of another version, or of vectors of another width.
         """
         import faiss
 
-        source = Path(folder).expanduser()
-        if not (source / _HEADER).is_file():
-            raise DataError(f"{source}: no dense index here; build one with DenseIndex.build(...).save(...)")
+        missing = "no dense index here; build one with DenseIndex.build(...).save(...)"
+        source = find_index(folder, _HEADER, missing)
         vectors = faiss.read_index(str(source / _VECTORS), faiss.IO_FLAG_MMAP)
         if vectors.d != encoder.model.config.hidden_size:
             raise DataError(

@@ -8,16 +8,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.tools.search.passages import Hit, Passage, StoredPassages, numbered, whole_folder
+from agentrl.tools.search.passages import Hit, Passage, StoredPassages, find_index, numbered, written_index
 
 _HEADER = "agentrl-index.json"
-_VERSION = 1
 
 
 class BM25Index:
@@ -49,14 +47,8 @@ class BM25Index:
         Raises:
             DataError: the folder exists and holds something else, or cannot be written.
         """
-        target = Path(folder).expanduser().absolute()
-        if target.exists() and not (target / _HEADER).is_file() and any(target.iterdir()):
-            raise DataError(f"{target} holds something that is no search index; choose another folder")
-        with whole_folder(target, replace=True) as made:
+        with written_index(folder, _HEADER, self.passages) as made:
             self._retriever.save(made, show_progress=False)
-            StoredPassages.write(made, self.passages)
-            header = {"format": "bm25", "version": _VERSION, "passages": len(self.passages)}
-            (made / _HEADER).write_text(json.dumps(header), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path) -> BM25Index:
@@ -67,16 +59,9 @@ class BM25Index:
         """
         import bm25s
 
-        source = Path(folder).expanduser()
-        if not (source / _HEADER).is_file():
-            raise DataError(
-                f"{source}: no search index here; build one with BM25Index.build(...).save({str(folder)!r}), or with "
-                "agentrl retrieval --corpus FILE --index DIR"
-            )
+        build = f"BM25Index.build(...).save({str(folder)!r}), or with agentrl retrieval --corpus FILE --index DIR"
+        source = find_index(folder, _HEADER, f"no search index here; build one with {build}")
         try:
-            header = json.loads((source / _HEADER).read_text(encoding="utf-8"))
-            if header.get("version") != _VERSION:
-                raise DataError(f"{source}: index version {header.get('version')}, expected {_VERSION}; build it again")
             retriever = bm25s.BM25.load(source, mmap=True, show_progress=False)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{source}: the index cannot be read: {error}; build it again") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import tempfile
@@ -18,6 +19,7 @@ from agentrl.rowfiles import open_rows
 
 _TEXT_FIELDS = ("text", "contents", "content", "passage")
 _ROWS, _OFFSETS = "passages.jsonl", "passages.offsets.npy"
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +84,59 @@ def numbered(passages: Iterable[Passage | str]) -> list[Passage]:
 
 
 @contextmanager
-def whole_folder(target: Path, *, replace: bool) -> Iterator[Path]:
-    """A folder to write to that becomes `target` at the end, or leaves no trace.
+def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) -> Iterator[Path]:
+    """A folder to write an index to, which becomes `folder` at the end, with its passages, or leaves no trace.
 
     Args:
-        replace: whether what is at `target` goes; else it must be empty or absent.
+        header: name of the file that tells this kind of index.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the folder holds something else, or cannot be written.
     """
+    target = Path(folder).expanduser().absolute()
     try:
+        if target.exists() and not (target / header).is_file() and any(target.iterdir()):
+            raise DataError(f"{target} holds something that is no search index; choose another folder")
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as work:
             made = Path(work) / "index"
             made.mkdir()
             yield made
-            if replace and target.exists():
+            StoredPassages.write(made, passages)
+            (made / header).write_text(json.dumps({"version": _VERSION, "passages": len(passages)}), encoding="utf-8")
+            if target.exists():
                 os.rename(target, Path(work) / "old")
             os.rename(made, target)
     except OSError as error:
         raise DataError(disk_trouble(error) or f"{target} cannot be written: {error}") from error
 
 
+def find_index(folder: str | Path, header: str, missing: str) -> Path:
+    """The folder that `written_index` made.
+
+    Args:
+        missing: what to say where there is none.
+
+    Raises:
+        DataError: there is none, or it is of another version.
+    """
+    source = Path(folder).expanduser()
+    if not (source / header).is_file():
+        raise DataError(f"{source}: {missing}")
+    try:
+        version = json.loads((source / header).read_text(encoding="utf-8"))["version"]
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise DataError(f"{source}: {header} cannot be read: {error}; build the index again") from error
+    if version != _VERSION:
+        raise DataError(f"{source}: index version {version}, expected {_VERSION}; build it again")
+    return source
+
+
 class StoredPassages(Sequence[Passage]):
     """Passages in a folder: a JSONL file and the offsets of its lines, both mapped, parsed when asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """
-        Raises:
-            DataError: the files are missing, or do not belong together.
-        """
+        """Raises `DataError` where the files are missing, or do not belong together."""
         import numpy as np
 
         try:

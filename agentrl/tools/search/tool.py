@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, Unpack
 
-from agentrl.tools.base import CallOptions, Tool
+from agentrl.tools.base import CallOptions, Tool, ToolSource
 from agentrl.tools.outcome import OutcomeKind, ToolError
 from agentrl.tools.search.client import RetrievalClient, RetrievalError
 from agentrl.tools.search.passages import Hit
-from agentrl.tools.source import ToolSource
 
 
 class Searcher(Protocol):
