@@ -1,13 +1,16 @@
 """Low-rank adapters of linear layers (LoRA, arXiv:2106.09685): y = W x + (alpha / rank) B A x, with W as it is.
 
 1. An adapter's folder is PEFT's: `adapter_config.json` and `adapter_model.safetensors`.
-2. `attach` is the one place where an adapter is computed, in the trainer and in the built-in engine alike.
+2. `attach` is where an adapter of a plain linear layer is computed, in the trainer and in the built-in engine alike.
+3. B is 0 before the first step, so that the model is at first as it was.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,24 +44,37 @@ class LoraShape:
         return self.alpha / self.rank
 
     def layers(self, model: Any) -> dict[str, torch.nn.Linear]:
-        """The layers of a transformers model that get an adapter, by name.
-
-        Raises:
-            CheckpointError: a target that no linear layer has.
-        """
+        """The layers of a transformers model that get an adapter, by name; raises as `chosen`."""
         head = model.get_output_embeddings()
         found = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+        return {name: found[name] for name in self.chosen(found)}
+
+    def chosen(self, layers: Collection[str]) -> list[str]:
+        """Those of a model's linear layers that get an adapter.
+
+        Raises:
+            CheckpointError: a target that no layer has.
+        """
         if self.targets == (_ALL,):
-            return found
+            return list(layers)
         for target in self.targets:
-            if not any(_ends(name, target) for name in found):
-                known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in found}))
+            if not any(_ends(name, target) for name in layers):
+                known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in layers}))
                 raise CheckpointError(f"an adapter's target {target!r} is no linear layer of the model; it has {known}")
-        return {name: layer for name, layer in found.items() if any(_ends(name, target) for target in self.targets)}
+        return [name for name in layers if any(_ends(name, target) for target in self.targets)]
 
 
 def _ends(name: str, target: str) -> bool:
     return f".{name}".endswith(f".{target}")
+
+
+def start(layer: str, rank: int, inputs: int, seed: int) -> Tensor:
+    """A layer's A [rank, inputs] before the first step, float32, as torch starts a linear layer's weight.
+
+    It depends on the layer's name and the seed alone: all backends and layouts start alike.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {layer}".encode()))
+    return torch.empty(rank, inputs).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
 
 
 Map = Callable[[Tensor], Tensor]
@@ -71,6 +87,25 @@ def attach(layer: torch.nn.Linear, a: Map, b: Map, scale: float, on: Callable[[]
         return out + scale * b(a(inputs[0])) if on() else out
 
     return layer.register_forward_hook(add)
+
+
+@contextmanager
+def off(model: Any) -> Iterator[None]:
+    """A model that is trained computes without its adapters, which look at its `adapters_on`."""
+    model.adapters_on = False
+    try:
+        yield
+    finally:
+        model.adapters_on = True
+
+
+def merged(name: str, weight: Tensor, adapter: Mapping[str, Tensor], scale: float) -> Tensor:
+    """A layer's weight with its adapter added in float32, in the weight's dtype; any other weight as it is."""
+    layer = name.removesuffix(".weight")
+    if f"{layer}.lora_A.weight" not in adapter:
+        return weight
+    a, b = (adapter[f"{layer}.lora_{x}.weight"].to(weight.device, torch.float32) for x in "AB")
+    return (weight.float() + scale * (b @ a)).to(weight.dtype)
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], shape: LoraShape, base: Path) -> None:

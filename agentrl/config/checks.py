@@ -283,6 +283,8 @@ def adapters(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
             yield f"{flag_of(name)}: with --lora-rank adapters learn and nothing else; --target-modules says which layers have one"
     if flat["ref_update_interval"] and flat["ref_load"] is None:
         yield "--ref-update-interval: with --lora-rank the reference is the model without its adapter; leave it out"
+    if flat["optimizer"] == "muon":
+        yield "--optimizer muon: adapters learn by adam; leave it out with --lora-rank"
     if (mode := flat["pause_generation_mode"]) != "abort" and flat["engine"] != "embedded":
         yield f"--pause-generation-mode {mode}: SGLang goes on with the adapter that a request began with; use abort"
 

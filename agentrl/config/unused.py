@@ -122,7 +122,7 @@ EFFECTS: tuple[Effect, ...] = (
         "without --lr-warmup-iters or --lr-warmup-fraction",
     ),
     Effect(
-        "fsdp_cpu_offload data_parallel_replicate_degree lora_rank",
+        "fsdp_cpu_offload data_parallel_replicate_degree",
         _is("train_backend", "fsdp"),
         "without --train-backend fsdp",
     ),
@@ -133,7 +133,7 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("lora_alpha target_modules", _any("lora_rank"), "without --lora-rank"),
     Effect("lr_wsd_*", _is("lr_decay_style", "WSD"), "without --lr-decay-style WSD"),
-    Effect("seed", _any(), "on the trainer, which draws no random numbers, unless your code does", False),
+    Effect("seed", _any("lora_rank"), "on the trainer, which draws no random numbers, unless your code does", False),
     Effect("micro_batch_size", _is("use_dynamic_batch_size", False), "with --use-dynamic-batch-size"),
     Effect("rollout_external_engine_addrs", _is("engine", "external"), "with an --engine that is not external"),
     Effect("sglang_options", _key_alone, "without --engine sglang"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import TrainError
+from agentrl.lora import LoraShape
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hooks import TrainHooks
@@ -34,6 +35,12 @@ class Place:
     temperature: float
     hooks: TrainHooks
     network: type[Network]
+
+    @property
+    def lora(self) -> LoraShape | None:
+        """The adapters that learn in place of the weights."""
+        s = self.settings
+        return None if s.lora_rank is None else LoraShape(s.lora_rank, s.lora_alpha, s.target_modules)
 
 
 class Shape(Protocol):

@@ -29,6 +29,7 @@ from torch import Tensor
 from agentrl.algorithms.ops.mismatch import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.errors import TrainError
+from agentrl.lora import LoraShape, write_adapter
 from agentrl.parked import Parked
 from agentrl.runfolder import CRITIC
 from agentrl.train import saving
@@ -357,13 +358,13 @@ class Trainer(TrainBackend):
         return newest.step
 
     def save_hf(self, path: str | Path, *, served: bool = False) -> None:
-        adapter = self.actor.network.adapter()
-        stream = iter(()) if served and adapter else self.export_weights()
+        lora, adapter = self.actor.place.lora, self.actor.network.adapter()
+        stream = iter(()) if served and lora else self.export_weights()
         if self.ranks.rank == 0:
-            if not (served and adapter):
+            if not (served and lora):
                 write_hf(path, stream, source=self.folder)
-            if adapter:
-                self._write_adapter(Path(path) if served else Path(path, "adapter"), adapter)
+            if lora:
+                self._write_adapter(Path(path) if served else Path(path, "adapter"), adapter, lora)
         else:
             for _ in stream:
                 pass
@@ -372,16 +373,12 @@ class Trainer(TrainBackend):
             self.hooks.weights_written(str(path))
             torch.distributed.barrier()
 
-    def _write_adapter(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        from agentrl.lora import LoraShape, write_adapter
-
-        chosen = self.settings
-        shape = LoraShape(chosen.lora_rank or 1, chosen.lora_alpha, chosen.target_modules)
+    def _write_adapter(self, path: Path, tensors: Mapping[str, Tensor], lora: LoraShape) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
             partial = Path(made, path.name)
             partial.mkdir()
-            write_adapter(partial, tensors, shape, self.folder.path)
+            write_adapter(partial, tensors, lora, self.folder.path)
             replace_folder(partial, path)
 
     def close(self) -> None:

@@ -22,8 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import distribute_tensor
 
 from agentrl.errors import CheckpointError, TrainError
-from agentrl.lora import LoraShape
-from agentrl.train.fsdp.adapters import adapt
+from agentrl.lora import LoraShape, attach, start
 from agentrl.train.fsdp.attention import PACKED, register
 from agentrl.train.hf import HFFolder
 from agentrl.train.network import Place
@@ -95,8 +94,8 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
 
     def made(build: Any) -> Any:
         model = place.hooks.model(build, pre_process=True, post_process=True).eval().requires_grad_(learns)
-        if learns and settings.lora_rank is not None:
-            adapt(model, LoraShape(settings.lora_rank, settings.lora_alpha, settings.target_modules))
+        if learns and place.lora is not None:
+            _adapt(model, place.lora, settings.seed)
         return model
 
     if mesh is None:
@@ -110,6 +109,21 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
         for layer in _layers(model):
             layer.training = True  # by which transformers knows; what is in it stays as it is, without dropout
     return model
+
+
+def _adapt(model: Any, lora: LoraShape, seed: int) -> None:
+    """Leave only adapters to learn: parameters beside a layer's weight, sharded as others, and called as PEFT calls them."""
+    model.requires_grad_(False)
+    model.adapters_on = True
+    for name, layer in lora.layers(model).items():
+        like: dict[str, Any] = {"bias": False, "device": layer.weight.device, "dtype": layer.weight.dtype}
+        a = torch.nn.Linear(layer.in_features, lora.rank, **like)
+        b = torch.nn.Linear(lora.rank, layer.out_features, **like)
+        with torch.no_grad():
+            a.weight.copy_(start(name, lora.rank, layer.in_features, seed))
+        torch.nn.init.zeros_(b.weight)
+        layer.lora_A, layer.lora_B = a, b
+        attach(layer, a, b, lora.scale, lambda: bool(model.adapters_on))
 
 
 def _layers(model: Any) -> list[torch.nn.Module]:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.exact import exactly
+from agentrl.lora import merged, off
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import WeightSpec
-from agentrl.train.fsdp.adapters import adapter_of, merged, off
 from agentrl.train.fsdp.attention import Pack
 from agentrl.train.fsdp.checkpoint import FsdpStore
 from agentrl.train.fsdp.model import Shape, config_of, load, sizes_of
@@ -120,7 +120,7 @@ class FsdpNetwork(Network):
 
     @torch.no_grad()
     def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        adapter, scale = self.adapter(), self.place.settings.lora_alpha / (self.place.settings.lora_rank or 1)
+        adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
         whole = ((n, merged(n, _whole(p.detach()), adapter, scale).to(self._dtype(p))) for n, p in self._base())
         for name, tensor in self._renamed(whole):
             if self.place.ranks.rank == 0 and (only is None or name in only):
@@ -128,15 +128,15 @@ class FsdpNetwork(Network):
 
     def _base(self) -> list[tuple[str, Any]]:
         """The parameters of the model itself."""
-        adapter = adapter_of(parameters := self.parameters())
+        adapter = _adapter_of(parameters := self.parameters())
         return [(name, parameter) for name, parameter in parameters.items() if name not in adapter]
 
     def unadapted(self) -> AbstractContextManager[None]:
-        return off(self.model) if adapter_of(self.parameters()) else super().unadapted()
+        return off(self.model) if _adapter_of(self.parameters()) else super().unadapted()
 
     @torch.no_grad()
     def adapter(self) -> dict[str, Tensor]:
-        return {name: _whole(p.detach()).to(self._dtype(p)) for name, p in adapter_of(self.parameters()).items()}
+        return {name: _whole(p.detach()).to(self._dtype(p)) for name, p in _adapter_of(self.parameters()).items()}
 
     def _dtype(self, tensor: Tensor) -> torch.dtype:
         half = self.place.settings.bf16 and isinstance(tensor, torch.nn.Parameter)
@@ -155,10 +155,14 @@ class FsdpNetwork(Network):
 
     def state(self, prefix: str = "") -> dict[str, Any]:
         parameters = self.parameters()  # of an adapted model the adapter alone: the weights are those of its folder
-        return {prefix + name: p.detach() for name, p in (adapter_of(parameters) or parameters).items()}
+        return {prefix + name: p.detach() for name, p in (_adapter_of(parameters) or parameters).items()}
 
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
         """`FsdpStore` has loaded in place."""
+
+
+def _adapter_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: parameter for name, parameter in parameters.items() if ".lora_" in name}
 
 
 def _whole(tensor: Any) -> Tensor:

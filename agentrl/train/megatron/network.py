@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentrl.lora import merged, off
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.adapters import Adapter, adapt, gathered
 from agentrl.train.megatron.checkpoint import MegatronStore
 from agentrl.train.megatron.families import family_of, shape_of
-from agentrl.train.megatron.model import (
-    build_model,
-    keep_gradients_flowing,
-    transformer_config,
-    unwrap,
-)
+from agentrl.train.megatron.model import build_model, keep_gradients_flowing, transformer_config, unwrap
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
 from agentrl.train.megatron.passes import MegatronPasses
 from agentrl.train.megatron.rope import Rope
@@ -45,6 +43,7 @@ class MegatronNetwork(Network):
         self.rope = Rope.of(folder.config)
         if replays := learns and not values:
             replaying(model)
+        self.adapters: dict[str, Adapter] = {}
         self.model = self._learning(model) if learns else model.requires_grad_(False)
         self.passes = MegatronPasses(
             model=self.model,
@@ -60,11 +59,13 @@ class MegatronNetwork(Network):
         )
 
     def _learning(self, model: torch.nn.Module) -> torch.nn.Module:
-        if frozen(self.place.settings):
+        if lora := self.place.lora:
+            self.adapters = adapt(model, self.weights, lora, self.place.settings.seed)
+        elif frozen(self.place.settings):
             learning = self.weights.learning(self.place.settings)
             for name, parameter in unwrap(model).named_parameters():
                 parameter.requires_grad_(name in learning)
-            keep_gradients_flowing(model)
+        keep_gradients_flowing(model)
         return data_parallel(model, self.config, self.place.settings)
 
     @staticmethod
@@ -93,12 +94,28 @@ class MegatronNetwork(Network):
         return self.weights.specs()
 
     def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        return self.weights.export(self.parameters(), only=only)
+        adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
+        for name, tensor in self.weights.export(self.parameters(), only=only):
+            yield name, merged(name, tensor, adapter, scale)
+
+    def unadapted(self) -> AbstractContextManager[None]:
+        return off(unwrap(self.model)) if self.adapters else super().unadapted()
+
+    def adapter(self) -> dict[str, Tensor]:
+        return gathered(self.adapters, self.place.ranks)
 
     def state(self, prefix: str = "") -> dict[str, Any]:
+        if self.adapters:  # alone: the weights are those of the model's folder
+            return {
+                key: t for name, adapter in self.adapters.items() for key, t in adapter.sharded(prefix + name).items()
+            }
         metadata = sharding(self.place.settings, self.place.ranks)
         state: dict[str, Any] = unwrap(self.model).sharded_state_dict(prefix=prefix, metadata=metadata)
         return state
 
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
+        if self.adapters:
+            for name, adapter in self.adapters.items():
+                adapter.take(prefix + name, state)
+            return
         unwrap(self.model).load_state_dict({name.removeprefix(prefix): v for name, v in state.items()}, strict=True)

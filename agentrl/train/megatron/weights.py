@@ -9,8 +9,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,13 +91,13 @@ class WeightMap:
     ) -> None:
         self.shape, self.layout, self.family, self.values = shape, layout, family, values
         self.entries = list(unrolled(family, shape, layout.pp, len(layout.ep_ranks), values=values))
-        self._made = self._measured(stored(model))
+        self.made = self._measured(stored(model))
 
     def _measured(self, tensors: Mapping[str, Tensor]) -> dict[str, list[tuple[list[int], torch.dtype]]]:
         """Shapes and dtypes of the HF tensors that each kind of entry makes, of all stages."""
         made = {}
-        for entry in filter(self._is_mine, self.entries):
-            parts = [torch.empty_like(tensors[entry.parameter], device="meta")] * self._cut(entry).size
+        for entry in filter(self.is_mine, self.entries):
+            parts = [torch.empty_like(tensors[entry.parameter], device="meta")] * self.cut(entry).size
             merged = entry.rule.layout.merge(parts, self.shape)
             made[entry.kind] = [(list(tensor.shape), tensor.dtype) for tensor in merged]
         every: list[Any] = [made] * self.layout.pp
@@ -106,10 +105,10 @@ class WeightMap:
             dist.all_gather_object(every, made, group=self.layout.pp_group)
         return {kind: found for stage in every for kind, found in stage.items()}
 
-    def _cut(self, entry: Entry) -> Cut:
+    def cut(self, entry: Entry) -> Cut:
         return self.layout.experts if entry.rule.of_expert else self.layout.dense
 
-    def _is_mine(self, entry: Entry) -> bool:
+    def is_mine(self, entry: Entry) -> bool:
         here = entry.part == self.layout.ep_rank or not entry.rule.of_expert
         return here and entry.stage == self.layout.pp_rank
 
@@ -120,7 +119,7 @@ class WeightMap:
             CheckpointError: a tensor is missing or has another shape than the config implies.
         """
         parameters = stored(model)
-        entries = list(filter(self._is_mine, self.entries))
+        entries = list(filter(self.is_mine, self.entries))
         if self.shape.tied and "output_layer.weight" in parameters:
             entries.append(_entry(self.layout.pp_rank, self.family.head(tied=True)))
         missing = set(parameters) - {e.parameter for e in entries}
@@ -136,7 +135,7 @@ class WeightMap:
             return
         tensors = [folder.tensor(name) for name in entry.names]
         try:
-            cut = self._cut(entry)
+            cut = self.cut(entry)
             local = entry.rule.layout.split(tensors, cut.rank, cut.size, self.shape)
         except RuntimeError as error:
             raise CheckpointError(f"{folder.path}: {entry.names} do not fit config.json ({error})") from error
@@ -162,7 +161,7 @@ class WeightMap:
             where = f"pipeline stage {left[0]}" if self.layout.pp > 1 else "the model"
             raise idle(settings, where + (" but experts" if left[0] in {entry.stage for entry in learn} else ""))
         tied = {"output_layer.weight"} if self.shape.tied and self.entries[0] in learn else set()
-        return {entry.parameter for entry in filter(self._is_mine, learn)} | tied
+        return {entry.parameter for entry in filter(self.is_mine, learn)} | tied
 
     def names(self) -> list[str]:
         """HF names in export order."""
@@ -173,7 +172,7 @@ class WeightMap:
         return [
             WeightSpec(name, str(dtype).removeprefix("torch."), shape)
             for entry in self.entries
-            for name, (shape, dtype) in zip(entry.names, self._made[entry.kind], strict=True)
+            for name, (shape, dtype) in zip(entry.names, self.made[entry.kind], strict=True)
         ]
 
     @torch.no_grad()
@@ -195,7 +194,7 @@ class WeightMap:
             if wanted.isdisjoint(entry.names):
                 continue
             found: list[Tensor] = []
-            cut, mine = self._cut(entry), self._is_mine(entry)
+            cut, mine = self.cut(entry), self.is_mine(entry)
             if cut.first and mine:
                 found = self._gather(tensors[entry.parameter].detach(), entry.rule, cut)
             if entry.stage != 0 or entry.part != 0:
@@ -218,7 +217,7 @@ class WeightMap:
             return []
         device = "cpu" if dist.get_backend() == "gloo" else torch.cuda.current_device()
         source = self.layout.pp_ranks[entry.stage] + self.layout.ep_ranks[entry.part]
-        made = [torch.empty(shape, dtype=dtype or own, device=device) for shape, own in self._made[entry.kind]]
+        made = [torch.empty(shape, dtype=dtype or own, device=device) for shape, own in self.made[entry.kind]]
         for tensor in made:
             dist.recv(tensor, src=source)
         return made
@@ -229,7 +228,3 @@ def stored(model: torch.nn.Module) -> dict[str, Tensor]:
     inner = unwrap(model)
     kept = inner.state_dict()
     return {**dict(inner.named_parameters()), **{n: b for n, b in inner.named_buffers() if n in kept}}
-
-
-def _has(entry: Entry, patterns: Sequence[str]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns for name in entry.called)

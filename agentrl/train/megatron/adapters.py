@@ -1,0 +1,145 @@
+"""Adapters (LoRA) in megatron's layers: an A and a B for each of Hugging Face's linear layers, of which megatron joins some.
+
+1. Where tensor-parallel ranks cut a layer's outputs, B is cut with them; where they cut its inputs, A. The other one is whole
+   on every rank, and so are the few channels between the two.
+2. Experts get none, as in transformers, which keeps them in one tensor.
+3. Checkpoints have PEFT's names and whole shapes, so that they load in any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.tensor_parallel import mappings
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+from torch import Tensor
+
+from agentrl.errors import TrainError
+from agentrl.lora import LoraShape, start
+from agentrl.train.megatron.families import Layout as Joined
+from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.model import unwrap
+from agentrl.train.megatron.weights import Entry, WeightMap
+
+_LINEAR = {Joined.ROWS, Joined.COLUMNS, Joined.GATED, Joined.JOINED, Joined.QKV}
+
+
+def adapt(model: torch.nn.Module, weights: WeightMap, lora: LoraShape, seed: int) -> dict[str, Adapter]:
+    """Leave only adapters to learn; returns this stage's by Hugging Face's names of their layers.
+
+    Raises:
+        CheckpointError: a target that no layer has.
+        TrainError: a pipeline stage without a target.
+    """
+    inner = unwrap(model)
+    inner.requires_grad_(False)
+    inner.adapters_on = True
+    linear = {
+        name.removesuffix(".weight"): (entry, number)
+        for entry in weights.entries
+        if entry.rule.layout in _LINEAR and not entry.rule.of_expert
+        for number, name in enumerate(entry.names)
+        if name.endswith(".weight")
+    }
+    chosen = {name: linear[name] for name in lora.chosen(linear)}
+    if idle := sorted(set(range(weights.layout.pp)) - {entry.stage for entry, _ in chosen.values()}):
+        raise TrainError(f"--target-modules {' '.join(lora.targets)}: pipeline stage {idle[0]} has no such layer")
+    found = {}
+    for name, (entry, number) in chosen.items():
+        if weights.is_mine(entry):
+            layer = inner.get_submodule(entry.parameter.removesuffix(".weight"))
+            a = start(name, lora.rank, weights.made[entry.kind][number][0][1], seed)
+            found[name] = Adapter(layer, a, lora.scale, weights, entry, number)
+            layer.add_module(f"lora_{number}", found[name])
+            layer.register_forward_hook(
+                lambda _, inputs, out, add=found[name].add: add(inputs[0], out) if inner.adapters_on else out
+            )
+    return found
+
+
+class Adapter(torch.nn.Module):
+    """That of Hugging Face's layer `number` among those that an entry joins.
+
+    Attributes:
+        inward: whether the inputs of the layer are cut over the tensor-parallel ranks, and not its outputs.
+        a: [rank, in], of inputs that are cut this rank's.
+        b: [parts, out / parts, rank], of outputs that are cut this rank's of each part; 2 parts where gate and up are one layer.
+        columns: this layer's among the outputs of megatron's; None: all.
+    """
+
+    def __init__(self, layer: Any, a: Tensor, scale: float, weights: WeightMap, entry: Entry, number: int) -> None:
+        super().__init__()
+        cut, joined, sizes = weights.cut(entry), entry.rule.layout, [shape[0] for shape, _ in weights.made[entry.kind]]
+        self.scale, self.group, self.sequence_parallel = scale, cut.group, layer.sequence_parallel
+        self.inward, parts = joined is Joined.COLUMNS, 2 if joined is Joined.JOINED else 1
+        b = torch.zeros(parts, sizes[number] // parts, len(a))
+        a, b = (a.chunk(cut.size, 1)[cut.rank], b) if self.inward else (a, b.chunk(cut.size, 1)[cut.rank])
+        self.a, self.b = (torch.nn.Parameter(x.to(layer.weight, copy=True)) for x in (a, b))
+        for _, parameter, is_cut in self._named():
+            if is_cut:
+                set_tensor_model_parallel_attributes(parameter, True, 1, 1)
+            else:  # each rank's tokens give a part of the gradient
+                parameter.sequence_parallel = self.sequence_parallel
+        self.columns = None
+        if len(sizes) > 1:
+            owners = joined.split([torch.full((n,), i) for i, n in enumerate(sizes)], cut.rank, cut.size, weights.shape)
+            self.columns = (owners == number).nonzero().flatten().to(layer.weight.device)
+
+    def _named(self) -> Iterator[tuple[str, Any, bool]]:
+        """PEFT's names, the parameters, and whether tensor-parallel ranks cut them, which is along axis 1."""
+        yield "lora_A.weight", self.a, self.inward
+        yield "lora_B.weight", self.b, not self.inward
+
+    def add(self, x: Tensor, out: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        """Of megatron's layer's input and what it returned: that with `scale * B A x` added."""
+        low = self._between(F.linear(x, self.a))
+        found = self.scale * F.linear(low, self.b.flatten(0, 1))
+        return (out[0] + found if self.columns is None else out[0].index_add(-1, self.columns, found)), out[1]
+
+    def _between(self, low: Tensor) -> Tensor:
+        """A's outputs of all inputs, for the tokens that the layer's outputs are of."""
+        if self.inward and self.sequence_parallel:
+            return mappings.reduce_scatter_to_sequence_parallel_region(low, self.group)
+        if self.inward:
+            return mappings.reduce_from_tensor_model_parallel_region(low, self.group)
+        if self.sequence_parallel:
+            return mappings.gather_from_sequence_parallel_region(low, group=self.group)
+        return mappings.copy_to_tensor_model_parallel_region(low, self.group)
+
+    def sharded(self, layer: str) -> dict[str, Any]:
+        """The parameters as megatron's checkpoints take them, under names that begin with `layer`."""
+        kinds = (make_sharded_tensor_for_checkpoint, partial(make_tp_sharded_tensor_for_checkpoint, tp_axis=1))
+        return {f"{layer}.{name}": kinds[is_cut](p, f"{layer}.{name}") for name, p, is_cut in self._named()}
+
+    @torch.no_grad()
+    def take(self, layer: str, state: Mapping[str, Tensor]) -> None:
+        """Take over what was loaded of `sharded`."""
+        for name, parameter, _ in self._named():
+            parameter.copy_(state[f"{layer}.{name}"])
+
+    @torch.no_grad()
+    def whole(self, layer: str) -> dict[str, Tensor]:
+        """A [rank, in] and B [out, rank] as PEFT names them, on the CPU. Collective over the tensor-parallel ranks."""
+        found = {}
+        for name, parameter, is_cut in self._named():
+            parts = [parameter.detach()]
+            if is_cut and (ranks := dist.get_world_size(self.group)) > 1:
+                parts = [torch.empty_like(parameter) for _ in range(ranks)]
+                dist.all_gather(parts, parameter.detach(), group=self.group)
+            found[f"{layer}.{name}"] = torch.cat(parts, 1).flatten(0, -2).cpu()
+        return found
+
+
+def gathered(adapters: Mapping[str, Adapter], layout: Layout) -> dict[str, Tensor]:
+    """The adapters of all stages by PEFT's names, on every rank. Collective."""
+    mine = {name: tensor for layer, adapter in adapters.items() for name, tensor in adapter.whole(layer).items()}
+    every: list[Any] = [mine] * layout.pp
+    if layout.pp > 1:
+        dist.all_gather_object(every, mine, group=layout.pp_group)
+    return {name: tensor for stage in every for name, tensor in stage.items()}
