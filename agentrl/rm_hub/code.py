@@ -28,6 +28,7 @@ import anyio
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade, Service
+from agentrl.rm_hub.reading.common import one_of
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rm_hub.submissions.compare import same_output
 from agentrl.rm_hub.submissions.extract import extract_code
@@ -81,7 +82,8 @@ class CodeGrader(Service):
             raise GraderFailure(f"the sandbox failed: {error}", kind="grader_sandbox") from error
         except SandboxInput as error:
             raise GraderFailure(f"--rm-type code: an input of the tests: {error}", kind="grader_bad_label") from error
-        return _grade(program, results, metadata.get("code_score", self._settings.code_score))
+        rules = dict.fromkeys((self._settings.code_score, "all", "fraction"))  # the first is the default
+        return _grade(program, results, one_of(metadata, "code_score", tuple(rules), "code"))
 
     async def _run(self, program: str, cases: Programs | Checks, ends: float) -> list[str]:
         """For each test nothing, or why it failed."""
@@ -120,9 +122,7 @@ def _needed(cases: Programs | Checks) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", "\n".join(map(str, mentioned))))
 
 
-def _grade(program: str, results: list[str], rule: Any) -> Grade:
-    if rule not in ("all", "fraction"):
-        raise GraderFailure(f"code_score must be all or fraction, got {rule!r:.60}", kind="grader_bad_metadata")
+def _grade(program: str, results: list[str], rule: str) -> Grade:
     failed = [(number, why) for number, why in enumerate(results, 1) if why]
     passed, total = len(results) - len(failed), len(results)
     fraction = passed / total

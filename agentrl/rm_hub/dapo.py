@@ -12,30 +12,22 @@ from typing import Any
 
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.math import asked_for, best, read_labels
-from agentrl.rm_hub.reading.answers import read
+from agentrl.rm_hub.reading.answers import NOTHING, read
 from agentrl.rm_hub.reading.boxed import boxes
-from agentrl.rm_hub.reading.common import bad_metadata
+from agentrl.rm_hub.reading.common import one_of
 from agentrl.rm_hub.reading.seen import seen
 
 WINDOW = 300
 """Characters at the end of a response that are read. The longest answer of MATH-500 has 159."""
 
-_FORMS = ("answer", "strict", "boxed")
 _LINE = re.compile(r"(?i)(?:\banswer|答案)[*_\s]*[:：][*_]*[ \t]*")
-_NOTHING = re.compile(r"(?!)")
 
 
 def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """+1 if the answer is in the asked form and equals an accepted one, else -1.
-
-    Raises:
-        GraderFailure: the label is no answer, or `metadata["dapo_form"]` is none of "answer", "strict" and "boxed".
-    """
-    form = metadata.get("dapo_form", "answer")
-    if form not in _FORMS:
-        raise bad_metadata("dapo", "dapo_form", f"one of {', '.join(_FORMS)}", form)
+    """+1 if the answer is in the asked form and equals an accepted one, else -1."""
+    form = one_of(metadata, "dapo_form", ("answer", "strict", "boxed"), "dapo")
     golds = read_labels("dapo", label)
-    asked = asked_for(golds)._replace(announced=_NOTHING if form == "boxed" else _LINE, called=_NOTHING)
+    asked = asked_for(golds)._replace(announced=NOTHING if form == "boxed" else _LINE, called=NOTHING)
     text = seen(response).rstrip()
     since = _box_in(text) if form == "boxed" else _line_in(text, form == "strict")
     if since is None:

@@ -11,25 +11,20 @@ from typing import Any
 
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.math import asked_for, best, read_labels
-from agentrl.rm_hub.reading.answers import find_answer
+from agentrl.rm_hub.reading.answers import NOTHING, find_answer
 from agentrl.rm_hub.reading.seen import TAIL
 
 _ENDED = re.compile(r"</think>|###\s?Response")
-_NOTHING = re.compile(r"(?!)")
 
 
 def grade_deepscaler(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Right if a box after the reasoning equals an accepted answer.
-
-    Raises:
-        GraderFailure: the label is empty or of a type that is no answer.
-    """
+    """Right if a box after the reasoning equals an accepted answer."""
     golds = read_labels("deepscaler", label)
     text = response[-TAIL:]
     ends = [match.end() for match in _ENDED.finditer(text)]
     if not ends:
         return Grade(0.0, False, None, "the reasoning does not end: no </think>")
-    found = find_answer(text[ends[-1] :], asked_for(golds)._replace(announced=_NOTHING, called=_NOTHING))
+    found = find_answer(text[ends[-1] :], asked_for(golds)._replace(announced=NOTHING, called=NOTHING))
     if found.how != "box":
         return Grade(0.0, False, None, f"no box after the reasoning: {found.how}")
     said = " or ".join(found.values)

@@ -18,16 +18,7 @@ from agentrl.rm_hub.reading.common import clip, compose
 
 
 def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """1 if the choice that the response gives is the label's, else 0.
-
-    Args:
-        response: the answer, with or without its working.
-        label: see the module's third point.
-        metadata: `choices`, `valid_letters` and `reader`, all optional.
-
-    Raises:
-        GraderFailure: of kind "grader_bad_label" or "grader_bad_metadata".
-    """
+    """1 if the choice that the response gives is the label's, else 0."""
     choices, wanted = read_choices(label, metadata)
     asked = Asked(lambda said: read_choice(compose(said), choices), CHOICE_ANNOUNCED, CHOICE_CALLED)
     found = find_answer(response, asked, is_lenient(metadata, "gpqa"))

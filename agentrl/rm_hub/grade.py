@@ -41,7 +41,10 @@ class Grade:
 
 
 GraderFunction = Callable[[str, Any, Mapping[str, Any]], Grade]
-"""A grader: `(response, label, metadata) -> Grade`; pure, so that it can run in another process."""
+"""A grader: `(response, label, metadata) -> Grade`; pure, so that it can run in another process.
+
+Where the data is at fault it raises a `GraderFailure` of kind "grader_bad_label" or "grader_bad_metadata".
+"""
 
 
 class Service(ABC):

@@ -18,16 +18,7 @@ from agentrl.rm_hub.reading.latex import clean
 
 
 def grade_gsm8k(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """1 if the number that the response gives equals the label's, else 0.
-
-    Args:
-        response: the answer, with or without its working.
-        label: see the module's third point.
-        metadata: `reader`, optional.
-
-    Raises:
-        GraderFailure: of kind "grader_bad_label" or "grader_bad_metadata".
-    """
+    """1 if the number that the response gives equals the label's, else 0."""
     wanted = [gold.rpartition("####")[2].strip() for gold in golds(label, "gsm8k")]
     if not all(numbers.read(clean(gold)) is not None for gold in wanted):
         raise bad_label("gsm8k", "one number, or a solution that ends with '#### number'", label)

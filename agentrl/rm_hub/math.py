@@ -29,11 +29,7 @@ _HASHES = re.compile(r"####\s*(.+?)\s*$")
 
 
 def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Right if the response's final answer equals one of the accepted ones.
-
-    Raises:
-        GraderFailure: the label is empty or of a type that is no answer, or `reader` is unknown.
-    """
+    """Right if the response's final answer equals one of the accepted ones."""
     return grade_labels(response, read_labels("math", label), is_lenient(metadata, "math"))
 
 

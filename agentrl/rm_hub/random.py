@@ -5,28 +5,24 @@
 2. Nothing is read of what the answer says, so a run that improves with it learns from something else than the reward.
 """
 
-import hashlib
+import json
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.common import bad_metadata, flag, number
-
-_RESOLUTION = 2**53
 
 
 def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     """1 with a probability of a half, else 0; `metadata` may change that.
 
     Args:
-        response: the answer; only its bytes matter.
+        response: the answer; only its text matters.
         label: any value or none; only its representation matters.
         metadata: `seed` (default 0): an integer or a text, gives other rewards. `random_rate` (default 0.5): the
             probability of a 1. `random_uniform` (default false): a number in [0, 1) instead, correct from
             1 - random_rate on.
-
-    Raises:
-        GraderFailure: of kind "grader_bad_metadata".
     """
     seed = metadata.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, (int, str)):
@@ -35,15 +31,6 @@ def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grad
     if not 0 <= rate <= 1:
         raise bad_metadata("random", "random_rate", "a probability", rate)
     uniform = flag(metadata, "random_uniform", "random")
-    drawn = _draw(repr(seed), response, repr(label))
+    drawn = Random(json.dumps([repr(seed), response, repr(label)]).encode()).random()
     lucky = drawn >= 1 - rate
     return Grade(drawn if uniform else float(lucky), lucky, None, "drawn at random; the answer was not read")
-
-
-def _draw(*texts: str) -> float:
-    """A number in [0, 1), uniform over texts."""
-    digest = hashlib.sha256()
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "big") + data)
-    return (int.from_bytes(digest.digest()[:8], "big") % _RESOLUTION) / _RESOLUTION

@@ -21,6 +21,7 @@ from agentrl.errors import AgentRLError, GraderFailure, SettingsError
 from agentrl.plugins import load_object, raised_at
 from agentrl.rm_hub.grade import Grade, GraderFunction
 from agentrl.rm_hub.reading.boxed import last_box
+from agentrl.rm_hub.reading.common import clip
 from agentrl.rm_hub.settings import RmHubSettings
 
 BOXED = "boxed_"
@@ -212,10 +213,5 @@ def checked(rm_type: str, grade: object) -> Grade:
     if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in (grade.score, *grade.parts.values())):
         numbers = f"{grade.score!r}, parts {dict(grade.parts)}"
         raise _failure("grader_bad_grade", rm_type, f" gave a score that is not a finite number: {numbers}")
-    if len(grade.extracted or "") > MAX_EXTRACTED or len(grade.reason) > MAX_EXTRACTED:
-        return replace(grade, extracted=_cut(grade.extracted), reason=_cut(grade.reason) or "")
-    return grade
-
-
-def _cut(text: str | None) -> str | None:
-    return text if text is None or len(text) <= MAX_EXTRACTED else text[: MAX_EXTRACTED - 1] + "…"
+    extracted = grade.extracted and clip(grade.extracted, MAX_EXTRACTED)
+    return replace(grade, extracted=extracted, reason=clip(grade.reason, MAX_EXTRACTED))

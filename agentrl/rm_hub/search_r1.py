@@ -45,12 +45,9 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
 
     Args:
         response: everything after the prompt, retrieved text included.
-        label: the accepted answers (`reading.golds`), as Search-R1's `{"target": [...]}`.
+        label: the accepted answers (`reading.common.golds`), as Search-R1's `{"target": [...]}`.
         metadata: `structure_format_score`, `final_format_score`, `retrieval_score` (default 0 each; the second paper
             uses 0.2, 0.1 and 0), `sub_em` (default false), `messages` (default none, see the module's third point).
-
-    Raises:
-        GraderFailure: of kind "grader_bad_label" or "grader_bad_metadata".
     """
     accepted = golds(label, "search_r1")
     structure = number(metadata, "structure_format_score", 0.0, "search_r1")

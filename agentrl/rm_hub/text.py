@@ -54,16 +54,7 @@ def contains(text: str, accepted: list[str]) -> bool:
 
 
 def grade_exact_match(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Right if the normalised answer equals one of the normalised labels.
-
-    Args:
-        response: the answer; see the module's first point.
-        label: the accepted answer, or several (`reading.golds`).
-        metadata: not read.
-
-    Raises:
-        GraderFailure: of kind "grader_bad_label".
-    """
+    """Right if the normalised answer equals one of the normalised labels (`reading.common.golds`)."""
     accepted = golds(label, "exact_match")
     answer = _answer(response)
     if not answer:
@@ -73,17 +64,12 @@ def grade_exact_match(response: str, label: Any, metadata: Mapping[str, Any]) ->
 
 
 def grade_f1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Score is the best token F1 over the labels, in [0, 1].
+    """Score is the best token F1 over the labels (`reading.common.golds`), in [0, 1].
 
     Args:
-        response: the answer; see the module's first point.
-        label: the accepted answer, or several (`reading.golds`).
         metadata: `f1_threshold` (default 1): from which score on the answer counts as correct. `f1_yes_no` (default
             false): HotpotQA's rule (Yang et al. 2018, arXiv:1809.09600) that "yes", "no" and "noanswer" match nothing
             but themselves.
-
-    Raises:
-        GraderFailure: of kind "grader_bad_label" or "grader_bad_metadata".
     """
     accepted = golds(label, "f1")
     threshold, verdicts = number(metadata, "f1_threshold", 1.0, "f1"), flag(metadata, "f1_yes_no", "f1")

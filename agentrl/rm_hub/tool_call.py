@@ -44,9 +44,6 @@ def grade_tool_call(response: str, label: Any, metadata: Mapping[str, Any]) -> G
         response: what the model wrote.
         label: `{"name", "arguments"}`, a list of such, or `{"any_of": [...]}`; also as JSON text.
         metadata: the flags `ordered`, `accepted_values`, `loose_strings`, `coerce`; `messages`; `tools` (schemas).
-
-    Raises:
-        GraderFailure: of kind "grader_bad_label" or "grader_bad_metadata".
     """
     accepted = flag(metadata, "accepted_values", "tool_call")
     loose = flag(metadata, "loose_strings", "tool_call") if "loose_strings" in metadata else accepted

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from agentrl.rm_hub.ifbench.passage import Passage
-from agentrl.rm_hub.reading.common import bad_metadata
+from agentrl.rm_hub.reading.common import bad_metadata, clip
 
 Faults = Iterable[str]
 
@@ -106,35 +106,32 @@ def unless(met: object, fault: str = "") -> Faults:
     return () if met else (fault,)
 
 
-class Constraint:
-    """One constraint of a prompt: a kind and its parameters, read out of one entry of `kwargs`.
+class Constraint(NamedTuple):
+    """One constraint of a prompt: a kind, its check, and the parameters that were given."""
 
-    Fields of the entry that belong to other kinds are left alone.
-
-    Raises:
-        GraderFailure: `grader_bad_metadata`, if a parameter is missing or cannot be read.
-    """
-
-    def __init__(self, kind: str, check: Check, given: Mapping[str, Any]) -> None:
-        self.kind, self.check = kind, check
-        self.given: dict[str, Any] = {}
-        for name, reader in check.needs.items():
-            if given.get(name) is None:
-                raise bad_metadata("ifbench", "kwargs", f"{', '.join(check.needs)} for {kind}; {name} missing", given)
-            if not reader.fits(given[name]):
-                raise bad_metadata("ifbench", f"kwargs {name} of {kind}", reader.expected, given[name])
-            self.given[name] = reader.read(given[name])
+    kind: str
+    check: Check
+    given: Mapping[str, Any]
 
     def fault(self, passage: Passage) -> str | None:
         """What was found instead; None if the constraint is met. An answer of white space meets none."""
         faults = self.check.run(passage, **self.given) if passage.raw.strip() else ("an empty answer",)
-        return next((_short(fault) for fault in faults), None)
+        return next((clip(fault, 80) for fault in faults), None)
 
     def __str__(self) -> str:
-        says = self.check.says.format(**{name: _short(value) for name, value in self.given.items()})
+        says = self.check.says.format(**{name: clip(str(value), 80) for name, value in self.given.items()})
         return f"{says} ({self.kind})"
 
 
-def _short(value: Any) -> str:
-    shown = str(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
+def constrain(kind: str, check: Check, given: Mapping[str, Any]) -> Constraint:
+    """The constraint with its parameters out of one entry of `kwargs`; fields that belong to other kinds are left alone.
+
+    Raises:
+        GraderFailure: `grader_bad_metadata`, if a parameter is missing or cannot be read.
+    """
+    for name, reader in check.needs.items():
+        if given.get(name) is None:
+            raise bad_metadata("ifbench", "kwargs", f"{', '.join(check.needs)} for {kind}; {name} missing", given)
+        if not reader.fits(given[name]):
+            raise bad_metadata("ifbench", f"kwargs {name} of {kind}", reader.expected, given[name])
+    return Constraint(kind, check, {name: reader.read(given[name]) for name, reader in check.needs.items()})

@@ -3,12 +3,14 @@
 import re
 
 from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, count, unless
-from agentrl.rm_hub.ifbench.lists import CONJUNCTIONS, PERSON_NAMES, PRONOUNS, STOP_WORDS
+from agentrl.rm_hub.ifbench.lists import LISTS
 from agentrl.rm_hub.ifbench.passage import AROUND, CLOSERS, Passage, tokenise
 
 _DIGITS = re.compile(r"\d+")
 _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
-_NAMES = re.compile(rf"\b(?:{'|'.join(PERSON_NAMES)})\b")
+_NAMES = re.compile(rf"\b(?:{'|'.join(LISTS['person_names'])})\b")
+_STOP_WORDS, _PRONOUNS = frozenset(LISTS["stop_words"]), frozenset(LISTS["pronouns"])
+_CONJUNCTIONS = ("and", "but", "for", "nor", "or", "so", "yet")
 _OVERLAP_SLACK = 2.0
 
 
@@ -41,7 +43,7 @@ def stop_words(passage: Passage, percentage: float) -> Faults:
     """The share of stop words among the words of `count:word_count_range`, at most `percentage`."""
     if not passage.runs:
         return ["no words"]
-    got = 100 * sum(word.lower() in STOP_WORDS for word in passage.runs) / len(passage.runs)
+    got = 100 * sum(word.lower() in _STOP_WORDS for word in passage.runs) / len(passage.runs)
     return unless(got <= percentage, f"{got:.1f}% stop words")
 
 
@@ -110,7 +112,7 @@ CHECKS: dict[str, Check] = {
         "at least",
         "small_n",
         "different coordinating conjunctions",
-        lambda p: len({word for word in p.raw.split() if word.strip(AROUND).lower() in CONJUNCTIONS}),
+        lambda p: len({word for word in p.raw.split() if word.strip(AROUND).lower() in _CONJUNCTIONS}),
     ),
     # Names of the prompt's list, as whole words with their capital.
     "count:person_names": count(
@@ -118,7 +120,7 @@ CHECKS: dict[str, Check] = {
     ),
     # Among the tokens, each as often as it comes; "she/her" is two.
     "count:pronouns": count(
-        "at least", "N", "pronouns", lambda p: sum(t in PRONOUNS for t in Passage(p.lower.replace("/", " ")).tokens)
+        "at least", "N", "pronouns", lambda p: sum(t in _PRONOUNS for t in Passage(p.lower.replace("/", " ")).tokens)
     ),
     "count:punctuation": check("every standard punctuation mark and an interrobang", punctuation),
     "count:words_japanese": check("every {N}th word in Japanese", words_japanese, N=COUNTED),

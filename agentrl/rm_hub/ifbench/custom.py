@@ -9,7 +9,7 @@ import unicodedata
 from itertools import pairwise
 
 from agentrl.rm_hub.ifbench.check import Check, Faults, check, compare, unless
-from agentrl.rm_hub.ifbench.lists import NORTHERN_CAPITALS
+from agentrl.rm_hub.ifbench.lists import LISTS
 from agentrl.rm_hub.ifbench.passage import AROUND, Passage
 
 _NUMBER = re.compile(r"\d+")
@@ -57,8 +57,8 @@ def sentence_alphabet(passage: Passage) -> Faults:
 def european_capitals_sort(passage: Passage) -> Faults:
     """The 27 capitals of the benchmark, in its order, between commas; without a full stop, accents do not count."""
     capitals = [name.strip() for name in _plain(passage.raw).split(",") if name.strip()]
-    yield from compare(len(capitals), "exactly", len(NORTHERN_CAPITALS), "names")
-    yield from (repr(got) for got, want in zip(capitals, NORTHERN_CAPITALS, strict=True) if got != want)
+    yield from compare(len(capitals), "exactly", len(LISTS["northern_capitals"]), "names")
+    yield from (repr(got) for got, want in zip(capitals, LISTS["northern_capitals"], strict=True) if got != want)
 
 
 def csv_city(passage: Passage) -> Faults:

@@ -19,14 +19,12 @@ from typing import Any
 from agentrl.chat.parsers.base import json_or_text
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.ifbench import counts, custom, ifeval, layout, words
-from agentrl.rm_hub.ifbench.check import Check, Constraint, is_list
+from agentrl.rm_hub.ifbench.check import Check, Constraint, constrain, is_list
 from agentrl.rm_hub.ifbench.passage import Passage
-from agentrl.rm_hub.reading.common import bad_metadata
+from agentrl.rm_hub.reading.common import bad_metadata, one_of
 
 CHECKS: dict[str, Check] = {**counts.CHECKS, **custom.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
 """Every kind by the id that the data uses."""
-MODES = ("strict", "loose")
-AGGREGATES = ("all", "mean")
 LONGEST = 100_000
 """Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""
 
@@ -39,22 +37,13 @@ def constraint_kinds() -> dict[str, str]:
 def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     """Grade an answer by the constraints of its prompt.
 
-    Args:
-        response: the answer.
-        label: None, or the constraints where the metadata do not hold them.
-        metadata: `instruction_id_list` and `kwargs`; see the module for the two choices.
-
-    Returns:
-        A grade whose score is 0 or 1, or the share of constraints that are met under "mean". Its parts are "strict" and
-        "loose" (scores of the two modes) and each constraint's verdict under its id (with #2 and so on where the same
-        kind comes again).
-
-    Raises:
-        GraderFailure: `grader_bad_metadata`, if the constraints are missing, unknown or lack parameters.
+    The score is 0 or 1, or the share of constraints that are met under "mean". Parts are "strict" and "loose" (scores of
+    the two modes) and each constraint's verdict under its id (with #2 and so on where the same kind comes again).
     """
     constraints = _constraints(label, metadata)
-    mode = _choice(metadata, ("ifbench_mode",), MODES)
-    aggregate = _choice(metadata, ("ifbench_aggregate", "aggregate"), AGGREGATES)
+    mode = one_of(metadata, "ifbench_mode", ("strict", "loose"), "ifbench")
+    field = "aggregate" if metadata.get("ifbench_aggregate") is None else "ifbench_aggregate"
+    aggregate = one_of(metadata, field, ("all", "mean"), "ifbench")
     answer = _answer(response)
     if len(answer) > LONGEST:
         strict: list[str | None] = [f"an answer of {len(answer)} characters; more than {LONGEST} are not graded"]
@@ -123,16 +112,7 @@ def _constraint(kind: Any, given: Any) -> Constraint:
         raise _bad("instruction_id_list", f"of known ids (this is no known constraint; the nearest: {nearest!r})", kind)
     if not isinstance(given, Mapping):
         raise _bad("kwargs", f"a mapping for {kind!r}", given)
-    return Constraint(kind, check, given)
-
-
-def _choice(metadata: Mapping[str, Any], names: Sequence[str], known: tuple[str, ...]) -> str:
-    for name in names:
-        if metadata.get(name) is not None:
-            if metadata[name] not in known:
-                raise _bad(name, f"one of {', '.join(known)}", metadata[name])
-            return str(metadata[name])
-    return known[0]
+    return constrain(kind, check, given)
 
 
 _bad = partial(bad_metadata, "ifbench")

@@ -8,12 +8,12 @@
 4. Linear in the length; only the last 20,000 characters are read.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrl.chat.parsers.base import read_json
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.common import after_reasoning
 
@@ -78,9 +78,8 @@ def _whole(text: str) -> Any:
     """The value if the text is one JSON value, perhaps in a fence; else None."""
     if fence := re.match(r"(```|~~~)[\w-]{0,12}", text):
         text = text[fence.end() :].removesuffix(fence.group(1))
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+    value, end = read_json(text, 0) or (None, 0)
+    if text[end:].strip():
         return None
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -89,17 +88,13 @@ def _whole(text: str) -> Any:
 
 def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The JSON objects in a text, not those inside of others, with the positions of their ends."""
-    decoder, at = json.JSONDecoder(), 0
+    at = 0
     for _ in range(_MOST_OBJECTS):
-        at = text.find("{", at)
-        if at < 0:
+        if (at := text.find("{", at)) < 0:
             return
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            at += 1
-            continue
-        yield at, value
+        value, at = read_json(text, at) or (None, at + 1)
+        if value is not None:
+            yield at, value
 
 
 def _from_value(value: Any) -> Grade | None:

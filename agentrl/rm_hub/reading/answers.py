@@ -26,7 +26,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from agentrl.rm_hub.reading.boxed import Box, boxes
-from agentrl.rm_hub.reading.common import answer_blocks, bad_metadata
+from agentrl.rm_hub.reading.common import answer_blocks, one_of
 from agentrl.rm_hub.reading.latex import clean, squeeze
 from agentrl.rm_hub.reading.phrases import any_of, words
 from agentrl.rm_hub.reading.seen import seen
@@ -39,6 +39,7 @@ Standing = Literal["claimed", "conditional", "aside", "denied", "open"]
 Value = Callable[[str], "tuple[str, str] | None"]
 """What is asked for: a text to (the value that it begins with, what follows it in the sentence), or None."""
 
+NOTHING = re.compile(r"(?!)")
 MOST_CLAIMS = 3
 """Different values, one after the other, that are announced by a response that only guesses."""
 
@@ -129,15 +130,8 @@ class Answer(NamedTuple):
 
 
 def is_lenient(metadata: Mapping[str, Any], grader: str) -> bool:
-    """Whether `metadata["reader"]` asks for the lenient reader; the default is "strict".
-
-    Raises:
-        GraderFailure: it is neither "strict" nor "lenient".
-    """
-    reader = metadata.get("reader", "strict")
-    if reader not in ("strict", "lenient"):
-        raise bad_metadata(grader, "reader", '"strict" or "lenient"', reader)
-    return bool(reader == "lenient")
+    """Whether `metadata["reader"]` asks for the lenient reader; the default is "strict"."""
+    return one_of(metadata, "reader", ("strict", "lenient"), grader) == "lenient"
 
 
 def find_answer(response: str, asked: Asked, lenient: bool = False) -> Answer:

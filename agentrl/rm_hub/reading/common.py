@@ -27,7 +27,6 @@ _ANSWER_TAG = re.compile(r"(?i)<(/?)answer>")
 _LABEL_FIELDS = ("target", "ground_truth", "golden_answers", "answers", "answer", "text", "label")
 _MAX_NFKC = 10_000
 """Composing characters can take quadratic time on runs of combining marks; a short answer is never this long."""
-_MAX_EXTRACTED = 500
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
@@ -75,9 +74,9 @@ def compose(text: str) -> str:
     return _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), plain)
 
 
-def clip(text: str) -> str:
-    """The text, shortened for a report."""
-    return text if len(text) <= _MAX_EXTRACTED else text[:_MAX_EXTRACTED] + "..."
+def clip(text: str, most: int = 500) -> str:
+    """The text, shortened to so many characters for a report."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def golds(label: Any, grader: str) -> list[str]:
@@ -119,6 +118,14 @@ def flag(metadata: Mapping[str, Any], field: str, grader: str) -> bool:
     if not isinstance(value, bool):
         raise bad_metadata(grader, field, "true or false", value)
     return value
+
+
+def one_of(metadata: Mapping[str, Any], field: str, known: Sequence[str], grader: str) -> str:
+    """One of the known texts in the metadata, the first of them where it is missing or null."""
+    value = known[0] if metadata.get(field) is None else metadata[field]
+    if value not in known:
+        raise bad_metadata(grader, field, f"one of {', '.join(known)}", value)
+    return str(value)
 
 
 def number(metadata: Mapping[str, Any], field: str, default: float, grader: str) -> float:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agentrl.rm_hub.reading import numbers, ranges, symbolic
+from agentrl.rm_hub.reading import numbers, symbolic
 from agentrl.rm_hub.reading.framing import without_frame
 from agentrl.rm_hub.reading.latex import clean, squeeze
-from agentrl.rm_hub.reading.shapes import Kind, Shape, is_name, is_symbol, shape
+from agentrl.rm_hub.reading.shapes import Kind, Shape, interval, is_name, is_symbol, shape
 from agentrl.rm_hub.reading.words import choice, same_words, strip_units, wordy
 
 _BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*\(?(\w+)\)?\s*\}?$")
@@ -107,7 +107,7 @@ def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Equality:
 def _spans(said: Shape) -> Shape:
     """Inequalities as the intervals that they describe."""
     if said.kind == "one":
-        return shape(ranges.interval(said.text) or said.text)
+        return shape(interval(said.text) or said.text)
     items = tuple(_spans(item) for item in said.items)
     if said.kind == "list" and r"\cup" not in said.text and all(item.kind == "brackets" for item in items):
         return Shape("union", said.text, items)
@@ -307,7 +307,7 @@ def _algebra(gold: str, got: str, budget: _Budget) -> Equality:
     if budget.left <= 0:
         return Equality(False, "too many parts to compare")
     budget.left -= 1
-    left, right = ranges.interval(gold), ranges.interval(got)
+    left, right = interval(gold), interval(got)
     if left is not None and right is not None:
         return _shapes(shape(left), shape(right), budget)
     return Equality(*symbolic.equal(gold, got))

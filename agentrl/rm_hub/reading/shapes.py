@@ -21,6 +21,8 @@ _SYMBOL = re.compile(r"^\\?[A-Za-z]+'*(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*\([^()]
 _OUTWARD = re.compile(r"^([\](\[])([^\[\](){}]{1,60}[,;][^\[\](){}]{1,60})([\])\[])$")
 _ROW_END = re.compile(r"\\\\|\\(?=\s*-?\d)")
 """Also `\\6` for `\\\\ 6`, as a row looks whose second backslash was lost on its way through JSON."""
+_CHAIN = re.compile(r"(\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>)")
+_GROWING, _FALLING = {"<", r"\le"}, {">", r"\ge"}
 MOST_ITEMS = 40
 
 
@@ -176,3 +178,23 @@ def _inside_number(text: str, at: int, token: str) -> bool:
         and re.match(r",\d{3}(?!\d)", text[at : at + 5]) is not None
         and re.search(r"(?<![\d.])[1-9]\d{0,2}(?:,\d{3})*$", text[max(0, at - 24) : at]) is not None
     )
+
+
+def interval(text: str) -> str | None:
+    r"""The interval that one inequality or chain about one variable describes: 1 < x \le 2, x > 3; None for other texts."""
+    parts = [part.strip() for part in _CHAIN.split(text)]
+    if len(parts) == 3:
+        # x < 3 is a chain from minus infinity, 3 < x one to infinity.
+        growing = parts[1] in _GROWING
+        if is_symbol(parts[0]) and parts[2]:
+            parts = [r"-\infty" if growing else r"\infty", "<" if growing else ">", *parts]
+        elif is_symbol(parts[2]) and parts[0]:
+            parts = [*parts, "<" if growing else ">", r"\infty" if growing else r"-\infty"]
+    if len(parts) != 5 or not is_symbol(parts[2]):
+        return None
+    low, first, _, second, high = parts
+    if {first, second} <= _FALLING:
+        low, first, second, high = high, second, first, low
+    elif not {first, second} <= _GROWING:
+        return None
+    return f"{'(' if first in '<>' else '['}{low},{high}{')' if second in '<>' else ']'}"

@@ -20,8 +20,6 @@ CHUNK = 1 << 17
 MAX_REST = 2_000_000
 """Most bytes of label and metadata together."""
 
-NOT_JSON = (TypeError, ValueError, RecursionError)
-
 
 def request(
     rm_type: str, response: str, label: Any, metadata: Mapping[str, Any], *, conversation: bool = False
@@ -34,20 +32,16 @@ def request(
     Raises:
         GraderFailure: at once, where the label is no JSON, or there is too much of it.
     """
+    if not _plain(label):
+        raise GraderFailure(
+            f"--rm-type {rm_type}: the label must be plain JSON (text, numbers, lists, mappings), "
+            f"got {type(label).__name__}",
+            kind="grader_bad_label",
+        )
     dropped = RECORDED - {"messages"} if conversation else RECORDED
-    rest = {str(name): value for name, value in metadata.items() if name not in dropped}
+    rest = {str(name): value for name, value in metadata.items() if name not in dropped and _plain(value)}
     starts = range(0, max(1, len(response)), CHUNK)
-    job = {"rm_type": rm_type, "label": label, "metadata": rest, "chunks": len(starts)}
-    try:
-        head = _line(job)
-    except NOT_JSON:  # all of it is plain in the usual case; only else is each field tried for itself
-        if not _plain(label):
-            raise GraderFailure(
-                f"--rm-type {rm_type}: the label must be plain JSON (text, numbers, lists, mappings), "
-                f"got {type(label).__name__}",
-                kind="grader_bad_label",
-            ) from None
-        head = _line({**job, "metadata": {name: value for name, value in rest.items() if _plain(value)}})
+    head = _line({"rm_type": rm_type, "label": label, "metadata": rest, "chunks": len(starts)})
     if len(head) > MAX_REST:
         raise GraderFailure(
             f"--rm-type {rm_type}: label and metadata hold more than {MAX_REST:,} bytes; "
@@ -93,6 +87,6 @@ def _value(line: bytes) -> Any:
 def _plain(value: Any) -> bool:
     try:
         json.dumps(value)
-    except NOT_JSON:
+    except (TypeError, ValueError, RecursionError):
         return False
     return True
