@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -30,9 +29,3 @@ class EngineActor:
     def stop(self) -> None:
         """Stop the server."""
         self._stack.close()
-
-
-def engine_actor(settings: RunSettings, workspace: str, options: dict[str, Any]) -> Any:
-    """An actor for one engine, not started yet."""
-    kind: Any = EngineActor
-    return kind.options(**options).remote(settings, workspace)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -12,11 +13,10 @@ from anyio import to_thread
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agentrl.cluster.engines import engine_actor
-from agentrl.cluster.quiet import library_output
+from agentrl.cluster.engines import EngineActor
 from agentrl.cluster.rollouts import RayRollouts, rollout_actor
 from agentrl.cluster.room import bundles, engines, fitting
-from agentrl.cluster.runtime import ray_runtime, worker_environment
+from agentrl.cluster.runtime import library_output, ray_runtime, worker_environment
 from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
 from agentrl.cluster.waiting import values
 from agentrl.config import RunSettings
@@ -61,20 +61,16 @@ async def start(
 _checked: Start = start
 
 
+@dataclass(frozen=True)
 class _Starting:
     """What is needed while the parts come up."""
 
-    def __init__(
-        self, settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress, engines: int
-    ) -> None:
-        self.settings, self.folder, self.resume, self.progress, self.engines = (
-            settings,
-            folder,
-            resume,
-            progress,
-            engines,
-        )
-        self.here = os.getcwd()
+    settings: RunSettings
+    folder: RunFolder
+    resume: Found | None
+    progress: Progress
+    engines: int
+    here: str = field(default_factory=os.getcwd)
 
     async def on(self, stack: contextlib.AsyncExitStack) -> Parts:
         """All parts; `stack` stops them."""
@@ -182,7 +178,8 @@ class _Starting:
             bundle, gpus = ranks[0], 0  # it has those of the trainers there
         else:
             bundle, gpus = _trainers(self.settings) + index, each if cluster.device == "cuda" else 0
-        return engine_actor(self.settings, self.here, _options(placement, bundle, gpus, worker_environment()))
+        kind: Any = EngineActor
+        return kind.options(**_options(placement, bundle, gpus, worker_environment())).remote(self.settings, self.here)
 
     async def _gpus(self, trainer: RayTrainer, index: int) -> list[int] | None:
         """The GPUs that an engine has in turns with trainer processes; None where it has its own, or none are there."""

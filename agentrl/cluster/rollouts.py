@@ -3,10 +3,10 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import ray
@@ -19,8 +19,6 @@ from agentrl.errors import AgentRLError
 from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.runfolder import RunFolder
-
-T = TypeVar("T")
 
 _CLOSE_TIMEOUT = 15.0
 """Seconds that closing the environment, the pool and the ledger may take."""
@@ -60,9 +58,9 @@ class RolloutActor:
         """Have `serve` close everything."""
         self._stopping.set()
 
-    async def _during(self, call: Coroutine[Any, Any, T]) -> T:
-        """The call's result; `serve` may break it off."""
-        task = asyncio.ensure_future(call)
+    async def call(self, name: str, *args: Any) -> Any:
+        """What this method of the rollouts returns; `serve` may break it off."""
+        task = asyncio.ensure_future(getattr(self._rollouts, name)(*args))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return await task
@@ -70,32 +68,8 @@ class RolloutActor:
     @ray.method(num_returns=2)
     async def next_batch(self, step: int) -> tuple[Any, Batch | None]:
         """The payload, kept in the object store until the trainers take it, and the batch without it."""
-        batch = await self._during(self._rollouts.next_batch(step))
+        batch = await self.call("next_batch", step)
         return (None, None) if batch is None else (batch.payload, replace(batch, payload=None))
-
-    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
-        await self._during(self._rollouts.trained(group_ids, step, details))
-
-    async def checkpointed(self, step: int) -> None:
-        await self._during(self._rollouts.checkpointed(step))
-
-    async def occupy(self, memory: frozenset[str]) -> None:
-        await self._during(self._rollouts.occupy(memory))
-
-    async def evaluate(self, done: int) -> Mapping[str, float]:
-        return await self._during(self._rollouts.evaluate(done))
-
-    async def epoch(self) -> tuple[str, ...]:
-        return await self._during(self._rollouts.epoch())
-
-    async def join_weight_group(self, group: WeightGroup) -> None:
-        await self._during(self._rollouts.join_weight_group(group))
-
-    async def leave_weight_group(self, name: str) -> None:
-        await self._during(self._rollouts.leave_weight_group(name))
-
-    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
-        await self._during(self._rollouts.receive(update, version))
 
 
 def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:
@@ -128,45 +102,41 @@ class RayRollouts(Rollouts, WeightSink):
         with within(_CLOSE_TIMEOUT, "closing the rollouts"):
             await _stop(actor, serving)
 
-    async def _ask(self, reference: Any) -> Any:
-        return await unless(self._serving, reference)
+    async def _ask(self, name: str, *args: Any) -> Any:
+        return await unless(self._serving, self._actor.call.remote(name, *args))
 
     async def next_batch(self, step: int) -> Batch | None:
         payload, rest = self._actor.next_batch.remote(step)
-        batch: Batch | None = await self._ask(rest)
+        batch: Batch | None = await unless(self._serving, rest)
         return None if batch is None else replace(batch, payload=payload)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
-        await self._ask(self._actor.trained.remote(group_ids, step, details))
+        await self._ask("trained", group_ids, step, details)
 
     async def checkpointed(self, step: int) -> None:
-        await self._ask(self._actor.checkpointed.remote(step))
+        await self._ask("checkpointed", step)
 
     async def occupy(self, memory: frozenset[str]) -> None:
-        await self._ask(self._actor.occupy.remote(memory))
+        await self._ask("occupy", memory)
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
-        metrics: Mapping[str, float] = await self._ask(self._actor.evaluate.remote(done))
+        metrics: Mapping[str, float] = await self._ask("evaluate", done)
         return metrics
 
     async def epoch(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = await self._ask(self._actor.epoch.remote())
+        names: tuple[str, ...] = await self._ask("epoch")
         return names
 
     async def join_weight_group(self, group: WeightGroup) -> None:
-        await self._ask(self._actor.join_weight_group.remote(group))
+        await self._ask("join_weight_group", group)
 
     async def leave_weight_group(self, name: str) -> None:
-        await self._ask(self._actor.leave_weight_group.remote(name))
+        await self._ask("leave_weight_group", name)
 
     async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
-        await self._ask(self._actor.receive.remote(update, version))
+        await self._ask("receive", update, version)
 
 
 async def _stop(actor: Any, serving: Any) -> None:
     await value(actor.stop.remote())
     await value(serving)
-
-
-_rollouts: type[Rollouts] = RayRollouts
-_sink: type[WeightSink] = RayRollouts

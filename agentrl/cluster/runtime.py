@@ -6,6 +6,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -76,6 +77,26 @@ def _start(options: dict[str, Any], attempts: int) -> None:
                 ) from error
         finally:
             heed_sigterm()
+
+
+@contextlib.contextmanager
+def library_output(file: Path) -> Iterator[None]:
+    """Send to `file` what native libraries write to file descriptor 2: Ray's stack trace at SIGTERM, say.
+
+    `sys.stderr`, where progress, messages and tracebacks of ours go, stays where it was.
+    """
+    ours = sys.stderr
+    ours.flush()
+    with contextlib.ExitStack() as stack:
+        apart = stack.enter_context(file.open("ab"))
+        terminal = os.dup(2)
+        sys.stderr = stack.enter_context(open(terminal, "w", buffering=1, errors="backslashreplace"))
+        os.dup2(apart.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(terminal, 2)
+            sys.stderr = ours
 
 
 def worker_environment() -> dict[str, str]:

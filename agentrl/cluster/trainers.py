@@ -17,7 +17,7 @@ from agentrl.run.training import Learners, RankInfo, free_port, start_backend
 
 @ray.remote
 class TrainActor:
-    """One rank of the trainer; only rank 0 sends back results."""
+    """One rank of the trainer."""
 
     def __init__(self, settings: RunSettings, workspace: str, learners: Learners = "all") -> None:
         enter_workspace(workspace)
@@ -39,47 +39,10 @@ class TrainActor:
         """Join the other ranks, build the model and load its first weights."""
         self._backend, self._first = start_backend(self._settings, where, self._learners), where.rank == 0
 
-    def load(self, path: Path) -> None:
-        self._backend.load(path)
-
-    def values(self, payload: Any) -> Any:
-        found = self._backend.values(payload)
+    def call(self, name: str, *args: Any, **named: Any) -> Any:
+        """Call this method of the backend; rank 0 says what it returned."""
+        found = getattr(self._backend, name)(*args, **named)
         return found if self._first else None
-
-    def prepare(self, payload: Any, values: Any) -> Any:
-        prepared = self._backend.prepare(payload, values)
-        return prepared if self._first else None
-
-    def train(self, payload: Any, steps: int, prepared: Any = None) -> Mapping[str, float] | None:
-        metrics = self._backend.train(payload, steps, prepared)
-        return metrics if self._first else None
-
-    def details(self) -> Any:
-        return self._backend.details()
-
-    def offload(self) -> None:
-        self._backend.offload()
-
-    def onload(self) -> None:
-        self._backend.onload()
-
-    def save(self, path: Path, step: int, critic: Path | None = None) -> None:
-        self._backend.save(path, step, critic)
-
-    def save_hf(self, path: Path, served: bool) -> None:
-        self._backend.save_hf(path, served=served)
-
-    def weight_specs(self) -> list[TensorSpec]:
-        return [(name, dtype, shape) for name, dtype, shape in self._backend.weight_specs()]
-
-    def init_weight_group(self, group: WeightGroup) -> None:
-        self._backend.init_weight_group(group.address, group.port, group.world_size, group.name, group.backend)
-
-    def broadcast_weights(self, names: Sequence[str]) -> None:
-        self._backend.broadcast_weights([names])
-
-    def close_weight_group(self) -> None:
-        self._backend.close_weight_group()
 
 
 class RayTrainer(Trainer, WeightSource):
@@ -101,7 +64,7 @@ class RayTrainer(Trainer, WeightSource):
 
     async def start(self, ranks: Sequence[RankInfo]) -> None:
         """Start all processes; `ranks` say where each of them stands among its own, but not where they meet."""
-        places = {0: await value(self.actors[0].address.remote())}
+        places: dict[int, tuple[str, int]] = {0: await value(self.actors[0].address.remote())}
         if self.critics:
             places[1] = await value(self.critics[0].address.remote())
         await values(
@@ -113,57 +76,60 @@ class RayTrainer(Trainer, WeightSource):
 
     async def load(self, path: Path) -> None:
         """Restore a checkpoint."""
-        await values([process.load.remote(path) for process in self.processes])
+        await _call(self.processes, "load", path)
 
     async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
         prepared = await self._prepared(batch) if self.critics else None
-        found = await values([process.train.remote(batch.payload, steps, prepared) for process in self.processes])
+        found = await _call(self.processes, "train", batch.payload, steps, prepared)
         critic: Mapping[str, float] = found[len(self.actors)] if self.critics else {}
         return {**critic, **found[0]}
 
     async def details(self) -> Any:
         """A reference: the rollouts take them from where they are."""
-        return self.actors[0].details.remote()
+        return self.actors[0].call.remote("details")
 
     async def _prepared(self, batch: Batch) -> Any:
         """A reference to what both sides train on."""
-        found = [critic.values.remote(batch.payload) for critic in self.critics]
+        found = [critic.call.remote("values", batch.payload) for critic in self.critics]
         await values(found)
-        prepared = [actor.prepare.remote(batch.payload, found[0]) for actor in self.actors]
+        prepared = [actor.call.remote("prepare", batch.payload, found[0]) for actor in self.actors]
         await values(prepared)
         return prepared[0]
 
     async def offload(self) -> None:
         """The actor's processes alone: a critic's own have devices of their own."""
-        await values([actor.offload.remote() for actor in self.actors])
+        await _call(self.actors, "offload")
 
     async def onload(self) -> None:
-        await values([actor.onload.remote() for actor in self.actors])
+        await _call(self.actors, "onload")
 
     async def save(self, path: Path, step: int) -> None:
         part = path.with_name(f".{path.name}.critic") if self.critics else None
-        await values([critic.save.remote(part, step) for critic in self.critics])
-        await values([actor.save.remote(path, step, part) for actor in self.actors])
+        await _call(self.critics, "save", part, step)
+        await _call(self.actors, "save", path, step, part)
 
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
-        await values([actor.save_hf.remote(path, served) for actor in self.actors])
+        await _call(self.actors, "save_hf", path, served=served)
 
     async def address(self) -> tuple[str, int]:
-        address: tuple[str, int] = await value(self.actors[0].address.remote())
-        return address
+        return await value(self.actors[0].address.remote())
 
     async def weight_specs(self) -> list[TensorSpec]:
-        specs: list[TensorSpec] = await value(self.actors[0].weight_specs.remote())
-        return specs
+        return await value(self.actors[0].call.remote("weight_specs"))
 
     async def init_weight_group(self, group: WeightGroup) -> None:
-        await values([actor.init_weight_group.remote(group) for actor in self.actors])
+        where = (group.address, group.port, group.world_size, group.name, group.backend)
+        await _call(self.actors, "init_weight_group", *where)
 
     async def broadcast_weights(self, names: Sequence[str]) -> None:
-        await values([actor.broadcast_weights.remote(names) for actor in self.actors])
+        await _call(self.actors, "broadcast_weights", [names])
 
     async def close_weight_group(self) -> None:
-        await values([actor.close_weight_group.remote() for actor in self.actors])
+        await _call(self.actors, "close_weight_group")
+
+
+async def _call(actors: Sequence[Any], name: str, *args: Any, **named: Any) -> list[Any]:
+    return await values([actor.call.remote(name, *args, **named) for actor in actors])
 
 
 def rank_order(nodes: Sequence[str]) -> list[int]:
@@ -186,7 +152,3 @@ def local_ranks(nodes: Sequence[str]) -> list[int]:
         out.append(seen[node])
         seen[node] += 1
     return out
-
-
-_trainer: type[Trainer] = RayTrainer
-_source: type[WeightSource] = RayTrainer

@@ -1,7 +1,7 @@
 """Awaiting Ray's references, and turning what Ray reports into our errors. Deadlines are the caller's cancel scopes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from ray import ObjectRef
@@ -10,8 +10,10 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from agentrl.errors import AgentRLError, disk_trouble, ungrouped
 from agentrl.run.parts import PartLost
 
+T = TypeVar("T")
 
-async def value(reference: "ObjectRef[Any]") -> Any:
+
+async def value(reference: "ObjectRef[T]") -> T:
     """The value of one reference.
 
     Raises:
@@ -52,11 +54,11 @@ async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:
     return found
 
 
-async def unless(serving: "ObjectRef[Any]", reference: "ObjectRef[Any]") -> Any:
+async def unless(serving: "ObjectRef[Any]", reference: "ObjectRef[T]") -> T:
     """The value of `reference`; or what ended `serving`, which should not end before."""
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(value, serving)
-            found = await value(reference)
+            found: T = await value(reference)
             tasks.cancel_scope.cancel()
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from agentrl.cluster.quiet import library_output
+from agentrl.cluster.runtime import library_output
 print("before", file=sys.stderr)
 with library_output(Path("native.log")):
     os.write(2, b"a library's words\\n")
