@@ -44,8 +44,8 @@ from agentrl.config import Args
 from agentrl.data.settings import DataSettings
 from agentrl.data.user_source import load_source
 from agentrl.engine import EnginePool, EngineSettings, SamplingParams
+from agentrl.engine.answers import Asked, parse
 from agentrl.engine.transport import HttpTransport
-from agentrl.engine.wire import Asked, parse
 from agentrl.envs import Environments
 from agentrl.groups import Group
 from agentrl.rm_hub import GraderRunner

@@ -26,13 +26,13 @@ from typing import ParamSpec, TypeVar
 import anyio
 from anyio.from_thread import start_blocking_portal
 
+from agentrl.engine.answers import NO_KEPT_SETS
 from agentrl.engine.background import beside
 from agentrl.engine.commands import EngineCommand, engine_command
 from agentrl.engine.member import Member
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, Transport, normalise_url
-from agentrl.engine.wire import NO_KEPT_SETS
 from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError
 
 P = ParamSpec("P")

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import anyio
 import orjson
 
+from agentrl.engine.answers import error_message
 from agentrl.engine.balance import EngineState
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionLost, Reply, Transport
 from agentrl.engine.weights import WHOLE, DiskUpdate, TensorSpec, WeightGroup
-from agentrl.engine.wire import error_message
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
 from agentrl.settings import shown
 

@@ -1,18 +1,12 @@
 """`EnginePool`: all engines of a run behind one door: generate on them, control them, give them weights.
 
-1. One call of `generate` returns exactly one answer, or raises `EngineTimeout`, `EngineUnreachable` or
-   `EngineRejected`. The deadline covers waiting for a free place, retries and the answer; it stands still while
-   generating is held.
-2. A session's turns go to one engine as long as that one is well (`balance`); at most `sglang_server_concurrency`
-   requests are in flight at one engine. What fails at one engine is tried at another (`requests`).
-3. Neither a weight update nor `hold` ends a call: it goes on afterwards, with the tokens that it has.
-4. Cancelling a call, or its deadline, sends `abort_request` for it, so that the engine stops too.
-5. Engines may come and go (`join`, `leave`, `roster`); inside its context the pool probes them, and gives an engine
-   that comes back the current weights before it gets work (`upkeep`).
-6. What is asked of all engines goes to every one at once and returns when all have succeeded, answers in the order of
+1. One call of `generate` returns exactly one answer, or raises. Its deadline covers waiting for a free place, retries and
+   the answer; it stands still while generating is held. Neither a weight update nor `hold` ends a call.
+2. Cancelling a call, or its deadline, sends `abort_request` for it, so that the engine stops too.
+3. Engines may come and go; inside its context the pool probes them, and gives an engine that comes back the current
+   weights before it gets work (`upkeep`). What fails at one engine is tried at another (`requests`, `balance`).
+4. What is asked of all engines goes to every one at once and returns when all have succeeded, answers in the order of
    `urls`; otherwise it raises the first engine's error, when all have answered.
-7. A weight update finds engines paused with empty caches, and leaves none paused, also where it fails. It succeeds if
-   one engine took it; the others get no work until they have the weights too.
 """
 
 from __future__ import annotations
@@ -27,19 +21,16 @@ from typing import Any, Self
 import orjson
 
 from agentrl.engine.background import beside
-from agentrl.engine.hold import Hold
 from agentrl.engine.member import Member
-from agentrl.engine.requests import Requests
 from agentrl.engine.roster import Roster
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, Reply, Transport
 from agentrl.engine.upkeep import Upkeep
-from agentrl.engine.weights import WeightGroup, WeightUpdate
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineRejected, EngineTimeout, SettingsError
 
 
-class EnginePool:
+class EnginePool(Upkeep):
     """The engines that serve one model; an async context manager, safe for concurrent calls.
 
     Args:
@@ -64,22 +55,18 @@ class EnginePool:
     ) -> None:
         if not urls:
             raise SettingsError("expected at least one engine address, got none; set --rollout-external-engine-addrs")
-        self.settings = settings or EngineSettings()
-        self.held = Hold()
-        self._owned = transport is None
-        self._transport = transport or HttpTransport(self.settings)
-        self._roster = Roster(self._transport, self.settings)
+        self._owned, settings = transport is None, settings or EngineSettings()
+        self._transport = transport or HttpTransport(settings)
+        super().__init__(Roster(self._transport, settings), settings, vocab_size)
         for url in urls:
             self._roster.join(url)
-        self._requests = Requests(self._roster, self.held, self.settings, vocab_size)
-        self._upkeep = Upkeep(self._roster, self._requests, self.held, self.settings)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             if self._owned:
                 await stack.enter_async_context(self._transport)
-            await stack.enter_async_context(beside(self._upkeep.watch()))
+            await stack.enter_async_context(beside(self._watch()))
             self._stack = stack.pop_all()
         return self
 
@@ -112,7 +99,7 @@ class EnginePool:
         member = self._roster.join(url)
         try:
             await self.check()
-            await self._upkeep.look(member)
+            await self._look(member)
         except BaseException:
             self._roster.leave(url)
             raise
@@ -232,10 +219,12 @@ class EnginePool:
         """How the engines did since the last call: how many are `ready`, how often one was `lost`, how many attempts at a
         request `failed`, and the `prefix_cache_hit_rate`, the share of the prompts' tokens that lay in a cache."""
         counts, self._roster.counts = self._roster.counts, Counter()
-        ready = sum(member.state.weights == "current" for member in self.members)
-        rate = counts["cached_tokens"] / max(counts["prompt_tokens"], 1)
-        shown = {"ready": ready, "lost": counts["lost"], "failed": counts["failed"], "prefix_cache_hit_rate": rate}
-        return {f"engines/{name}": float(value) for name, value in shown.items()}
+        return {
+            "engines/ready": float(sum(member.state.weights == "current" for member in self.members)),
+            "engines/lost": float(counts["lost"]),
+            "engines/failed": float(counts["failed"]),
+            "engines/prefix_cache_hit_rate": counts["cached_tokens"] / max(counts["prompt_tokens"], 1),
+        }
 
     async def hold(self) -> None:
         """Generate nothing until `release`; calls under way keep their tokens and go on then.
@@ -247,19 +236,8 @@ class EnginePool:
 
     async def release(self) -> None:
         """Go on generating."""
-        if self._upkeep.generates:
+        if self.generates:
             self.held.open()
-
-    async def occupy(self, memory: frozenset[str]) -> None:
-        """Have the engines keep or take this part of their memory (`weights`, `kv_cache`) and give back the rest.
-
-        Without both nothing is generated: calls under way keep their tokens, and go on when both are there again. Weights
-        that were given back are as before in the built-in engine, and any in SGLang, which needs an update then.
-
-        Raises:
-            EngineFailure: none answers, or one cannot: kind `no_memory_saver`.
-        """
-        await self._upkeep.occupy(memory)
 
     # ---- asking -------------------------------------------------------------------------------------------
 
@@ -274,35 +252,6 @@ class EnginePool:
     async def encode(self, text: str) -> list[list[int]]:
         """`text` as the ids of every engine's own tokenizer, special tokens around it included."""
         return await self._roster.all(lambda member: member.encode(text), self.members)
-
-    # ---- weights ------------------------------------------------------------------------------------------
-
-    async def epoch(self) -> tuple[str, ...]:
-        """Names of the engines that would take an update now, new ones for those that were away: see `WeightGroup`.
-
-        Raises:
-            EngineUnreachable: no engine answers.
-        """
-        return await self._upkeep.epoch()
-
-    async def join_weight_group(self, group: WeightGroup) -> None:
-        """Have its members join; returns when all ranks are there, the trainer's included."""
-        await self._upkeep.join_group(group)
-
-    async def leave_weight_group(self, name: str) -> None:
-        """Have the engines that are still there leave the group."""
-        await self._upkeep.leave_group(name)
-
-    async def receive(self, update: WeightUpdate, version: str) -> None:
-        """Give the engines new weights under the label `version`, and generate again, also if it was held before.
-
-        A broadcast has to run beside the trainer's side of it.
-
-        Raises:
-            EngineFailure: no engine took the weights, or one of the group did not: kind `weight_group_broken` if it was
-                away since it joined. All engines sample again, each with what it has.
-        """
-        await self._upkeep.receive(update, version)
 
 
 def vocabulary(info: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -23,19 +24,20 @@ from typing import Any, Final, TypeVar
 import anyio
 import orjson
 
+from agentrl.engine.answers import Asked, error_kind, error_message, parse
 from agentrl.engine.hold import Hold
 from agentrl.engine.member import Member
-from agentrl.engine.prompts import PromptEncoder
 from agentrl.engine.roster import Roster
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import Reply
-from agentrl.engine.wire import Asked, FinishReason, Generation, SamplingParams, error_kind, error_message, join, parse
+from agentrl.engine.wire import FinishReason, Generation, SamplingParams, encode, join
 from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 """Header by which SGLang's routers keep a session on one worker."""
 
 _MAX_BACKOFF = 10.0
+_UNSENT = Reply(0, b"")
 _ABORTED = re.compile(rb'"(?:finish_reason|type)"\s*:\s*"abort"')
 T = TypeVar("T")
 
@@ -63,8 +65,7 @@ class Requests:
     def __init__(self, roster: Roster, held: Hold, settings: EngineSettings, vocab_size: int | None) -> None:
         self.live: dict[str, Call] = {}
         self._roster, self._held, self._settings = roster, held, settings
-        self._prompts, self._vocab_size = PromptEncoder(vocab_size), vocab_size
-        self._sent, self._idle = 0, anyio.Event()
+        self._vocab_size, self._sent, self._idle = vocab_size, 0, anyio.Event()
 
     async def generate(
         self,
@@ -76,38 +77,37 @@ class Requests:
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
         """The whole answer, however often it was interrupted, with log-probs of the last `scored` ids; no deadline here."""
-        call = self._called(Call(name, session, extra))
         parts: list[Generation] = []
-        all_ids = ids
-        try:
-            with call.waiting:
-                while not parts or parts[-1].finish_reason.type == "abort":
-                    rest = _routed_on(params.after(len(all_ids) - len(ids)), parts)
-                    got = await self._part(call, all_ids, rest, scored)
-                    parts.append(replace(got, finish_reason=_finish(got, rest)))
-                    all_ids = [*all_ids, *got.ids]
-                    if (
-                        parts[-1].finish_reason.type == "abort"
-                        and not call.aborted
-                        and (params.json_schema or params.regex)
-                    ):
-                        parts, all_ids = [], ids  # a grammar begins where the answer does
-            answer = join(parts, len(ids))
-            self._roster.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
-            return answer
-        finally:
-            del self.live[name]
+        with self._under_way(name, session, extra) as call:
+            while not parts or parts[-1].finish_reason.type == "abort":
+                if not call.aborted and (params.json_schema or params.regex):
+                    parts.clear()  # a grammar begins where the answer does
+                sampled = [id_ for part in parts for id_ in part.ids]
+                rest = _routed_on(params.after(len(sampled)), parts)
+                got = await self._part(call, [*ids, *sampled] if sampled else ids, rest, scored)
+                parts.append(replace(got, finish_reason=_finish(got, rest)))
+        answer = join(parts, len(ids))
+        self._roster.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
+        return answer
 
     async def relay(self, name: str, path: str, body: Mapping[str, Any] | None, session: str | None) -> Reply:
         """What some member answers to POST `path` (GET where there is no body), whole; no deadline here."""
-        call = self._called(Call(name, session))
+        with self._under_way(name, session) as call:
+            while True:
+                reply = await self._anywhere(call, path, body, partial(self._fine, call))
+                if call.aborted or not (call.interrupted and _ABORTED.search(reply.body)):
+                    return reply
+        raise EngineRejected(f"{path}: the request was aborted before it was sent", status=400, kind="aborted")
+
+    @contextmanager
+    def _under_way(self, name: str, session: str | None, extra: Mapping[str, Any] | None = None) -> Iterator[Call]:
+        """A new call; where it is aborted before it is sent, the context ends at once."""
+        if name in self.live:
+            raise EngineRejected(f"a request with the id {name!r:.100} is under way already", status=400, kind="rid")
+        call = self.live[name] = Call(name, session, extra)
         try:
             with call.waiting:
-                while True:
-                    reply = await self._anywhere(call, path, body, partial(self._fine, call))
-                    if call.aborted or not (call.interrupted and _ABORTED.search(reply.body)):
-                        return reply
-            raise EngineRejected(f"{path}: the request was aborted before it was sent", status=400, kind="aborted")
+                yield call
         finally:
             del self.live[name]
 
@@ -119,14 +119,6 @@ class Requests:
             call.waiting.cancel()
         else:
             await call.member.abort(call.rid)
-
-    def _called(self, call: Call) -> Call:
-        if call.rid in self.live:
-            raise EngineRejected(
-                f"a request with the id {call.rid!r:.100} is under way already", status=400, kind="rid"
-            )
-        self.live[call.rid] = call
-        return call
 
     def mark_interrupted(self) -> None:
         """Whatever is aborted from now on was aborted by us, and goes on."""
@@ -156,7 +148,7 @@ class Requests:
             **(call.extra or {}),
             "return_logprob": True,
             "sampling_params": params.to_wire(),
-            "input_ids": orjson.Fragment(self._prompts.encode(ids, call.session_id)),
+            "input_ids": orjson.Fragment(encode(ids, self._vocab_size)),
         }
         if scored:
             payload["logprob_start_len"] = start - 1
@@ -172,7 +164,7 @@ class Requests:
         self, call: Call, path: str, payload: Mapping[str, Any] | None, read: Callable[[Reply, Member], T]
     ) -> T:
         """What `read` makes of the answer of a member that gives a good one."""
-        failed, began = 0, anyio.current_time()
+        failed, absent, began = 0, 0, anyio.current_time()
         while True:
             if call.aborted:
                 call.waiting.cancel()
@@ -184,18 +176,20 @@ class Requests:
             if member is None:
                 await self._somebody(began)
                 continue
-            reply = Reply(0, b"")
+            reply = _UNSENT
             try:
-                reply = await self._exchange(call, member, path, payload) or reply
+                reply = await self._exchange(call, member, path, payload)
                 if reply.status:
                     got = read(reply, member)
                     self._roster.balance.answered(member.state)
                     return got
             except EngineFailure as error:
                 failed += 1
-                absent = error.kind == "engine_refused" and not self._roster.balance.any_usable(anyio.current_time())
+                gone = error.kind == "engine_refused" and not self._roster.balance.any_usable(anyio.current_time())
+                absent += gone
                 self._blame(member, error, reply.retry_after)
-                if failed > self._settings.engine_max_retries and not (absent and self._patient(began)):
+                counted = failed if gone and not self._patient(began) else failed - absent
+                if counted > self._settings.engine_max_retries:
                     error.args = (f"{error} (after {failed} attempts)",) if failed > 1 else error.args
                     raise
                 call.rid = uuid.uuid4().hex
@@ -204,12 +198,12 @@ class Requests:
             if failed and not self._roster.balance.any_usable(anyio.current_time()):
                 await self._roster.wait(max(self._backoff(failed), reply.retry_after))
 
-    async def _exchange(self, call: Call, member: Member, path: str, payload: Mapping[str, Any] | None) -> Reply | None:
-        """The member's answer; None if it was not sent, because nothing may be sent now, or the member has gone."""
+    async def _exchange(self, call: Call, member: Member, path: str, payload: Mapping[str, Any] | None) -> Reply:
+        """The member's answer; `_UNSENT` where nothing may be sent now, or the member has gone."""
         life, headers = member.life, None if call.session_id is None else {ROUTING_HEADER: call.session_id}
         async with member.places:
             if self._held.closed or member.life != life:
-                return None
+                return _UNSENT
             sent, adapter = self._roster.folder, {}
             if sent is not None and sent.adapter is not None:
                 adapter["lora_path"] = sent.adapter

@@ -1,20 +1,17 @@
 """Care for the members of a pool: probes, and weight updates that members may miss.
 
 1. A member that misses two probes in a row is out of reach; one that answers again is brought back (`Roster.regain`).
-   While an update runs, members are asked for their `/model_info`: a paused server has no `/health`. No member waits for
-   another one, and no update for one that is brought back: it takes the update instead.
+   No member waits for another one, and no update for one that is brought back: it takes the update instead.
 2. An update pauses the members that answer, empties their caches, gives them weights and resumes them, also where it
    fails. Nobody takes a step before all have taken the one before it.
 3. A member that misses a folder is left out and given it when it can take it; the update fails when nobody took it.
-   A broadcast is all or nothing: the group that it goes to is that of one set of members (`epoch`), and whatever happened
-   to one of them since it joined ends it.
-4. Memory that the members give back (`occupy`) a member that comes back gives back too. Without all of it nothing is
-   generated.
+   A broadcast is all or nothing: whatever happened to one of the group's members since it joined ends it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -36,13 +33,13 @@ _log = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """The only writer of weights and of `held` while an update runs."""
+    """What a pool does for its members; the only writer of weights and of `held` while an update runs."""
 
-    def __init__(self, roster: Roster, requests: Requests, held: Hold, settings: EngineSettings) -> None:
-        self.updating, self.memory = False, WHOLE
-        self._roster, self._requests, self._held, self._settings = roster, requests, held, settings
-        self._lock = anyio.Lock()
-        self._misses: dict[Member, int] = {}
+    def __init__(self, roster: Roster, settings: EngineSettings, vocab_size: int | None) -> None:
+        self.settings, self.held = settings, Hold()
+        self._roster, self._requests = roster, Requests(roster, self.held, settings, vocab_size)
+        self._updating, self._memory, self._lock = False, WHOLE, anyio.Lock()
+        self._misses: Counter[Member] = Counter()
         self._said: dict[Member, str] = {}
         self._looking: set[Member] = set()
         self._regains: list[anyio.CancelScope] = []
@@ -50,49 +47,53 @@ class Upkeep:
 
     # ---- probes -------------------------------------------------------------------------------------------
 
-    async def watch(self) -> None:
+    async def _watch(self) -> None:
         """Look after all members, for ever."""
         async with anyio.create_task_group() as group:
             while True:
-                with anyio.move_on_after(self._settings.engine_probe_interval):
+                with anyio.move_on_after(self.settings.engine_probe_interval):
                     await self._roster.trouble.wait()
                 self._roster.trouble = anyio.Event()
                 for member in set(self._roster.members) - self._looking:
                     self._looking.add(member)
-                    group.start_soon(self._watch, member)
+                    group.start_soon(self._look_once, member)
 
-    async def _watch(self, member: Member) -> None:
-        _, failures = await self._roster.each(self.look, [member])
+    async def _look_once(self, member: Member) -> None:
+        _, failures = await self._roster.each(self._look, [member])
         self._looking.discard(member)
         said = str(failures.get(member, ""))
         if said and said != self._said.get(member):
             _log.warning("%s answers, but cannot be brought back: %s", shown(member.url), said)
         self._said[member] = said
 
-    async def look(self, member: Member) -> None:
+    async def _look(self, member: Member) -> None:
         """One probe, and what follows from it."""
-        path = "/model_info" if self.updating else "/health"
-        if await member.answers(path, self._settings.engine_probe_interval):
-            self._misses.pop(member, None)
-            if member.state.weights != "current" and not self.updating:
+        path = "/model_info" if self._updating else "/health"  # a paused server has no /health
+        if await member.answers(path, self.settings.engine_probe_interval):
+            del self._misses[member]
+            if member.state.weights != "current" and not self._updating:
                 with anyio.CancelScope() as scope:
                     self._regains.append(scope)
-                    await member.occupy(self.memory)
-                    if "weights" in self.memory:
+                    await member.occupy(self._memory)
+                    if "weights" in self._memory:
                         await self._roster.regain(member)
-        elif not self.updating or path == "/model_info":  # else it was paused meanwhile
-            self._misses[member] = self._misses.get(member, 0) + 1
+        elif not self._updating or path == "/model_info":  # else it was paused meanwhile
+            self._misses[member] += 1
             if self._misses[member] >= _MISSES:
                 self._roster.lost(member)
 
     # ---- weights ------------------------------------------------------------------------------------------
 
     async def epoch(self) -> tuple[str, ...]:
-        """Names of the members that would take an update now; another name each time one was out of reach."""
+        """Names of the engines that would take an update now, new ones for those that were away: see `WeightGroup`.
+
+        Raises:
+            EngineUnreachable: no engine answers.
+        """
         return tuple(f"{member.url}#{member.life}" for member in await self._answering())
 
-    async def join_group(self, group: WeightGroup) -> None:
-        """Have the members of `group` join; returns when all ranks are there, the trainer's included."""
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        """Have its members join; returns when all ranks are there, the trainer's included."""
         names = {f"{member.url}#{member.life}": member for member in self._roster.members}
         if missing := [name for name in group.members if name not in names]:
             raise _broken(group.name, missing)
@@ -100,13 +101,20 @@ class Upkeep:
         self._groups[group.name] = {member: member.life for member in ranks}
         await self._roster.all(lambda member: member.join_group(group, ranks[member]), ranks)
 
-    async def leave_group(self, name: str) -> None:
-        """Have the members that are still in the group leave it."""
+    async def leave_weight_group(self, name: str) -> None:
+        """Have the engines that are still there leave the group."""
         still = [member for member, life in self._groups.pop(name, {}).items() if member.life == life]
         await self._roster.all(lambda member: member.leave_group(name), still)
 
     async def receive(self, update: WeightUpdate, version: str) -> None:
-        """See `EnginePool.receive`."""
+        """Give the engines new weights under the label `version`, and generate again, also if it was held before.
+
+        A broadcast has to run beside the trainer's side of it.
+
+        Raises:
+            EngineFailure: no engine took the weights, or one of the group did not: kind `weight_group_broken` if it was
+                away since it joined. All engines sample again, each with what it has.
+        """
         async with self._alone():
             if isinstance(update, BroadcastUpdate):
                 await self._broadcast(update, version)
@@ -116,41 +124,47 @@ class Upkeep:
     @property
     def generates(self) -> bool:
         """Whether requests may be sent, as far as weights and memory go."""
-        return not self.updating and self.memory == WHOLE
+        return not self._updating and self._memory == WHOLE
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
         """Nothing is sent and nobody is brought back meanwhile."""
         async with self._lock:
-            self.updating = True
-            self._held.close()
+            self._updating = True
+            self.held.close()
             while self._regains:
                 self._regains.pop().cancel()
             try:
                 yield
             finally:
-                self.updating = False
+                self._updating = False
                 if self.generates:
-                    self._held.open()
+                    self.held.open()
 
     # ---- memory -------------------------------------------------------------------------------------------
 
     async def occupy(self, memory: frozenset[str]) -> None:
-        """See `EnginePool.occupy`."""
+        """Have the engines keep or take this part of their memory (`weights`, `kv_cache`) and give back the rest.
+
+        Without both nothing is generated: calls under way keep their tokens, and go on when both are there again. Weights
+        that were given back are as before in the built-in engine, and any in SGLang, which needs an update then.
+
+        Raises:
+            EngineFailure: none answers, or one cannot: kind `no_memory_saver`.
+        """
         async with self._alone():
-            self.memory = memory
+            self._memory = memory
             await self._requests.interrupt()
             _, failures = await self._roster.each(lambda member: member.occupy(memory), await self._answering())
             if refused := [failure for failure in failures.values() if isinstance(failure, EngineRejected)]:
                 raise refused[0]
 
-    # ---- steps of an update -------------------------------------------------------------------------------
-
     async def _load(self, update: DiskUpdate, version: str) -> None:
+        async def load(member: Member) -> None:
+            await member.load_folder(update, version, flush_cache=not self._frozen(member))
+
         async with self._paused(await self._answering()) as paused:
-            took, failures = await self._roster.each(
-                lambda member: member.load_folder(update, version, flush_cache=not self._frozen(member)), paused
-            )
+            took, failures = await self._roster.each(load, paused)
             if not took:
                 raise next(iter(failures.values()))
             _left_out(failures)
@@ -180,7 +194,7 @@ class Upkeep:
     @asynccontextmanager
     async def _paused(self, members: Iterable[Member], *, strict: bool = False) -> AsyncIterator[list[Member]]:
         """Those of the members that could be paused and have empty caches now; `strict`: all of them, or an error."""
-        members, mode = list(members), self._settings.pause_generation_mode
+        members, mode = list(members), self.settings.pause_generation_mode
         if mode == "abort":
             self._requests.mark_interrupted()
         try:
@@ -206,7 +220,7 @@ class Upkeep:
     def _frozen(self, member: Member) -> bool:
         """Whether requests there wait for the update with keys and values that must not be flushed."""
         busy = any(call.member is member for call in self._requests.live.values())
-        return busy and self._settings.pause_generation_mode == "in_place"
+        return busy and self.settings.pause_generation_mode == "in_place"
 
     async def _answering(self) -> list[Member]:
         """The members that answer now; the others are out of reach.
@@ -217,7 +231,7 @@ class Upkeep:
 
         async def ask(member: Member) -> None:
             for _ in range(_MISSES):
-                if await member.answers("/model_info", self._settings.engine_probe_interval):
+                if await member.answers("/model_info", self.settings.engine_probe_interval):
                     return
             raise EngineUnreachable(f"the engine at {member.url} does not answer", kind="engine_lost")
 

@@ -125,6 +125,23 @@ async def test_patience_for_an_engine_that_is_gone_counts_from_when_it_went() ->
     assert transport.refused == 8
 
 
+async def test_an_engine_that_was_long_away_may_come_back_without_the_weights(tmp_path: Path) -> None:
+    settings = EngineSettings(engine_retry_backoff=0.0, engine_max_retries=3, engine_probe_interval=0.5)
+
+    async def dies(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        transport.down, server.version = True, "default"
+        return await reset(server, body, request)
+
+    async with (
+        serving(dies, ok([5])) as server,
+        Refusing() as transport,
+        EnginePool([server.url], settings, vocab_size=512, transport=transport) as pool,
+    ):
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        assert (await pool.generate([1], PARAMS)).weight_version == "7"
+    assert transport.refused == 8
+
+
 async def test_a_hung_engine_is_broken_off_also_when_it_was_lost_before() -> None:
     settings = FAST.model_copy(update={"engine_probe_interval": 0.02, "engine_max_retries": 0})
     async with serving(silence) as hung, EnginePool([hung.url], settings, vocab_size=512) as pool:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.wire import Asked, FinishReason, Generation, SamplingParams, error_message, join
+from agentrl.engine.answers import Asked, error_message, read
+from agentrl.engine.wire import FinishReason, Generation, SamplingParams, encode, join
 from agentrl.errors import EngineRejected
 from tests.conformance.sglang.replay import names, recording
 from tests.engine.faults import answer
@@ -44,25 +45,41 @@ def test_unset_parameters_are_left_out() -> None:
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.floats(-50, 0)), min_size=1, max_size=50))
 def test_ids_and_log_probs_survive_json(tokens: list[tuple[int, float]]) -> None:
     wire = answer([i for i, _ in tokens], output_token_logprobs=[[p, i, None] for i, p in tokens])
-    got = Generation.from_wire(json.loads(json.dumps(wire)), Asked(3))
+    got = read(json.loads(json.dumps(wire)), Asked(3))
     assert list(zip(got.ids, got.log_probs, strict=True)) == tokens
 
 
+def test_a_prompt_is_checked_and_the_error_names_the_position() -> None:
+    assert json.loads(encode([1, 2, 31], 32)) == [1, 2, 31]
+    assert json.loads(encode([40], None)) == [40]
+    wrong: list[tuple[list[Any], str]] = [
+        ([1, 99, 3], "token 1 is 99; expected whole numbers from 0 to 31"),
+        ([1, -2], "token 1 is -2"),
+        ([1, True], "token 1 is True"),
+        ([1.0], "token 0 is 1.0"),
+        ([b""], "not a token id"),
+        ([], "empty"),
+    ]
+    for ids, said in wrong:
+        with pytest.raises(EngineRejected, match=said):
+            encode(ids, 32)
+
+
 def test_version_spans_are_read_and_made_up_where_absent() -> None:
-    assert Generation.from_wire(answer([1, 2]), ASKED).weight_versions == (("1", 0, 2),)
+    assert read(answer([1, 2]), ASKED).weight_versions == (("1", 0, 2),)
     found = spans(("a", 0, 0), ("a", 0, 1), ("b", 1, 2))
-    assert Generation.from_wire(answer([1, 2], weight_versions=found), ASKED).weight_versions == (
+    assert read(answer([1, 2], weight_versions=found), ASKED).weight_versions == (
         ("a", 0, 1),
         ("b", 1, 2),
     )
 
 
 def test_a_count_that_is_not_known_is_null_or_absent() -> None:
-    assert Generation.from_wire(answer([1], cached_tokens=None, spec_verify_ct=None), ASKED).cached_tokens == 0
+    assert read(answer([1], cached_tokens=None, spec_verify_ct=None), ASKED).cached_tokens == 0
 
 
 def test_stop_id_is_kept_with_its_reason() -> None:
-    got = Generation.from_wire(answer([7, 2], finish_reason={"type": "stop", "matched": 2}), ASKED)
+    got = read(answer([7, 2], finish_reason={"type": "stop", "matched": 2}), ASKED)
     assert got.finish_reason == FinishReason("stop", 2)
     assert got.ids == [7, 2]
 
@@ -70,7 +87,7 @@ def test_stop_id_is_kept_with_its_reason() -> None:
 def test_an_abort_before_the_first_token_is_an_empty_answer() -> None:
     wire = answer([], finish_reason={"type": "abort", "message": "Aborted"})
     del wire["meta_info"]["output_token_logprobs"]
-    assert Generation.from_wire(wire, ASKED).ids == []
+    assert read(wire, ASKED).ids == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +101,7 @@ def test_an_abort_before_the_first_token_is_an_empty_answer() -> None:
 )
 def test_malformed_answers_name_the_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(EngineRejected, match=field):
-        Generation.from_wire(answer([1]) | change, ASKED)
+        read(answer([1]) | change, ASKED)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +117,7 @@ def test_malformed_answers_name_the_field(change: dict[str, Any], field: str) ->
 )
 def test_malformed_meta_info_names_the_field(meta: dict[str, Any], field: str) -> None:
     with pytest.raises(EngineRejected, match=field):
-        Generation.from_wire(answer([1], **meta), ASKED)
+        read(answer([1], **meta), ASKED)
 
 
 @pytest.mark.parametrize(
@@ -128,21 +145,21 @@ def test_malformed_meta_info_names_the_field(meta: dict[str, Any], field: str) -
 )
 def test_answers_that_contradict_themselves_or_the_request_are_refused(answered: dict[str, Any], said: str) -> None:
     with pytest.raises(EngineRejected, match=said) as caught:
-        Generation.from_wire(answered, ASKED)
+        read(answered, ASKED)
     assert caught.value.kind == "malformed_answer"
 
 
 def test_an_id_below_zero_is_refused_where_the_vocabulary_is_not_known() -> None:
-    assert Generation.from_wire(answer([10**6]), Asked(3)).ids == [10**6]
+    assert read(answer([10**6]), Asked(3)).ids == [10**6]
     with pytest.raises(EngineRejected, match="ids from 0, got -1"):
-        Generation.from_wire(answer([-1]), Asked(3))
+        read(answer([-1]), Asked(3))
 
 
 def test_an_empty_answer_is_a_full_context_unless_nothing_was_asked_for() -> None:
     with pytest.raises(EngineRejected, match="context is full") as caught:
-        Generation.from_wire(answer([]), ASKED)
+        read(answer([]), ASKED)
     assert caught.value.kind == "context_overflow"
-    assert Generation.from_wire(answer([]), Asked(3, max_new_tokens=0)).ids == []
+    assert read(answer([]), Asked(3, max_new_tokens=0)).ids == []
 
 
 SCORED = Asked(prompt_tokens=3, max_new_tokens=0, scored=(7, 8))
@@ -164,33 +181,33 @@ SCORED = Asked(prompt_tokens=3, max_new_tokens=0, scored=(7, 8))
 )
 def test_log_probs_of_a_prompt_must_be_those_of_the_tokens_asked_for(scores: Any, said: str) -> None:
     with pytest.raises(EngineRejected, match=said) as caught:
-        Generation.from_wire(answer([], input_token_logprobs=scores), SCORED)
+        read(answer([], input_token_logprobs=scores), SCORED)
     assert "input_token_logprobs" in str(caught.value)
 
 
 def test_log_probs_of_a_prompt_are_read() -> None:
     scores = [[None, 6, None], [-1.5, 7, None], [-0.25, 8, None]]
-    got = Generation.from_wire(answer([], input_token_logprobs=scores), SCORED)
+    got = read(answer([], input_token_logprobs=scores), SCORED)
     assert got.prompt_log_probs == [-1.5, -0.25]
     assert "input_token_logprobs" not in got.meta_info
 
 
 def test_rounding_above_zero_is_no_contradiction() -> None:
-    assert Generation.from_wire(answer([1], output_token_logprobs=[[4e-6, 1, None]]), ASKED).log_probs == [4e-6]
+    assert read(answer([1], output_token_logprobs=[[4e-6, 1, None]]), ASKED).log_probs == [4e-6]
 
 
 @pytest.mark.parametrize(("status", "kind"), [(500, "engine_error"), (400, "engine_rejected")])
 def test_an_abort_that_carries_an_error_is_that_error(status: int, kind: str) -> None:
     finish = {"type": "abort", "message": "it broke", "status_code": status, "err_type": None}
     with pytest.raises(EngineRejected, match="it broke") as caught:
-        Generation.from_wire(answer([1], finish_reason=finish), ASKED)
+        read(answer([1], finish_reason=finish), ASKED)
     assert (caught.value.status, caught.value.kind) == (status, kind)
 
 
 def test_an_abort_in_the_queue_says_neither_prompt_nor_version() -> None:
     wire = answer([], finish_reason={"type": "abort", "message": "Abort in waiting queue"}, completion_tokens=0)
     del wire["meta_info"]["prompt_tokens"], wire["meta_info"]["weight_version"], wire["meta_info"]["cached_tokens"]
-    got = Generation.from_wire(wire, ASKED)
+    got = read(wire, ASKED)
     assert (got.ids, got.prompt_tokens, got.weight_versions) == ([], 3, ())
 
 
@@ -200,7 +217,7 @@ def test_what_the_real_server_answered_is_accepted(name: str) -> None:
     body, answered = exchange["request"]["body"], exchange["response"]["json"]
     asked = Asked(len(body["input_ids"]), body["sampling_params"].get("max_new_tokens"), vocab_size=512)
     ids = list(answered["output_ids"])
-    assert Generation.from_wire(answered, asked).ids == ids
+    assert read(answered, asked).ids == ids
 
 
 @pytest.mark.parametrize(
@@ -271,11 +288,11 @@ KEPT = {"output_token_sampling_mask": [[1, 9], [2]], "output_token_sampling_logp
 
 def test_kept_sets_are_read_with_the_log_probs_among_them() -> None:
     asked = replace(ASKED, kept=True)
-    got = Generation.from_wire(answer([1, 2], **KEPT), asked)
+    got = read(answer([1, 2], **KEPT), asked)
     assert ([list(row) for row in got.kept or ()], got.log_probs) == ([[1, 9], [2]], [-0.25, 0.0])
     assert not got.meta_info.keys() & KEPT.keys()
-    assert Generation.from_wire(answer([1, 2], **KEPT), ASKED).kept is None
-    nothing = Generation.from_wire(answer([], finish_reason={"type": "abort"}), asked)
+    assert read(answer([1, 2], **KEPT), ASKED).kept is None
+    nothing = read(answer([], finish_reason={"type": "abort"}), asked)
     whole = join([got, nothing, got], 3)
     assert nothing.kept == []
     assert [list(row) for row in whole.kept or ()] == [[1, 9], [2], [1, 9], [2]]
@@ -285,7 +302,7 @@ def test_the_kept_sets_of_a_real_server_are_read() -> None:
     recorded = recording("generate_sampling_mask")["response"]["json"]
     full = [[-1.0, id_, None] for id_ in recorded["output_ids"]]  # it was not asked for log-probs
     recorded["meta_info"] |= {"output_token_logprobs": full}
-    got = Generation.from_wire(recorded, Asked(8, 5, 512, kept=True))
+    got = read(recorded, Asked(8, 5, 512, kept=True))
     assert list(map(len, got.kept or ())) == [3] * 5
     assert max(got.log_probs) < 0 > min(got.log_probs) > math.log(0.2)
 
@@ -311,7 +328,7 @@ def test_the_kept_sets_of_a_real_server_are_read() -> None:
 def test_kept_sets_that_are_missing_or_contradict_the_answer_are_refused(changes: dict[str, Any], said: str) -> None:
     meta = {name: value for name, value in (KEPT | changes).items() if value is not None}
     with pytest.raises(EngineRejected, match=said) as error:
-        Generation.from_wire(answer([1, 2], **meta), replace(ASKED, kept=True))
+        read(answer([1, 2], **meta), replace(ASKED, kept=True))
     assert error.value.kind == ("no_sampling_mask" if len(meta) < 2 else "malformed_answer")
 
 
@@ -327,15 +344,15 @@ def routed_answer(rows: list[list[int]] | None, count: int = 2, **finish: Any) -
 
 def test_experts_are_read_from_the_token_that_was_asked_for() -> None:
     rows = [[0, 300], [5, 1], [2, 3]]
-    got = Generation.from_wire(routed_answer(rows), Asked(4, routed_from=2))
+    got = read(routed_answer(rows), Asked(4, routed_from=2))
     assert got.routed is not None
     assert got.routed.tolist() == rows
-    more = Generation.from_wire(routed_answer([[9, 9]], 1), Asked(6, routed_from=5))
-    none = Generation.from_wire(routed_answer(None, 1, type="abort"), Asked(6, routed_from=5))
+    more = read(routed_answer([[9, 9]], 1), Asked(6, routed_from=5))
+    none = read(routed_answer(None, 1, type="abort"), Asked(6, routed_from=5))
     joined = join([got, none, more], 4).routed
     assert joined is not None
     assert joined.tolist() == [*rows, [9, 9]]
-    assert Generation.from_wire(routed_answer(rows), Asked(4)).routed is None
+    assert read(routed_answer(rows), Asked(4)).routed is None
 
 
 @pytest.mark.parametrize(
@@ -350,7 +367,7 @@ def test_experts_are_read_from_the_token_that_was_asked_for() -> None:
 )
 def test_experts_that_are_missing_or_none_are_refused(rows: list[list[int]] | None, said: str) -> None:
     with pytest.raises(EngineRejected, match=said):
-        Generation.from_wire(routed_answer(rows), Asked(4, routed_from=2))
+        read(routed_answer(rows), Asked(4, routed_from=2))
 
 
 @pytest.mark.parametrize("text", [7, "not base64!", "AAA", "AAAA"])
@@ -358,4 +375,4 @@ def test_experts_that_cannot_be_decoded_are_refused(text: Any) -> None:
     answer = routed_answer([])
     answer["meta_info"]["routed_experts"] = text
     with pytest.raises(EngineRejected, match=r"meta_info\.routed_experts"):
-        Generation.from_wire(answer, Asked(4, routed_from=2))
+        read(answer, Asked(4, routed_from=2))

@@ -8,7 +8,8 @@ from typing import Any
 import orjson
 
 from agentrl.buffer.codec import decode_group, encode_group
-from agentrl.engine.wire import Asked, Generation, parse
+from agentrl.engine.answers import Asked, parse
+from agentrl.engine.wire import Generation
 from agentrl.sample import Sample
 from tests.conformance.sglang.replay import recording
 from tests.engine.faults import answer

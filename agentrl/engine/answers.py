@@ -1,0 +1,296 @@
+"""An engine's answers, checked.
+
+1. Ids and log-probs come from `meta_info.output_token_logprobs`, one entry a sampled token, and must agree with
+   `output_ids`. What contradicts itself or what was `Asked` raises `EngineRejected` naming the field: it would be trained
+   on. What SGLang leaves out (versions before 0.5.23, counts of a request aborted in the queue) is no contradiction.
+2. Where top-p, top-k or min-p cut the distribution, `return_sampling_mask` (SGLang from 0.5.23) asks for what they left
+   of it for each token; log-probs are those among what was left then.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+import orjson
+
+from agentrl.engine.wire import FinishReason, FinishType, Generation
+from agentrl.errors import EngineRejected
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_ROUNDING: Final = 1e-4
+"""A log-prob of 0 computed as logit - logsumexp in float32 misses 0 by the rounding of the logit."""
+_LEAST: Final = -3.4e38  # less is not finite in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known.
+
+    `scored` is the end of the prompt whose log-probs the answer must have, `kept` whether it must have kept sets,
+    `routed_from` the first token whose experts it must say.
+    """
+
+    prompt_tokens: int
+    max_new_tokens: int | None = None
+    vocab_size: int | None = None
+    scored: Sequence[int] = ()
+    kept: bool = False
+    routed_from: int | None = None
+
+
+def parse(raw: bytes, asked: Asked) -> Generation:
+    """The answer of `/generate` as it came over the wire; raises as `read` does."""
+    try:
+        return read(orjson.loads(raw), asked)
+    except orjson.JSONDecodeError as error:
+        _malformed("the answer", f"JSON ({error})", raw)
+
+
+def read(answer: Any, asked: Asked) -> Generation:
+    """The JSON object that `/generate` answered to one prompt with `return_logprob`.
+
+    Raises:
+        EngineRejected: kind `malformed_answer`: a field is missing, has the wrong type, or disagrees with another one or
+            with what was asked; `context_overflow`: the engine had no room for a single token; `no_sampling_mask`,
+            `no_routed_experts`: kept sets or experts were asked for and are not there; `engine_error`,
+            `engine_rejected`: the engine ended the request with an error.
+    """
+    meta = _get(answer, "meta_info", dict, "")
+    finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
+    for old, name in _NOW_CALLED.items():
+        if name in meta:
+            meta.setdefault(old, meta[name])
+    ids, log_probs = _sampled(meta, answer.get("output_ids"), finish)
+    _check_tokens(ids, asked)
+    _check_counts(meta, len(ids), asked)
+    prompt_log_probs = _scored(meta, asked.scored)
+    kept, log_probs = _kept(meta, ids, asked) if asked.kept else (None, log_probs)
+    routed = None if asked.routed_from is None else _routed(meta, len(ids), finish, asked)
+    if not ids and finish.type == "length" and asked.max_new_tokens != 0:
+        raise EngineRejected(
+            f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length: its "
+            "context is full (SGLang keeps two places free); compare --rollout-max-context-len with the engine's",
+            status=200,
+            kind="context_overflow",
+        )
+    for name in ("output_token_logprobs", "input_token_logprobs", "routed_experts", *_MASK):
+        meta.pop(name, None)  # lists a token: costly to keep, and all of it is kept
+    version = str(meta.get("weight_version", ""))
+    return Generation(
+        ids=ids,
+        log_probs=log_probs,
+        text=_get(answer, "text", str, ""),
+        finish_reason=finish,
+        weight_version=version,
+        weight_versions=_spans(meta.get("weight_versions"), version, len(ids)),
+        prompt_tokens=asked.prompt_tokens,
+        cached_tokens=meta.get("cached_tokens") or 0,
+        meta_info=meta,
+        prompt_log_probs=prompt_log_probs,
+        kept=kept,
+        routed=routed,
+    )
+
+
+def error_message(body: bytes, status: int = 400) -> str:
+    """The server's own words from an error answer, whichever of SGLang's forms it has; at most 500 characters."""
+    if status == 401:
+        return f"{error_message(body)}; --sglang-api-key is what is sent"
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[:500].decode(errors="replace").strip() or "no message"
+    found: Any = data
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    return str(found)[:500]
+
+
+def error_kind(status: int, message: str) -> str:
+    """The kind of the `EngineRejected` that stands for an error status of `/generate`."""
+    if status == 400 and "context length" in message:
+        return "context_overflow"
+    return "engine_rejected" if status < 500 else "engine_error"
+
+
+def _finish_reason(data: dict[str, Any]) -> FinishReason:
+    kind = data.get("type")
+    if kind not in ("stop", "length", "abort"):
+        _malformed("meta_info.finish_reason.type", "'stop', 'length' or 'abort'", kind)
+    if isinstance(status := data.get("status_code"), int):
+        message = str(data.get("message"))[:500]
+        raise EngineRejected(
+            f"the engine ended the request with status {status}: {message}; its log says more",
+            status=status,
+            kind=error_kind(status, message),
+        )
+    return FinishReason(cast(FinishType, kind), data.get("matched"))
+
+
+def _sampled(meta: dict[str, Any], output_ids: Any, finish: FinishReason) -> tuple[list[int], list[float]]:
+    """Ids and log-probs of the answer, of the right types and of one length."""
+    triples = meta.get("output_token_logprobs")
+    if triples is None and finish.type == "abort" and not output_ids:
+        triples = []  # aborted before the first token: the engine has no log-probs to report
+    ids, log_probs = _triples(triples, "output_token_logprobs")
+    if output_ids is not None and output_ids != ids:
+        _malformed("output_ids", f"the {len(ids)} ids of meta_info.output_token_logprobs", output_ids)
+    return ids, log_probs
+
+
+def _scored(meta: dict[str, Any], wanted: Sequence[int]) -> list[float]:
+    """The log-probs of the ids `wanted`, behind one token of which the engine says none."""
+    if not wanted:
+        return []
+    name, found = "input_token_logprobs", meta.get("input_token_logprobs")
+    ids, log_probs = _triples(found[1:] if isinstance(found, list) else found, name)
+    if ids != list(wanted):
+        _malformed(f"meta_info.{name}", f"the ids of the prompt's last {len(wanted)} tokens and one before", found)
+    return log_probs
+
+
+def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
+    """Ids and log-probs of `[log-prob, id, text]`, of the right types; log-probs in range."""
+    name = f"meta_info.{name}"
+    if not isinstance(triples, list):
+        _malformed(name, "a list with one [log-prob, id, text] a token", triples)
+    try:
+        ids: list[int] = [triple[1] for triple in triples]
+        log_probs: list[float] = [triple[0] for triple in triples]
+    except (TypeError, IndexError, KeyError):
+        _malformed(name, "a list with one [log-prob, id, text] a token", triples)
+    if set(map(type, log_probs)) - _NUMBERS or set(map(type, ids)) - {int}:
+        _malformed(name, "numbers as log-probs and whole numbers as ids", triples)
+    if ids and (max(log_probs) > _ROUNDING or min(log_probs) < _LEAST):
+        _malformed(name, "log-probs of at most 0 in float32", max(log_probs, key=abs))
+    return ids, log_probs
+
+
+_NUMBERS = {float, int}
+_SPECULATION: Final = ("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
+_NOW_CALLED: Final = {
+    "spec_accept_token_num": "spec_num_correct_drafts",
+    "spec_draft_token_num": "spec_num_proposed_drafts",
+}
+"""What SGLang calls counts since it tells drafts from the token that every pass gives besides."""
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECULATION)
+
+
+def _check_tokens(ids: list[int], asked: Asked) -> None:
+    if not ids:
+        return
+    if min(ids) < 0 or (asked.vocab_size is not None and max(ids) >= asked.vocab_size):
+        known = "" if asked.vocab_size is None else f" to {asked.vocab_size - 1}; does it serve the model of this run?"
+        bad = min(ids) if min(ids) < 0 else max(ids)
+        _malformed("meta_info.output_token_logprobs", f"ids from 0{known}", bad)
+    if asked.max_new_tokens is not None and len(ids) > asked.max_new_tokens:
+        _malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
+
+
+NO_KEPT_SETS: Final = (
+    "the engine does not say what top-p, top-k or min-p left to sample from (return_sampling_mask, SGLang from 0.5.23), "
+    "so that its log-probs cannot be trained with; use such a server or --engine embedded, leave --rollout-top-p and "
+    "--rollout-top-k out, or train with a bias: --allow-truncated-sampling"
+)
+_MASK: Final = ("output_token_sampling_mask", "output_token_sampling_logprobs")
+
+
+def _kept(meta: dict[str, Any], ids: list[int], asked: Asked) -> tuple[list[array[int]], list[float]]:
+    """The kept set of each token, and the tokens' log-probs among them."""
+    rows, log_probs = (meta.get(name, None if ids else []) for name in _MASK)
+    if rows is None or log_probs is None:
+        raise EngineRejected(NO_KEPT_SETS, status=200, kind="no_sampling_mask")
+    name, vocabulary = f"meta_info.{_MASK[0]}", range(asked.vocab_size or sys.maxsize)
+    try:
+        kept = [array("i", row) for row in rows]
+        triples = list(zip(log_probs, ids, kept, strict=True))
+    except (TypeError, ValueError, OverflowError):
+        _malformed(name, f"the kept ids of each of {len(ids)} tokens, with as many {_MASK[1]}", rows)
+    for _, id_, row in triples:
+        if id_ not in row or min(row) not in vocabulary or max(row) not in vocabulary:
+            _malformed(name, f"ids of the model, with the sampled one, {id_}, among them", row.tolist())
+    return kept, _triples(triples, _MASK[1])[1]
+
+
+NO_ROUTING: Final = (
+    "the engine does not say which experts its tokens went to (return_routed_experts): start SGLang with "
+    "--enable-return-routed-experts, use --engine embedded, or leave --use-rollout-routing-replay out"
+)
+
+
+def _routed(meta: dict[str, Any], count: int, finish: FinishReason, asked: Asked) -> NDArray[np.int16] | None:
+    """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
+    import numpy as np
+
+    name, text = "routed_experts", meta.get("routed_experts")
+    if not count or (text is None and finish.type == "abort"):
+        return None
+    if text is None:
+        raise EngineRejected(NO_ROUTING, status=200, kind="no_routed_experts")
+    rows = asked.prompt_tokens + count - 1 - (asked.routed_from or 0)
+    try:
+        numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
+    except (TypeError, ValueError):
+        _malformed(f"meta_info.{name}", "base64 of int32 numbers", text)
+    experts = numbers.astype(np.int16)
+    if rows < 1 or not numbers.size or numbers.size % rows or (experts != numbers).any() or experts.min() < 0:
+        _malformed(
+            f"meta_info.{name}", f"numbers of experts, as many for each of {rows} tokens", f"{numbers.size} numbers"
+        )
+    return experts.reshape(rows, -1)
+
+
+def _check_counts(meta: dict[str, Any], length: int, asked: Asked) -> None:
+    for name in _COUNTS:
+        if (count := meta.get(name)) is not None and (type(count) is not int or count < 0):
+            _malformed(f"meta_info.{name}", "a whole number from 0", count)
+    read = meta.get("prompt_tokens", asked.prompt_tokens)  # absent where the request was aborted in the queue
+    if read != asked.prompt_tokens:
+        _malformed(
+            "meta_info.prompt_tokens",
+            f"the prompt's {asked.prompt_tokens} tokens (does the server run with --allow-auto-truncate?)",
+            read,
+        )
+    if (counted := meta.get("completion_tokens", length)) != length:
+        _malformed("meta_info.completion_tokens", f"the answer's {length} tokens", counted)
+
+
+def _spans(data: Any, version: str, length: int) -> tuple[tuple[str, int, int], ...]:
+    """(version, start, end) over all `length` tokens, in order and without a gap; empty spans are left out."""
+    if not data:
+        return ((version, 0, length),) if length else ()
+    try:
+        spans = tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in data)
+    except (TypeError, KeyError, ValueError):
+        _malformed("meta_info.weight_versions", "a list of {version, start, end}", data)
+    ends = [0, *(end for _, _, end in spans)]
+    if [start for _, start, _ in spans] != ends[:-1] or ends[-1] != length or any(a > b for a, b in pairwise(ends)):
+        _malformed("meta_info.weight_versions", f"spans that cover the answer's {length} tokens in order", data)
+    return tuple(span for span in spans if span[1] < span[2])
+
+
+def _get(data: Any, key: str, want: type[Any], prefix: str) -> Any:
+    if not isinstance(data, dict):
+        _malformed(prefix or "the answer", "a JSON object", data)
+    value = data.get(key)
+    if not isinstance(value, want):
+        _malformed(prefix + key, f"a JSON {want.__name__}", value)
+    return value
+
+
+def _malformed(where: str, expected: str, came: Any) -> NoReturn:
+    shown = repr(came)
+    shown = shown if len(shown) <= 120 else shown[:120] + "..."
+    raise EngineRejected(
+        f"malformed engine answer: {where} should be {expected}, got {shown}", status=200, kind="malformed_answer"
+    )
