@@ -3,7 +3,7 @@
 1. A session stays on its engine, so that the engine's prefix cache serves every turn; it moves only when the
    engine rests or has no current weights. Other requests, and new sessions, go to the least loaded engine.
 2. Load is the number of requests chosen and not yet released; ties go to the engine with fewer sessions so far.
-3. An engine that fails rests, twice as long with every failure in a row; then it gets one request at a time until one
+3. An engine that fails rests a second, twice as long (32 s at most) with every failure in a row; then it gets one request at a time until one
    is answered well. Requests that were under way when it began to rest do not count again.
 4. An engine is `current` if it has the weights that are to be sampled from, `unknown` if it was out of reach since,
    and `stale` if it has others: a stale one is never chosen. Where nobody is left, the others get requests though they
@@ -11,10 +11,7 @@
 5. At most `max_sessions` sessions are remembered; the longest unused one is forgotten first.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,14 +36,9 @@ class EngineState:
 class Balance:
     """Chooses engines; every `choose` that finds one is followed by exactly one `release` of it."""
 
-    def __init__(
-        self, urls: Iterable[str] = (), *, rest: float = 1.0, max_rest: float = 30.0, max_sessions: int = 100_000
-    ) -> None:
-        self.engines: list[EngineState] = []
-        self._rest, self._max_rest, self._max_sessions = rest, max_rest, max_sessions
+    def __init__(self, *engines: EngineState, max_sessions: int = 100_000) -> None:
+        self.engines, self._max_sessions = list(engines), max_sessions
         self._sessions: OrderedDict[str, EngineState] = OrderedDict()
-        for url in urls:
-            self.add(EngineState(url))
 
     def add(self, engine: EngineState) -> None:
         """It may be chosen from now on."""
@@ -81,7 +73,7 @@ class Balance:
         """No good answer came from there: rest it, at least so many seconds, and let its sessions move."""
         if now < engine.rests_until:
             return
-        engine.rests_until = now + max(at_least, min(self._rest * 2.0 ** min(engine.failures, 30), self._max_rest))
+        engine.rests_until = now + max(at_least, 2.0 ** min(engine.failures, 5))
         engine.failures += 1
 
     def answered(self, engine: EngineState) -> None:

@@ -1,12 +1,10 @@
 """The command line and environment of each kind of engine: pure functions from settings to `EngineCommand`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agentrl.engine.settings import EngineSettings
 from agentrl.errors import SettingsError
@@ -29,8 +27,7 @@ _SGLANG_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": 
 _SGLANG_ENVIRONMENT = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCommand:
+class EngineCommand(NamedTuple):
     """What to run; `environment` is the whole environment."""
 
     arguments: tuple[str, ...]
@@ -55,14 +52,10 @@ def engine_command(
     environment = dict(os.environ)
     if gpu_ids is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
-    if settings.engine == "embedded":
-        return EngineCommand(_embedded(settings, where), environment)
     if settings.engine == "sglang":
         return _sglang(settings, where, environment, gpus_per_engine)
-    raise SettingsError("--engine external starts no server; there is no command to build")
-
-
-def _embedded(settings: EngineSettings, where: tuple[str, ...]) -> tuple[str, ...]:
+    if settings.engine == "external":
+        raise SettingsError("--engine external starts no server; there is no command to build")
     options: dict[str, object] = {
         "slots": settings.embedded_slots,
         "threads": settings.embedded_threads,
@@ -70,7 +63,7 @@ def _embedded(settings: EngineSettings, where: tuple[str, ...]) -> tuple[str, ..
         "context-length": settings.engine_context_length,
         "exact": settings.embedded_deterministic,
     }
-    return (sys.executable, "-m", "agentrl", "serve", *where, *_flags(options))
+    return EngineCommand((sys.executable, "-m", "agentrl", "serve", *where, *_flags(options)), environment)
 
 
 def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[str, str], gpus: int) -> EngineCommand:

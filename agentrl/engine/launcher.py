@@ -1,23 +1,20 @@
 """Starting and stopping engines.
 
-1. `launch` is an async context manager: it yields once every engine answers `/health`, and stops all of them on the
-   way out. `launch_blocking` is the same for code without an event loop.
-2. Every engine runs in a session of its own under `guard.py` and writes to its own log file. It dies with the
-   process that launched it, also when that one is killed.
-3. A start that fails says why: the port is taken, the engine ended (with the end of its log), or it was not healthy
-   in time. All engines of a failed launch are stopped.
-4. An engine that ends or hangs during the context is started again at the same address, up to `engine_max_restarts`
-   times: a pool finds it there, and gives it the weights that it missed.
-5. Kind `external` starts nothing and only waits for the given addresses to be healthy.
+An engine that ends or hangs while it is launched is started again at the same address, up to `engine_max_restarts` times:
+a pool finds it there, and gives it the weights that it missed.
 """
-
-from __future__ import annotations
 
 import errno
 import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +30,7 @@ from agentrl.engine.member import Member
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, Transport, normalise_url
-from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError
+from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError, ungrouped
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,7 +48,9 @@ async def launch(
     gpus_per_engine: int = 1,
     gpu_ids: Sequence[int] | None = None,
 ) -> AsyncIterator[list[EngineProcess]]:
-    """Run `count` engines that serve `model_path` for the length of the context.
+    """Run `count` engines that serve `model_path` for the length of the context; gives them once all are healthy.
+
+    Kind `external` starts nothing, and waits for the given addresses. All engines of a failed launch are stopped.
 
     Args:
         log_dir: folder for `engine_<i>.log`, made if missing.
@@ -167,51 +166,27 @@ def _ports(settings: EngineSettings, host: str, count: int, ports: Sequence[int]
         raise SettingsError(f"expected {count} ports for {count} engines, got {len(ports)}")
     base = settings.engine_port_base
     wanted = list(ports or ([0] * count if base is None else range(base, base + count)))
-    # Held open together until all are known, so that free ports are distinct.
-    held: list[socket.socket] = []
-    try:
-        for port in wanted:
-            held.append(_bind(host, port))
-        if ports is None and base is None and settings.engine == "embedded":
-            return [0] * count  # it takes a free one itself and says which, so that nobody can take it in between
-        return [int(held_socket.getsockname()[1]) for held_socket in held]
-    finally:
-        for held_socket in held:
-            held_socket.close()
+    with ExitStack() as held:  # all at once, so that free ports are distinct
+        found = [held.enter_context(_bind(host, port)).getsockname()[1] for port in wanted]
+    if ports is None and base is None and settings.engine == "embedded":
+        return [0] * count  # it takes a free one itself and says which, so that nobody can take it in between
+    return found
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    probe = socket.socket(family, socket.SOCK_STREAM)
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        probe.bind((host, port))
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        probe.close()
         if error.errno != errno.EADDRINUSE:
-            raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            raise SettingsError(f"cannot listen: {error.strerror}; choose another --engine-host") from error
         raise EngineUnreachable(
             f"port {port} on {host} is taken by another process; choose another --engine-port-base or leave it out",
             kind="port_taken",
         ) from error
-    return probe
 
 
 async def _all_healthy(engines: Sequence[EngineProcess], settings: EngineSettings) -> None:
-    failures: list[EngineUnreachable] = []
-    async with (
-        HttpTransport(settings) as transport,
-        anyio.create_task_group() as group,
-    ):
-
-        async def one(engine: EngineProcess) -> None:
-            try:
-                await healthy(engine, transport, settings.engine_start_timeout)
-            except EngineUnreachable as error:
-                failures.append(error)
-                group.cancel_scope.cancel()
-
-        for engine in engines:
-            group.start_soon(one, engine)
-    if failures:
-        raise failures[0]
+    with ungrouped():
+        async with HttpTransport(settings) as transport, anyio.create_task_group() as group:
+            for engine in engines:
+                group.start_soon(healthy, engine, transport, settings.engine_start_timeout)

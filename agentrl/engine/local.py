@@ -1,12 +1,9 @@
 """The built-in engine inside this process: the same application as the server's, without sockets.
 
-1. Nothing of the process is changed: the engine computes in a thread of its own with as many torch threads as the
-   process has set (`embedded_threads` is read by whoever sets them, because a trainer may share them).
-2. If the engine's thread crashes, this and every later request fails as it does when a server dies; the process goes on.
-3. This module and the launcher's child are all that loads `engine/embedded`, and with it torch.
+1. It computes in a thread of its own with as many torch threads as the process has set (`embedded_threads` is read by
+   whoever sets them, because a trainer may share them).
+2. If that thread crashes, this and every later request fails as it does when a server dies; the process goes on.
 """
-
-from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -4,10 +4,7 @@
    an `EngineFailure` with the engine's own words.
 2. A call that joins a process group or takes a broadcast blocks until the other ranks do their part.
 3. Calls are broken off when the engine is found out of reach (`break_off`), and fail as if the connection was lost.
-4. Weight-update sessions are used only where the server has them (SGLang from 0.5.23 on; found out by asking once).
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -101,12 +98,8 @@ class Member:
         try:
             return [triple[1] for triple in answer["meta_info"]["input_token_logprobs"]]
         except (KeyError, TypeError, IndexError) as error:
-            raise EngineRejected(
-                f"{self.url} is no SGLang server: /generate should answer a text with input_token_logprobs, "
-                f"got {answer!r:.120}",
-                status=200,
-                kind="not_sglang",
-            ) from error
+            said = f"/generate should answer a text with input_token_logprobs, got {answer!r:.120}"
+            raise self._not_sglang(said) from error
 
     # ---- generation control -------------------------------------------------------------------------------
 
@@ -163,11 +156,11 @@ class Member:
 
     async def load_folder(self, update: DiskUpdate, version: str, *, flush_cache: bool = True) -> None:
         """Load a folder; an engine that is not paused first finishes its requests."""
-        if update.adapter is not None:
+        if update.adapter is None:
+            body = {"model_path": update.folder, "weight_version": version, "flush_cache": flush_cache}
+            await self._call("POST", "/update_weights_from_disk", body)
+        else:
             await self._load_adapter(update.adapter, update.folder, version)
-            return
-        body: dict[str, Any] = {"model_path": update.folder, "weight_version": version, "flush_cache": flush_cache}
-        await self._call("POST", "/update_weights_from_disk", body)
 
     async def _load_adapter(self, name: str, folder: str, version: str) -> None:
         """Load an adapter, and let go of the one that it takes the place of."""
@@ -197,7 +190,8 @@ class Member:
         await self._call("POST", "/destroy_weights_update_group", {"group_name": name})
 
     async def begin_update(self) -> None:
-        """Open a weight-update session, where the server has such a thing: tensors may come only inside it."""
+        """Open a weight-update session, where the server has such a thing (SGLang from 0.5.23, found out by asking once):
+        tensors may come only inside it."""
         try:
             await self._update_session("/begin_weight_update")
         except EngineRejected:
@@ -236,12 +230,11 @@ class Member:
     async def _object(self, path: str) -> dict[str, Any]:
         answer = await self._call("GET", path)
         if not isinstance(answer, dict):
-            raise EngineRejected(
-                f"{self.url} is no SGLang server: {path} should answer a JSON object, got {answer!r:.120}",
-                status=200,
-                kind="not_sglang",
-            )
+            raise self._not_sglang(f"{path} should answer a JSON object, got {answer!r:.120}")
         return answer
+
+    def _not_sglang(self, said: str, status: int = 200) -> EngineRejected:
+        return EngineRejected(f"{self.url} is no SGLang server: {said}", status=status, kind="not_sglang")
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
@@ -255,14 +248,10 @@ class Member:
             ) from None
         answer = _loads(raw)
         if status == 404 and path in ("/model_info", "/server_info"):
-            raise EngineRejected(f"{self.url} is no SGLang server: it knows no {path}", status=404, kind="not_sglang")
-        refused = isinstance(answer, dict) and answer.get("success") is False
-        if not 200 <= status < 300 or refused:
-            raise EngineRejected(
-                f"{path} at {self.url} answered {status}: {error_message(raw, status)}",
-                status=status,
-                kind="control_rejected",
-            )
+            raise self._not_sglang(f"it knows no {path}", status)
+        if not 200 <= status < 300 or (isinstance(answer, dict) and answer.get("success") is False):
+            said = f"{path} at {self.url} answered {status}: {error_message(raw, status)}"
+            raise EngineRejected(said, status=status, kind="control_rejected")
         return answer
 
 

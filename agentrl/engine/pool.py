@@ -9,8 +9,6 @@
    `urls`; otherwise it raises the first engine's error, when all have answered.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

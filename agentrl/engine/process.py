@@ -1,11 +1,7 @@
 """One engine's process: starting it, waiting until it is healthy, stopping it, and starting it again.
 
-1. It runs in a session of its own under `guard.py` and writes to its own log file. It dies with the process that
-   started it, also when that one is killed.
-2. `supervise` starts engines again that ended or hang, at the same address, up to `engine_max_restarts` times.
+It runs in a session of its own under `guard.py`, and dies with the process that started it, also when that is killed.
 """
-
-from __future__ import annotations
 
 import logging
 import os
@@ -67,9 +63,8 @@ class EngineProcess:
     async def wait(self) -> int:
         """Return the exit status once the engine has ended; an external one never does."""
         process = self._process
-        if process is None:
+        while process is None:
             await anyio.sleep_forever()
-            raise AssertionError("sleep_forever returned")
         while (status := process.poll()) is None:
             try:
                 pidfd = os.pidfd_open(process.pid)
@@ -148,11 +143,8 @@ def _listens(engine: EngineProcess) -> bool:
 async def supervise(
     engines: Sequence[EngineProcess], commands: Sequence[Callable[[int], EngineCommand]], settings: EngineSettings
 ) -> None:
-    """Look after the engines, for ever; `commands` say what to run at which port."""
-    async with (
-        HttpTransport(settings) as transport,
-        anyio.create_task_group() as group,
-    ):
+    """Start engines again that ended or hang, at the same address; `commands` say what to run at which port."""
+    async with HttpTransport(settings) as transport, anyio.create_task_group() as group:
         for engine, command in zip(engines, commands, strict=True):
             group.start_soon(_supervise, engine, command, settings, transport)
 
@@ -160,7 +152,6 @@ async def supervise(
 async def _supervise(
     engine: EngineProcess, command: Callable[[int], EngineCommand], settings: EngineSettings, transport: Transport
 ) -> None:
-    """Start the engine again whenever it is down, a bounded number of times."""
     port = int(engine.url.rpartition(":")[2])
     for again in count(1):
         why = await _down(engine, settings, transport)

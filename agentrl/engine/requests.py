@@ -11,8 +11,6 @@
 5. What is `relay`ed cannot go on: it is asked again from its start.
 """
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,12 +1,8 @@
 """The members of a pool and what is known of each: who may be sent requests, and who has which weights.
 
-1. A member is out of reach when a connection to it is refused or lost, or when it does not answer a probe: its calls
-   are broken off, and it gets no more until a probe finds it back with the weights of `version` (`regain`).
-2. A member that comes back with other weights loads the last folder that was sent, if that is how weights travel;
-   otherwise it waits for the next update.
+A member is out of reach when a connection to it is refused or lost, or when it does not answer probes: its calls are
+broken off, and it gets no more until a probe finds it back with the weights of `version` (`regain`).
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -94,7 +90,8 @@ class Roster:
         self._tell()
 
     async def regain(self, member: Member) -> None:
-        """Bring a member that answers again back to work, if it can be given the weights that it should have.
+        """Bring a member that answers again back to work. One with other weights loads the last folder that was sent; if
+        weights do not travel that way, it waits for the next update.
 
         Raises:
             EngineFailure: it went away again, or refused them.

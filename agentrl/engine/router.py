@@ -7,8 +7,6 @@
 4. Pauses and weights are the run's: they cannot be asked for here.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import fields

@@ -8,8 +8,6 @@
    A broadcast is all or nothing: whatever happened to one of the group's members since it joined ends it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a weight update is: plain values that travel between processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 WHOLE = frozenset({"weights", "kv_cache"})

@@ -6,6 +6,10 @@ from hypothesis import strategies as st
 from agentrl.engine.balance import Balance, EngineState
 
 
+def of(*urls: str, max_sessions: int = 100) -> Balance:
+    return Balance(*map(EngineState, urls), max_sessions=max_sessions)
+
+
 def choose(balance: Balance, session: str | None, now: float) -> EngineState:
     engine = balance.choose(session, now)
     assert engine is not None
@@ -13,7 +17,7 @@ def choose(balance: Balance, session: str | None, now: float) -> EngineState:
 
 
 def test_a_session_stays_and_new_ones_go_where_there_is_room() -> None:
-    balance = Balance(["a", "b"])
+    balance = of("a", "b")
     first = choose(balance, "s", 0.0)
     second = choose(balance, "t", 0.0)
     assert {first.url, second.url} == {"a", "b"}
@@ -22,7 +26,7 @@ def test_a_session_stays_and_new_ones_go_where_there_is_room() -> None:
 
 
 def test_a_dead_engine_loses_its_sessions_and_comes_back_after_its_rest() -> None:
-    balance = Balance(["a", "b"], rest=1.0)
+    balance = of("a", "b")
     first = choose(balance, "s", 0.0)
     balance.release(first)
     balance.failed(first, 0.0)
@@ -34,7 +38,7 @@ def test_a_dead_engine_loses_its_sessions_and_comes_back_after_its_rest() -> Non
 
 
 def test_with_all_dead_the_first_to_come_back_is_tried() -> None:
-    balance = Balance(["a", "b"])
+    balance = of("a", "b")
     a, b = balance.engines
     balance.failed(a, 0.0)
     balance.failed(b, 0.5)
@@ -47,7 +51,7 @@ def test_with_all_dead_the_first_to_come_back_is_tried() -> None:
     st.lists(st.tuples(st.sampled_from(["choose", "release", "dead", "alive"]), st.integers(0, 20)), max_size=200),
 )
 def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple[str, int]]) -> None:
-    balance = Balance([f"e{i}" for i in range(count)])
+    balance = of(*map(str, range(count)))
     held: list[EngineState] = []
     homes: dict[str, EngineState] = {}
     for now, (action, number) in enumerate(steps):
@@ -69,7 +73,7 @@ def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple
 
 
 def test_the_longest_unused_session_is_forgotten_first() -> None:
-    balance = Balance(["a", "b"], max_sessions=1)
+    balance = of("a", "b", max_sessions=1)
     first = choose(balance, "s", 0.0)
     choose(balance, "t", 0.0)  # pushes "s" out
     choose(balance, None, 0.0)
@@ -81,7 +85,7 @@ def test_the_longest_unused_session_is_forgotten_first() -> None:
 
 
 def test_an_engine_that_failed_gets_one_request_a_rest_until_it_answers_well() -> None:
-    balance = Balance(["a", "b"], rest=1.0)
+    balance = of("a", "b")
     sick = balance.engines[0]
     balance.failed(sick, 0.0)
     for _ in range(5):  # those that were under way count once
@@ -96,13 +100,13 @@ def test_an_engine_that_failed_gets_one_request_a_rest_until_it_answers_well() -
 
 
 def test_an_engine_rests_as_long_as_it_says() -> None:
-    balance = Balance(["a"], rest=1.0)
+    balance = of("a")
     balance.failed(balance.engines[0], 0.0, at_least=60.0)
     assert balance.engines[0].rests_until == 60.0
 
 
 def test_stale_weights_are_never_chosen_unknown_ones_only_when_nothing_else_is_left() -> None:
-    balance = Balance(["a", "b"])
+    balance = of("a", "b")
     a, b = balance.engines
     a.weights = "unknown"
     assert [choose(balance, None, 0.0) for _ in range(3)] == [b, b, b]
@@ -113,7 +117,7 @@ def test_stale_weights_are_never_chosen_unknown_ones_only_when_nothing_else_is_l
 
 
 def test_engines_come_and_go() -> None:
-    balance = Balance(["a"])
+    balance = of("a")
     first = choose(balance, "s", 0.0)
     balance.add(second := EngineState("b"))
     balance.remove(first)
