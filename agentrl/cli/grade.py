@@ -19,8 +19,7 @@ from agentrl.errors import DataError, GraderFailure
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GRADERS, GraderSpec, check_rm_type
 from agentrl.rm_hub.running.answer_files import Row, Write, read_rows, writing
-from agentrl.rm_hub.running.many import each
-from agentrl.rm_hub.running.runner import GraderRunner, settings_of
+from agentrl.rm_hub.running.runner import GraderRunner, each, settings_of
 from agentrl.rm_hub.running.summary import Summary
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.settings import flag_of

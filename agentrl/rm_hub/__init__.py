@@ -3,7 +3,7 @@
 1. `grade(rm_type, response, label)` grades one answer here and now; `grade_many` a list of them on all cores.
 2. In async code `GraderRunner` and `GraderPool` never block the event loop, and every answer has a deadline.
 3. `async_rm(args, sample)` and `batched_async_rm(args, samples)` are what a rollout calls.
-4. Beside this file lives one module a grader. What they share is in `reading/` (finding and comparing answers),
+4. Beside this file are the graders. What they share is in `reading/` (finding and comparing answers),
    `running/` (processes, services, files), `submissions/` (of the code grader) and `judging/` (of the judge).
 """
 
@@ -12,9 +12,8 @@ from typing import Any
 
 from agentrl.rm_hub.grade import Grade, GraderFunction
 from agentrl.rm_hub.registry import GRADERS, GraderSpec, apply, check_rm_type, graders
-from agentrl.rm_hub.running.many import grade_many
 from agentrl.rm_hub.running.pool import GraderPool
-from agentrl.rm_hub.running.runner import GraderRunner
+from agentrl.rm_hub.running.runner import GraderRunner, grade_many
 from agentrl.rm_hub.sample import async_rm, batched_async_rm, final_answer, rm_type_of
 from agentrl.rm_hub.settings import RmHubSettings
 

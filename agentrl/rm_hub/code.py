@@ -17,10 +17,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,7 +32,6 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade, Service
 from agentrl.rm_hub.reading.common import one_of
 from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rm_hub.submissions.compare import same_output
 from agentrl.rm_hub.submissions.extract import extract_code
 from agentrl.rm_hub.submissions.sessions import MOST_OVERRUNS, NOT_RUN, Submission, run_tests
 from agentrl.rm_hub.submissions.tests import Checks, Programs, read_tests
@@ -136,3 +137,34 @@ def _grade(program: str, results: list[str], rule: str) -> Grade:
         reason,
         {"passed": float(passed), "tests": float(total), "fraction": fraction},
     )
+
+
+def same_output(got: str, want: str) -> bool:
+    """Whether a program's output is the wanted one: line for line, white space at the ends and empty last lines aside; numbers with a point to 1e-6."""
+    got_lines, want_lines = _trimmed(got), _trimmed(want)
+    return len(got_lines) == len(want_lines) and all(map(_same_line, got_lines, want_lines))
+
+
+def _trimmed(text: str) -> list[str]:
+    return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n").split("\n")
+
+
+def _same_line(got: str, want: str) -> bool:
+    if got == want:
+        return True
+    a, b = got.split(), want.split()
+    return len(a) == len(b) and all(x == y or _same_number(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _same_number(got: str, want: str) -> bool:
+    if len(got) > 60 or len(want) > 60 or "_" in got:
+        return False
+    try:
+        a, b = Decimal(got), Decimal(want)
+    except InvalidOperation:
+        return False
+    if not (a.is_finite() and b.is_finite()):
+        return False
+    if "." not in want and "e" not in want.lower():
+        return a == b
+    return math.isclose(float(a), float(b), rel_tol=1e-6, abs_tol=1e-6)

@@ -32,7 +32,7 @@ from typing import Any, Literal, get_args
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import find
-from agentrl.rm_hub.running.many import each
+from agentrl.rm_hub.running.runner import each
 from agentrl.rm_hub.sample import grade_sample, keyed, reward_keys
 from agentrl.sample import Origin, Sample
 from agentrl.tools.threads import run_in_daemon_thread

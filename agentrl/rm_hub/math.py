@@ -4,7 +4,8 @@ r"""`math`: the final answer of a worked solution against a label, by equality o
 2. Equal numbers, expressions, sets, tuples, intervals, matrices and equations are right however they are written
    (`equality.compare`); the last resort is math-verify. Score 1 or 0.
 3. A label may be a number, text, LaTeX, a boxed or `####` solution, or a list of accepted answers.
-4. Pure and without a deadline of its own: a pool that can kill its workers gives it one.
+4. `gsm8k`, `deepscaler` and `dapo` compare in the same way; each says below which answers and labels it takes.
+5. Pure and without deadlines of their own: a pool that can kill its workers gives them one.
 """
 
 import math
@@ -14,23 +15,99 @@ from fractions import Fraction
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading import values
-from agentrl.rm_hub.reading.answers import Asked, find_answer, is_lenient
+from agentrl.rm_hub.reading import numbers, values
+from agentrl.rm_hub.reading.answers import NOTHING, Asked, find_answer, is_lenient, read
 from agentrl.rm_hub.reading.boxed import boxes
-from agentrl.rm_hub.reading.common import bad_label
+from agentrl.rm_hub.reading.common import bad_label, one_of
+from agentrl.rm_hub.reading.common import golds as texts_of
 from agentrl.rm_hub.reading.equality import Equality, compare
 from agentrl.rm_hub.reading.latex import LONGEST, clean
-from agentrl.rm_hub.reading.seen import seen
+from agentrl.rm_hub.reading.seen import TAIL, seen
 from agentrl.rm_hub.reading.shapes import shape
 from agentrl.rm_hub.reading.words import wordy
 
+WINDOW = 300
+"""Characters at the end of a response that `dapo` reads. The longest answer of MATH-500 has 159."""
+
 _MOST_PARTS = 20
+_LINE = re.compile(r"(?i)(?:\banswer|答案)[*_\s]*[:：][*_]*[ \t]*")
+_ENDED = re.compile(r"</think>|###\s?Response")
 _HASHES = re.compile(r"####\s*(.+?)\s*$")
 
 
 def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     """Right if the response's final answer equals one of the accepted ones."""
     return grade_labels(response, read_labels("math", label), is_lenient(metadata, "math"))
+
+
+def grade_gsm8k(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """`gsm8k`: 1 if the one number that the response gives is the label's, else 0 (Cobbe et al. 2021, arXiv:2110.14168).
+
+    Numbers are exact: 18, 18.00, $18, 18 dollars, "eighteen" are equal, 17.99 is not. A label with at least two decimals
+    accepts a longer number that rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list.
+    """
+    wanted = [gold.rpartition("####")[2].strip() for gold in texts_of(label, "gsm8k")]
+    if not all(numbers.read(clean(gold)) is not None for gold in wanted):
+        raise bad_label("gsm8k", "one number, or a solution that ends with '#### number'", label)
+    return grade_labels(response, wanted, is_lenient(metadata, "gsm8k"))
+
+
+def grade_deepscaler(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """`deepscaler`: right if a box after the reasoning equals an accepted answer (DeepScaleR: Luo et al. 2025).
+
+    The response must end its reasoning by `</think>` or `###Response`; boxes inside it do not count.
+    """
+    golds = read_labels("deepscaler", label)
+    text = response[-TAIL:]
+    ends = [match.end() for match in _ENDED.finditer(text)]
+    if not ends:
+        return Grade(0.0, False, None, "the reasoning does not end: no </think>")
+    found = find_answer(text[ends[-1] :], asked_for(golds)._replace(announced=NOTHING, called=NOTHING))
+    if found.how != "box":
+        return Grade(0.0, False, None, f"no box after the reasoning: {found.how}")
+    said = " or ".join(found.values)
+    verdict = best(golds, said)
+    return Grade(float(verdict.equal), verdict.equal, said, verdict.reason)
+
+
+def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """`dapo`: +1 if the answer ends in the asked form and equals an accepted one, else -1 (Yu et al. 2025, arXiv:2503.14476).
+
+    Only the last `WINDOW` characters are read. `metadata["dapo_form"]` chooses what counts: "answer" (default) is an
+    `Answer:` in the window; "strict" wants it on the very last line; "boxed" reads a box instead. Which of several counts,
+    and what makes one no answer, is `answers`'. `parts` has `score` (+1 or -1) and `acc` (1 or 0).
+    """
+    form = one_of(metadata, "dapo_form", ("answer", "strict", "boxed"), "dapo")
+    golds = read_labels("dapo", label)
+    asked = asked_for(golds)._replace(announced=NOTHING if form == "boxed" else _LINE, called=NOTHING)
+    text = seen(response).rstrip()
+    since = _box_in(text) if form == "boxed" else _line_in(text, form == "strict")
+    if since is None:
+        what = "box" if form == "boxed" else "line 'Answer: ...'" + (" at the very end" if form == "strict" else "")
+        return _dapo(False, None, f"no {what} in the last {WINDOW} characters of the answer")
+    found = read(text, asked, since=since)
+    if not found.values:
+        return _dapo(False, None, found.how)
+    said = " or ".join(found.values)
+    verdict = best(golds, said)
+    return _dapo(verdict.equal, said, verdict.reason)
+
+
+def _box_in(text: str) -> int | None:
+    """Where reading begins, which is the start, if the last box ends in the window; it may begin before that."""
+    found = boxes(text)
+    return 0 if found and found[-1].complete and len(text) - found[-1].end <= WINDOW else None
+
+
+def _line_in(text: str, strict: bool) -> int | None:
+    """Where the first `Answer:` of the window begins; for "strict" nothing may stand behind the last one's line."""
+    lines = list(_LINE.finditer(text, max(0, len(text) - WINDOW)))
+    return None if not lines or (strict and "\n" in text[lines[-1].end() :].strip()) else lines[0].start()
+
+
+def _dapo(right: bool, extracted: str | None, reason: str) -> Grade:
+    score = 1.0 if right else -1.0
+    return Grade(score, right, extracted, reason, {"score": score, "acc": float(right)})
 
 
 def grade_labels(response: str, golds: list[str], lenient: bool) -> Grade:

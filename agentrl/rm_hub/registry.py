@@ -65,12 +65,12 @@ _HUB = "agentrl.rm_hub"
 
 GRADERS: Mapping[str, GraderSpec] = {
     "math": GraderSpec(f"{_HUB}.math:grade_math"),
-    "dapo": GraderSpec(f"{_HUB}.dapo:grade_dapo", boxable=False, zero=-1.0),
-    "deepscaler": GraderSpec(f"{_HUB}.deepscaler:grade_deepscaler", reads="response", boxable=False),
+    "dapo": GraderSpec(f"{_HUB}.math:grade_dapo", boxable=False, zero=-1.0),
+    "deepscaler": GraderSpec(f"{_HUB}.math:grade_deepscaler", reads="response", boxable=False),
     "exact_match": GraderSpec(f"{_HUB}.text:grade_exact_match"),
     "f1": GraderSpec(f"{_HUB}.text:grade_f1"),
     "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False, conversation=True),
-    "gsm8k": GraderSpec(f"{_HUB}.gsm8k:grade_gsm8k"),
+    "gsm8k": GraderSpec(f"{_HUB}.math:grade_gsm8k"),
     "gpqa": GraderSpec(f"{_HUB}.gpqa:grade_gpqa"),
     "ifbench": GraderSpec(f"{_HUB}.ifbench:grade_ifbench", needs_label=False),
     "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False, conversation=True),

@@ -12,8 +12,7 @@ from typing import Any
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GRADERS, find
-from agentrl.rm_hub.running.many import each
-from agentrl.rm_hub.running.runner import runner_for
+from agentrl.rm_hub.running.runner import each, runner_for
 from agentrl.sample import Message, Sample
 
 Reward = float | dict[str, float]

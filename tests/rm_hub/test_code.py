@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.code import CodeGrader
+from agentrl.rm_hub.code import CodeGrader, same_output
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rm_hub.submissions.compare import same_output
 from agentrl.rm_hub.submissions.extract import extract_code
 from agentrl.rm_hub.submissions.harness.forms import same_value
 from agentrl.rm_hub.submissions.harness.standins import Held, Remote

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub import Grade, GraderPool, grade, grade_many
 from agentrl.rm_hub.registry import exhausted, find
-from agentrl.rm_hub.running.many import Item
+from agentrl.rm_hub.running.runner import Item
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
 

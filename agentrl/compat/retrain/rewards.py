@@ -22,7 +22,7 @@ from agentrl.config.problems import did_you_mean
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.plugins import load_object
 from agentrl.rm_hub.combine import CreditStrategy, StepRewards
-from agentrl.rm_hub.running.many import each
+from agentrl.rm_hub.running.runner import each
 from agentrl.rollout.failures import describe
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread

@@ -1,8 +1,118 @@
-"""Instruction following: the verifiable constraints of IFBench and IFEval.
+"""The grader `ifbench`: does an answer meet the constraints that its prompt states?
 
-`constraint_kinds()` lists what is known; `grade_ifbench` is the grader behind `--rm-type ifbench`.
+1. The data says which: `instruction_id_list` and `kwargs` (one mapping an instruction), in the metadata, or in the
+   label as a mapping or as its JSON.
+2. Strict looks at the answer as it is; loose also without its first line, its last line, both, and each of these
+   without asterisks (Zhou et al. 2023, arXiv:2311.07911). A constraint is met loosely if it is in one of these texts.
+3. `ifbench_mode` ("strict", the default, or "loose") and `ifbench_aggregate` ("all", the default, or "mean") in the
+   metadata choose the score; `aggregate` is read too. Right is an answer that meets all constraints in that mode.
+4. Longer answers than `LONGEST` meet nothing, and the reason says so.
+5. What stands before a closing `</think>` is not part of the answer; of thinking that does not end, nothing is.
 """
 
-from agentrl.rm_hub.ifbench.grader import constraint_kinds, grade_ifbench
+import difflib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
-__all__ = ["constraint_kinds", "grade_ifbench"]
+from agentrl.chat.parsers.base import json_or_text
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.ifbench import counts, custom, ifeval, layout, words
+from agentrl.rm_hub.ifbench.check import Check, Constraint, constrain, is_list
+from agentrl.rm_hub.ifbench.passage import Passage
+from agentrl.rm_hub.reading.common import bad_metadata, one_of
+
+CHECKS: dict[str, Check] = {**counts.CHECKS, **custom.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
+"""Every kind by the id that the data uses."""
+LONGEST = 100_000
+"""Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""
+
+
+def constraint_kinds() -> dict[str, str]:
+    """Each known id (IFBench's 58, IFEval's 25) with the constraint in words (parameters in braces), sorted by id."""
+    return {kind: CHECKS[kind].says for kind in sorted(CHECKS)}
+
+
+def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """Grade an answer by the constraints of its prompt.
+
+    The score is 0 or 1, or the share of constraints that are met under "mean". Parts are "strict" and "loose" (scores of
+    the two modes) and each constraint's verdict under its id (with #2 and so on where the same kind comes again).
+    """
+    constraints = _constraints(label, metadata)
+    mode = one_of(metadata, "ifbench_mode", ("strict", "loose"), "ifbench")
+    field = "aggregate" if metadata.get("ifbench_aggregate") is None else "ifbench_aggregate"
+    aggregate = one_of(metadata, field, ("all", "mean"), "ifbench")
+    answer = _answer(response)
+    if len(answer) > LONGEST:
+        strict: list[str | None] = [f"an answer of {len(answer)} characters; more than {LONGEST} are not graded"]
+        strict *= len(constraints)
+        loose, answer = strict, ""
+    else:
+        passage, variants = Passage(answer), [Passage(text) for text in _variants(answer)]
+        strict = [constraint.fault(passage) for constraint in constraints]
+        loose = [
+            fault if fault is None or None not in map(constraint.fault, variants) else None
+            for constraint, fault in zip(constraints, strict, strict=True)
+        ]
+    faults = strict if mode == "strict" else loose
+    parts = {"strict": _score(strict, aggregate), "loose": _score(loose, aggregate)}
+    seen: Counter[str] = Counter()
+    unmet = []
+    for constraint, fault in zip(constraints, faults, strict=True):
+        seen[constraint.kind] += 1
+        again = f"#{seen[constraint.kind]}" if seen[constraint.kind] > 1 else ""
+        parts[constraint.kind + again] = float(fault is None)
+        if fault is not None:
+            unmet.append(f"{constraint}: {fault}".removesuffix(": "))
+    reason = f"{len(faults)} of {len(faults)} constraints met ({mode})"
+    if unmet:
+        reason = f"not met: {unmet[0]}" + (f"; {len(unmet) - 1} more" if len(unmet) > 1 else "")
+    return Grade(parts[mode], not unmet, answer or None, reason, parts)
+
+
+def _score(faults: Sequence[str | None], aggregate: str) -> float:
+    met = faults.count(None)
+    return float(met == len(faults)) if aggregate == "all" else met / len(faults)
+
+
+def _answer(response: str) -> str:
+    _, mark, after = response.rpartition("</think>")
+    if mark:
+        return after.lstrip("\r\n")
+    return "" if response.lstrip().startswith("<think>") else response
+
+
+def _variants(answer: str) -> list[str]:
+    """The texts of the loose mode that differ from the answer, each once."""
+    lines = answer.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    texts = [text for whole in (answer, *cut) for text in (whole, whole.replace("*", ""))]
+    return [text for text in dict.fromkeys(texts) if text != answer and text.strip()]
+
+
+def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[Constraint]:
+    source: Any = metadata if metadata.get("instruction_id_list") is not None else label
+    source = json_or_text(source) if isinstance(source, str) else source
+    if not isinstance(source, Mapping):
+        raise _bad("instruction_id_list", "given (--metadata-key), or in a label that holds it and kwargs", label)
+    kinds, kwargs = source.get("instruction_id_list"), source.get("kwargs")
+    if not is_list(kinds) or not len(kinds):
+        raise _bad("instruction_id_list", "a list of at least one id", kinds)
+    if not is_list(kwargs) or len(kwargs) != len(kinds):
+        raise _bad("kwargs", f"a list of {len(kinds)} mappings, one for each of instruction_id_list", kwargs)
+    return [_constraint(kind, {} if given is None else given) for kind, given in zip(kinds, kwargs, strict=True)]
+
+
+def _constraint(kind: Any, given: Any) -> Constraint:
+    check = CHECKS.get(kind) if isinstance(kind, str) else None
+    if check is None:
+        nearest = difflib.get_close_matches(str(kind)[:200], CHECKS, n=1, cutoff=0.0)[0]
+        raise _bad("instruction_id_list", f"of known ids (this is no known constraint; the nearest: {nearest!r})", kind)
+    if not isinstance(given, Mapping):
+        raise _bad("kwargs", f"a mapping for {kind!r}", given)
+    return constrain(kind, check, given)
+
+
+_bad = partial(bad_metadata, "ifbench")

@@ -29,8 +29,7 @@ from agentrl.rm_hub.reading.boxed import Box, boxes
 from agentrl.rm_hub.reading.common import answer_blocks, one_of
 from agentrl.rm_hub.reading.latex import clean, squeeze
 from agentrl.rm_hub.reading.phrases import any_of, words
-from agentrl.rm_hub.reading.seen import seen
-from agentrl.rm_hub.reading.sentences import ends, sentence, sentence_start
+from agentrl.rm_hub.reading.seen import ends, seen, sentence, sentence_start
 from agentrl.rm_hub.reading.values import SAID, before_break
 from agentrl.rm_hub.reading.words import known_words
 

@@ -1,6 +1,10 @@
-"""What counts of a response: what follows its reasoning, without what a reader does not see."""
+"""What counts of a response: what follows its reasoning, without what a reader does not see; and its sentences.
+
+Full stops in it are also decimal points, and its formulas have lines.
+"""
 
 import re
+from collections.abc import Iterator
 
 from agentrl.rm_hub.reading.common import after_reasoning
 
@@ -26,6 +30,11 @@ _NEXT_TURN = re.compile(r"\n\s{0,4}(?:[*_#]{0,4})(?:Question|Q|Human|User)\s?\d{
 _REORDERED = re.compile("[\u202d\u202e]")
 _EMPHASIS = re.compile(r"(?<![\w*])(\*\*|__)(?=\S)([^*_\n]{1,200}?)(?<=\S)\1(?!\w)")
 
+_SENTENCE_END = re.compile(
+    r"(?<![.\s])(?:[.?]+|!(?!\s*[=+*/)\\$-]))(?=[)\]\"'”*_$]{0,4}(?:\s+[^\s\d]|\s*$))|[。！？]|\n|(?<=\d)\.(?=[A-Z])"
+)
+_SHORTENED = re.compile(r"(?:\b(?:[ap]\.?m|approx|ca|Rs|No|sq|ft|in|cu|vs|Mr|Mrs|Ms|Dr|i\.e|e\.g)|[ap]\.m)$")
+
 
 def seen(response: str) -> str:
     """The part of a response that a reader takes for its answer; nothing if its letters are reordered."""
@@ -42,3 +51,34 @@ def _instead(match: re.Match[str]) -> str:
     if match["code"] and "boxed" in match["code"]:
         return match.group()
     return "" if match["mark"] else " "
+
+
+def sentence(text: str, start: int) -> tuple[str, int]:
+    """The sentence that goes on at `start`, without marks before it, and where it ends, its stop not counted."""
+    skipped = len(text[start : start + 100]) - len(text[start : start + 100].lstrip(" \t\r\n*_:#`\"'"))
+    start += skipped
+    display = re.compile(r"\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$", re.DOTALL).match(text, start)
+    if display is not None:
+        return (display.group(1) or display.group(2)).strip(), display.end()
+    limit = text[start : start + 600]
+    if r"\begin{" in limit and (last := limit.rfind(r"\end{")) >= 0:  # the rows of a matrix may be lines
+        tail = re.match(r"\S*(?:\s?\$|\s?\\[)\]])?", limit[last:])
+        length = last + (tail.end() if tail else 0)
+        return limit[:length], start + length
+    stop = next(ends(limit), None)
+    said = limit if stop is None else limit[: stop.start()]
+    return said, start + len(said)
+
+
+def ends(text: str) -> Iterator[re.Match[str]]:
+    """The stops of the sentences of a text; "a.m." and "vs." end none."""
+    for end in _SENTENCE_END.finditer(text):
+        if end.group() != "." or _SHORTENED.search(text, 0, end.start()) is None or not text[end.end() :].strip():
+            yield end
+
+
+def sentence_start(text: str, position: int) -> int:
+    """Where the sentence begins that a position of a text is in, at most 300 characters before it."""
+    window = text[max(0, position - 300) : position]
+    stops = [end.end() for end in ends(window + "x")]
+    return position - len(window) + (stops[-1] if stops else 0)
