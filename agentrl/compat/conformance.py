@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from agentrl.compat import rows
 from agentrl.compat.calls import Namespace, namespace, served
 from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_dynamic_filter
 from agentrl.compat.modules import install
 from agentrl.compat.sample import Sample
 from agentrl.config import RunSettings
+from agentrl.config.tables import rows
 from agentrl.data.prompts import open_prompts
 from agentrl.errors import PluginError, SettingsError
 from agentrl.plugins import defined_at, describe_error, find_object
@@ -38,7 +38,7 @@ class Hook(NamedTuple):
 @functools.cache
 def hooks() -> Mapping[str, Hook]:
     """slime's hooks by setting."""
-    return {row[0]: Hook(*row) for row in rows("hooks.tsv")}
+    return {row[0]: Hook(*row) for row in rows(__package__, "hooks.tsv")}
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:

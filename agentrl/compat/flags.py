@@ -25,12 +25,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from agentrl.compat import rows
 from agentrl.compat.facts import facts
 from agentrl.compat.script import read_script
 from agentrl.config.fields import Sections, all_fields
 from agentrl.config.files import read_document
 from agentrl.config.foreign import Foreign, Part
+from agentrl.config.tables import holds, rows
 from agentrl.config.values import json_or_text
 from agentrl.errors import SettingsError
 from agentrl.settings import flag_of
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 @functools.cache
 def table() -> Mapping[str, Row]:
     """The rows by name."""
-    return {line[0]: Row(*line) for line in rows("flags.tsv")}
+    return {line[0]: Row(*line) for line in rows(__package__, "flags.tsv")}
 
 
 @functools.cache
@@ -155,7 +155,8 @@ class Flags:
         if values.get("rollout_external_engine_addrs"):
             del low["engine"]
         values = {**low, **values}
-        ignored = {row.name: values.pop(row.name) for row in table().values() if _in_vain(row, values)}
+        needs = [row for row in table().values() if row.needs and row.name in values]
+        ignored = {row.name: values.pop(row.name) for row in needs if not holds(row.needs, values)}
         return {**values, OWN: {**(values.get(OWN) or {}), **ignored}}, origins
 
     def _take_file(self, path: str, values: dict[str, Any], origins: dict[str, str]) -> None:
@@ -179,7 +180,7 @@ class Flags:
             if not _alike(claims[name], what):
                 remedy = row.remedy if (row := row_of(name)) else ""
                 yield f"{flag_of(name)} {claims[name]}: it is {json.dumps(what)} here; {remedy}"
-        played = {hook for hook, *_ in rows("hooks.tsv") if "megatron" not in hook and "model" not in hook}
+        played = {hook for hook, *_ in rows(__package__, "hooks.tsv") if "megatron" not in hook and "model" not in hook}
         for name in played & said.keys() if settings.data.sft_turns is not None else ():
             if not str(said[name]).startswith("slime."):
                 yield f"{flag_of(name)} has no effect with agentrl sft, which plays nothing; leave it out"
@@ -211,20 +212,6 @@ def _distil(values: dict[str, Any]) -> None:
     del values["custom_rm_path"]
     values.pop("use_opd", None)
     values |= {OWN: own, "opd_teacher_url": [url], "advantage_estimator": "on_policy_distillation"}
-
-
-def _in_vain(row: Row, values: Mapping[str, Any]) -> bool:
-    if not row.needs or row.name not in values:
-        return False
-    for one in row.needs.split("|"):
-        name, more, least = one.lstrip("!").partition(">")
-        value = json_or_text(str(values.get(name)))
-        holds = (
-            isinstance(value, int | float) and value > float(least) if more else value not in (None, "None", False, 0)
-        )
-        if holds != one.startswith("!"):
-            return False
-    return True
 
 
 def _alike(said: Any, what: Any) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.compat import rows
+from agentrl.config.tables import rows
 from agentrl.plugins import Foreign
 
 ROOTS = ("slime", "slime_plugins")
@@ -30,7 +30,7 @@ ROOTS = ("slime", "slime_plugins")
 def names() -> dict[str, dict[str, str]]:
     """slime's modules: for each its names, and where ours are (`module:name`)."""
     table: dict[str, dict[str, str]] = {}
-    for module, name, ours in rows("names.tsv"):
+    for module, name, ours in rows(__package__, "names.tsv"):
         table.setdefault(module, {})[name] = ours
     return table
 

@@ -12,17 +12,17 @@ from typing import Any, Self
 import yaml
 from pydantic import ValidationError
 
-from agentrl.compat import rows
 from agentrl.compat.retrain.rewards import RewardFunctionConfig, RewardSetupConfig, find
 from agentrl.config.fields import all_fields
 from agentrl.config.files import Said, TakesFile, read_document, sort
 from agentrl.config.problems import did_you_mean
 from agentrl.config.settings import RunSettings
+from agentrl.config.tables import rows
 from agentrl.engine.commands import has_gpu
 from agentrl.errors import SettingsError
 
 _HERE = "agentrl.compat.retrain"
-_KEYS = dict(rows("retrain/keys.tsv"))
+_KEYS = dict(rows(_HERE, "keys.tsv"))
 _VALUES: Mapping[str, Mapping[Any, Any]] = yaml.safe_load((files(_HERE) / "values.yaml").read_text())
 _SECTIONS = ("algorithm", "model", "environment", "prompt_source")
 _MAPPINGS = {*_SECTIONS, "algorithm.hyperparameters", "environment.env_specific_config", "reward_setup"}
