@@ -14,7 +14,6 @@
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ import yaml
 
 from agentrl import plugins
 from agentrl.config.fields import SECTIONS, FieldRef, all_fields
-from agentrl.config.flags import SGLANG_FIELD
-from agentrl.config.foreign import Foreign, foreign
+from agentrl.config.flags import MERGED, SGLANG_FIELD
+from agentrl.config.foreign import Foreign, Part, foreign
 from agentrl.config.problems import one_error, unknown
 from agentrl.errors import SettingsError
 
@@ -31,16 +30,8 @@ Lines = dict[tuple[str, ...], int]
 """The line of each key by its path; of an item of a list, by its number, from 0."""
 
 
-@dataclass(slots=True)
-class FileSettings:
-    """Values by field name, and where each was written (`run.yaml line 3`)."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
-
-
-def read_file(path: str | Path) -> FileSettings:
-    """Read a settings file.
+def read_file(path: str | Path) -> Part:
+    """Read a settings file: values by field name, and where each was written (`run.yaml line 3`).
 
     Raises:
         SettingsError: no such file, not YAML or TOML, unknown or repeated keys (all of them in one message).
@@ -54,11 +45,17 @@ TakesFile = Callable[[Mapping[str, Any]], Iterable[Said] | None]
 """Says what another trainer's file means; None if it is none of its files."""
 
 
-def sort(name: str, document: Mapping[str, Any], lines: Lines) -> FileSettings:
-    """The settings in a file's `document`; raises as `read_file` does."""
+def sort(name: str, document: Mapping[str, Any], lines: Lines) -> Part:
+    """The settings in a file's `document`; returns and raises as `read_file` does."""
     reads: TakesFile | None = plugins.optional("agentrl.compat.retrain.config:read")
-    sorter, foreign = _Sorter(name, lines), reads and reads(document)
-    return sorter.run(document) if foreign is None else sorter.run_foreign(foreign)
+    sorter, said = _Sorter(name, lines), reads and reads(document)
+    if said is None:
+        sorter.ours(document)
+    else:
+        sorter.theirs(said)
+    if sorter.problems:
+        raise one_error(sorter.problems)
+    return sorter.values, sorter.origins
 
 
 def read_document(path: str | Path, flag: str) -> tuple[str, Mapping[str, Any], Lines]:
@@ -85,47 +82,37 @@ class _Sorter:
     """Puts each key of a document where it belongs."""
 
     def __init__(self, file: str, lines: Lines) -> None:
-        self.file = file
-        self.lines = lines
-        self.found = FileSettings()
+        self.file, self.lines = file, lines
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
         self.problems: list[str] = []
 
-    def run_foreign(self, said: Iterable[Said]) -> FileSettings:
-        for path, key, value in said:
-            near = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in self.lines), path)
-            where = f"{self._where(near)}, {'.'.join(path)}"
-            if key and (key not in self.found.values or self.found.values[key] != value):  # may say one thing twice
-                self._put(None, key, value, where)
-            elif not key:
-                self.problems.append(f"{where}: {value}")
-        return self._done()
-
-    def run(self, document: Mapping[str, Any]) -> FileSettings:
+    def ours(self, document: Mapping[str, Any]) -> None:
         for raw, value in document.items():
             key = str(raw).replace("-", "_")
             if key in SECTIONS and isinstance(value, Mapping):
                 for inner, inner_value in value.items():
-                    self._take(key, (str(raw), str(inner)), inner_value)
+                    self._put(key, str(inner), inner_value, self._where((str(raw), str(inner))))
             elif key in SECTIONS and key not in all_fields():
                 if value is not None:
                     self.problems.append(f"{self._where((str(raw),))}: {key} is a section and expects keys below it")
             else:
-                self._take(None, (str(raw),), value)
-        return self._done()
+                self._put(None, str(raw), value, self._where((str(raw),)))
 
-    def _done(self) -> FileSettings:
-        if self.problems:
-            raise one_error(self.problems)
-        return self.found
-
-    def _take(self, section: str | None, path: tuple[str, ...], value: Any) -> None:
-        self._put(section, path[-1], value, self._where(path))
+    def theirs(self, said: Iterable[Said]) -> None:
+        for path, key, value in said:
+            near = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in self.lines), path)
+            where = f"{self._where(near)}, {'.'.join(path)}"
+            if not key:
+                self.problems.append(f"{where}: {value}")
+            elif key not in self.values or self.values[key] != value:  # may say one thing twice
+                self._put(None, key, value, where)
 
     def _put(self, section: str | None, written: str, value: Any, where: str) -> None:
         key, known = written.replace("-", "_"), all_fields()
         if key in known and section in (None, known[key].section):
-            if key in self.found.values and key not in (SGLANG_FIELD, "compat_options"):
-                self.problems.append(f"{where}: {key} is given twice (also {self.found.origins[key]})")
+            if key in self.values and key not in MERGED:
+                self.problems.append(f"{where}: {key} is given twice (also {self.origins[key]})")
             self._set(key, _as_flags_read_it(known[key], value), where)
         elif key in known:
             self.problems.append(f"{where}: {key} belongs under {known[key].section}, not under {section}")
@@ -145,11 +132,10 @@ class _Sorter:
             self.problems.append(f"{where}: {error}")
 
     def _set(self, key: str, value: Any, where: str) -> None:
-        if key in (SGLANG_FIELD, "compat_options") and key in self.found.values:
-            both = (self.found.values[key], value)
+        if key in MERGED and key in self.values:
+            both = (self.values[key], value)
             value = next((part for part in both if not isinstance(part, Mapping)), None) or {**both[0], **both[1]}
-        self.found.values[key] = value
-        self.found.origins[key] = f"{where}, {key}"
+        self.values[key], self.origins[key] = value, f"{where}, {key}"
 
     def _where(self, path: tuple[str, ...]) -> str:
         line = self.lines.get(path)

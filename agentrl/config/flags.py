@@ -40,6 +40,8 @@ ESSENTIAL: Mapping[str, str] = {
 
 SGLANG_PREFIX = "--sglang-"
 SGLANG_FIELD = "sglang_options"
+MERGED = (SGLANG_FIELD, "compat_options")
+"""Of these the parts that are given in several places are put together; of others one wins."""
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -92,9 +94,9 @@ def read_script(path: str, given: Collection[str]) -> tuple[dict[str, Any], dict
 
 
 def merged(low: Part, high: Part) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values of `high` win, each as a whole; only the engine server's options and `compat_options` merge key by key."""
+    """Values of `high` win, each as a whole; only those of `MERGED` key by key."""
     values = {**low[0], **high[0]}
-    for name in (SGLANG_FIELD, "compat_options"):
+    for name in MERGED:
         below, above = low[0].get(name), high[0].get(name)
         if isinstance(below, Mapping) and isinstance(above, Mapping):
             values[name] = {**below, **above}

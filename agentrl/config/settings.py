@@ -178,8 +178,7 @@ class RunSettings(Sections):
         """Build from flags already read, an optional file below them, and what a command presets below that."""
         low: Part = (presets or {}, {})
         if config is not None:
-            found = read_file(config)
-            low = merged(low, (found.values, found.origins))
+            low = merged(low, read_file(config))
         both: Part = merged(low, (values, origins))
         if door := foreign():
             both = door.settle(*both)

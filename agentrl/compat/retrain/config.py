@@ -59,8 +59,8 @@ class TrainingConfig:
         Raises:
             SettingsError: lists what is wrong with it, key by key.
         """
-        found = sort("TrainingConfig", self.document, {})
-        return RunSettings.from_flat({**found.values, **more}, found.origins)
+        values, origins = sort("TrainingConfig", self.document, {})
+        return RunSettings.from_flat({**values, **more}, origins)
 
 
 def read(document: Mapping[str, Any]) -> Iterable[Said] | None:
