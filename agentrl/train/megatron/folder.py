@@ -38,11 +38,11 @@ def opened(source: Path, beside: str | Path | None) -> HFFolder:
         beside: the folder with the config and tokenizer of a source that has none.
     """
     if newest := latest(source):
-        kind = read_manifest(newest.path)["model"].get("train_backend", "megatron")
-        if kind != "megatron":
-            raise CheckpointError(
-                f"{newest.path}: a checkpoint of train_backend {kind}; --save-hf writes its model beside it"
-            )
+        manifest = read_manifest(newest.path)
+        kind = manifest["model"].get("train_backend", "megatron")
+        what = "an adapter alone" if "lora_rank" in manifest["optimizer"] else f"train_backend {kind}"
+        if what != "train_backend megatron":
+            raise CheckpointError(f"{newest.path}: a checkpoint of {what}; --save-hf writes its model beside it")
     stored = newest.path if newest else torch_dist(source)
     if stored is None:
         return HFFolder(source)

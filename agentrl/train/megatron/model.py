@@ -128,40 +128,38 @@ def _of_experts(mixture: Mixture | None, family: Family, settings: TrainSettings
 
 def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
     tp, pp = settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size
-    for name, size in (("num_attention_heads", shape.heads), ("num_key_value_heads", shape.groups)):
-        if size % tp:
-            raise TrainError(f"tensor_model_parallel_size {tp} must divide the model's {name} {size}")
-    if shape.ffn % tp or shape.hidden % tp:
-        raise TrainError(f"tensor_model_parallel_size {tp} must divide hidden {shape.hidden} and ffn {shape.ffn}")
-    if z := shape.latent:
-        for name, size in (("q_lora_rank", z.query_rank or 0), ("kv_lora_rank + qk_rope_head_dim", z.rank + z.rotated)):
-            if size % tp:
-                raise TrainError(f"tensor_model_parallel_size {tp} must divide the model's {name} {size}")
-    if mixture := shape.mixture:
-        ep, etp = settings.expert_model_parallel_size, settings.expert_tensor_parallel
-        for name, by, size in (
-            ("expert_model_parallel_size", ep, mixture.experts),
-            ("expert_tensor_parallel_size", etp, mixture.ffn),
-            ("tensor_model_parallel_size", tp, mixture.shared_ffn),
-        ):
-            if size % by:
-                raise TrainError(
-                    f"{name} {by} must divide {size} of the model's experts (their number, or their width)"
-                )
-        if tp > 1 and not settings.sequence_parallel:
-            raise TrainError(f"a mixture of experts with tensor_model_parallel_size {tp} needs sequence_parallel")
-        sparse = [
-            any(mixture.layers[i : i + shape.layers // pp]) for i in range(0, shape.layers, shape.layers // pp or 1)
-        ]
-        if (settings.use_distributed_optimizer or settings.bf16) and not all(sparse):
-            raise TrainError(  # megatron has no form for an optimizer of no parameter
-                f"pipeline_model_parallel_size {pp} makes a stage without experts, of which bf16 and use_distributed_optimizer "
-                "cannot write a checkpoint: take fewer stages, or turn both off"
-            )
-    elif settings.expert_model_parallel_size > 1:
-        raise TrainError("expert_model_parallel_size needs a model with experts, and this one is dense")
-    if shape.layers % pp:
-        raise TrainError(f"pipeline_model_parallel_size {pp} must divide the model's {shape.layers} layers")
+    ep, etp = settings.expert_model_parallel_size, settings.expert_tensor_parallel
+    latent, mixture = shape.latent, shape.mixture
+    over_tp = {
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.groups,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "q_lora_rank": (latent and latent.query_rank) or 0,
+        "kv_lora_rank + qk_rope_head_dim": latent.rank + latent.rotated if latent else 0,
+        "width of a shared expert": mixture.shared_ffn if mixture else 0,
+    }
+    cuts = [("tensor_model_parallel_size", tp, what, size) for what, size in over_tp.items()]
+    if mixture:
+        cuts.append(("expert_model_parallel_size", ep, "number of experts", mixture.experts))
+        cuts.append(("expert_tensor_parallel_size", etp, "width of an expert", mixture.ffn))
+    for name, by, what, size in (*cuts, ("pipeline_model_parallel_size", pp, "number of layers", shape.layers)):
+        if size % by:
+            raise TrainError(f"{name} {by} must divide the model's {what} {size}")
+    if mixture is None:
+        if ep > 1:
+            raise TrainError("expert_model_parallel_size needs a model with experts, and this one is dense")
+        return
+    if tp > 1 and not settings.sequence_parallel:
+        raise TrainError(f"a mixture of experts with tensor_model_parallel_size {tp} needs sequence_parallel")
+    per_stage = shape.layers // pp
+    sparse = [any(mixture.layers[first : first + per_stage]) for first in range(0, shape.layers, per_stage)]
+    learns = settings.lora_rank is None and (settings.use_distributed_optimizer or settings.bf16)
+    if learns and not all(sparse):
+        raise TrainError(  # megatron has no form for an optimizer of no parameter
+            f"pipeline_model_parallel_size {pp} makes a stage without experts, of which bf16 and use_distributed_optimizer "
+            "cannot write a checkpoint: take fewer stages, or turn both off"
+        )
 
 
 def build_model(
@@ -197,7 +195,7 @@ def build_model(
     if layout.last_stage:
         if values:
             model.output_layer = ValueHead(config)
-        model.output_layer.register_forward_pre_hook(_RowPicker(model), with_kwargs=True)
+        _pick_rows(model)
     model = model.to(device)
     return Float16Module(config, model) if config.bf16 else model
 
@@ -234,31 +232,24 @@ class ValueHead(torch.nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
-        self.sequence_parallel = config.sequence_parallel  # read by `_RowPicker`, which then gathers
+        self.sequence_parallel = config.sequence_parallel  # read by `_pick_rows`, which then gathers
 
     def forward(self, hidden: Tensor, **_kwargs: Any) -> tuple[Tensor, None]:
         """[n, 1, hidden] to float32 [n, 1, 1], and no bias."""
         return F.linear(hidden.float(), self.weight.float()), None
 
 
-class _RowPicker:
-    """Picks rows of the hidden states before the output layer; under sequence parallelism it gathers them first."""
+def _pick_rows(model: Any) -> None:
+    """Have the output layer see the rows of `output_rows` alone; under sequence parallelism they are gathered before."""
+    layer, group = model.output_layer, model.pg_collection.tp
+    if gathers := bool(layer.sequence_parallel):
+        # The gather now happens here, so the layer must take whole inputs and sum their gradients itself.
+        layer.sequence_parallel, layer.allreduce_dgrad = False, True
 
-    def __init__(self, model: Any) -> None:
-        self.group = model.pg_collection.tp
-        self.gathers = bool(model.output_layer.sequence_parallel)
-        if self.gathers:
-            # The gather now happens here, so the layer must take whole inputs and sum their gradients itself.
-            model.output_layer.sequence_parallel = False
-            model.output_layer.allreduce_dgrad = True
-        model.picked_rows = None
-        self.rows = lambda: model.picked_rows
-
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def pick(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         hidden, *rest = args
-        if self.gathers:
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=self.group)
-        rows = self.rows()
-        if rows is not None:
-            hidden = hidden.index_select(0, rows)
-        return (hidden, *rest), kwargs
+        if gathers:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
+        return (hidden.index_select(0, model.picked_rows), *rest), kwargs
+
+    layer.register_forward_pre_hook(pick, with_kwargs=True)

@@ -95,7 +95,7 @@ class MegatronNetwork(Network):
 
     def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
-        for name, tensor in self.weights.export(self.parameters(), only=only):
+        for name, tensor in self.weights.export(self.parameters(), only):
             yield name, merged(name, tensor, adapter, scale)
 
     def unadapted(self) -> AbstractContextManager[None]:

@@ -89,7 +89,7 @@ class WeightMap:
     def __init__(
         self, family: Family, shape: ModelShape, layout: Layout, model: torch.nn.Module, *, values: bool = False
     ) -> None:
-        self.shape, self.layout, self.family, self.values = shape, layout, family, values
+        self.shape, self.layout, self.family = shape, layout, family
         self.entries = list(unrolled(family, shape, layout.pp, len(layout.ep_ranks), values=values))
         self.made = self._measured(stored(model))
 
@@ -177,16 +177,12 @@ class WeightMap:
 
     @torch.no_grad()
     def export(
-        self,
-        tensors: Mapping[str, Tensor],
-        dtype: torch.dtype | None = None,
-        only: Collection[str] | None = None,
+        self, tensors: Mapping[str, Tensor], only: Collection[str] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield (HF name, full tensor) on rank 0; see the module's point 2.
 
         Args:
-            tensors: this rank's, by megatron name: the weights, or anything of their shapes.
-            dtype: of the tensors, if it is not the model's own.
+            tensors: this rank's, by megatron name: the weights, or anything of their shapes and dtypes.
             only: HF names to export; the same on every rank.
         """
         wanted = set(self.names()) if only is None else set(only)
@@ -198,7 +194,7 @@ class WeightMap:
             if cut.first and mine:
                 found = self._gather(tensors[entry.parameter].detach(), entry.rule, cut)
             if entry.stage != 0 or entry.part != 0:
-                found = self._to_rank_zero(found if cut.rank == 0 else [], entry, dtype)
+                found = self._to_rank_zero(found if cut.rank == 0 else [], entry)
             if self.layout.rank == 0:
                 yield from (pair for pair in zip(entry.names, found, strict=True) if pair[0] in wanted)
 
@@ -209,7 +205,7 @@ class WeightMap:
             dist.all_gather(parts, local.contiguous(), group=cut.group)
         return rule.layout.merge(parts, self.shape)
 
-    def _to_rank_zero(self, tensors: list[Tensor], entry: Entry, dtype: torch.dtype | None) -> list[Tensor]:
+    def _to_rank_zero(self, tensors: list[Tensor], entry: Entry) -> list[Tensor]:
         """Send those of an entry that rank 0 has not, if this rank is to, or receive them."""
         for tensor in tensors:
             dist.send(tensor.contiguous(), dst=0)
@@ -217,7 +213,7 @@ class WeightMap:
             return []
         device = "cpu" if dist.get_backend() == "gloo" else torch.cuda.current_device()
         source = self.layout.pp_ranks[entry.stage] + self.layout.ep_ranks[entry.part]
-        made = [torch.empty(shape, dtype=dtype or own, device=device) for shape, own in self.made[entry.kind]]
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made[entry.kind]]
         for tensor in made:
             dist.recv(tensor, src=source)
         return made

@@ -93,11 +93,11 @@ def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def gradients(made: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
-    """The last step's gradients (float32, after clipping) under Hugging Face names."""
+    """The last step's gradients (float32 as the weights, after clipping) under Hugging Face names."""
     network: Any = made.actor.network
     found = {name: tensor.main_grad for name, tensor in network.parameters().items() if tensor.requires_grad}
     only = [name for name in network.weights.names() if not name.endswith("e_score_correction_bias")]
-    return ((name, tensor.cpu()) for name, tensor in network.weights.export(found, torch.float32, only))
+    return ((name, tensor.cpu()) for name, tensor in network.weights.export(found, only))
 
 
 def by_hub_name(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from agentrl.config.unused import refused
 from agentrl.errors import CheckpointError, SettingsError, TrainError
 from agentrl.lora import read_adapter
 from agentrl.train.contracts import RankInfo
+from agentrl.train.megatron.folder import opened
 from agentrl.train.settings import TrainSettings
 from tests.support.distributed import run_ranks
 from tests.support.produced import settings_of
@@ -122,6 +123,8 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
             want[arch] = played(made)
             made.save(tmp_path / "one" / arch, STEPS)
             want[arch, "next"] = played(made, STEPS)
+        with pytest.raises(CheckpointError, match="a checkpoint of an adapter alone; --save-hf writes its model"):
+            opened(tmp_path / "one" / arch, tmp_path / arch)
     found, other = run_ranks(in_two_processes, 2, str(tmp_path))
     for name, (arch, _) in LAYOUTS.items():
         atol = 0.1 if "bf16" in name else 1e-5
