@@ -36,11 +36,10 @@ Calls = tuple[list[tuple[str, dict[str, Any]]], int]
 ToolCallParser = Callable[[str, Sequence[Mapping[str, Any]]], Parsed]
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """What stands before and between the calls of a format, as regular expressions.
+class Splitter:
+    """Splits turns of one format into text, calls and broken calls, by what stands before and between its calls.
 
-    Attributes:
+    Args, all regular expressions:
         call: begins a call.
         until: ends a broken call; it ends with the text where this is not found.
         begin: opens a section of calls; text in it that belongs to no call is dropped.
@@ -49,22 +48,13 @@ class Marks:
         more: begins another call directly behind one.
     """
 
-    call: str
-    until: str
-    begin: str | None = None
-    end: str | None = None
-    drop: str | None = None
-    more: str | None = None
-
-
-class Splitter:
-    """Splits turns of one format into text, calls and broken calls."""
-
-    def __init__(self, marks: Marks) -> None:
-        named = {"call": marks.call, "begin": marks.begin, "end": marks.end, "drop": marks.drop}
+    def __init__(
+        self, call: str, until: str, *, begin: str = "", end: str = "", drop: str = "", more: str = ""
+    ) -> None:
+        named = {"call": call, "begin": begin, "end": end, "drop": drop}
         self._any = re.compile("|".join(f"(?P<{name}>{mark})" for name, mark in named.items() if mark))
-        self._more = re.compile(f"(?P<call>{marks.more})") if marks.more else None
-        self._until = re.compile(marks.until)
+        self._more = re.compile(f"(?P<call>{more})") if more else None
+        self._until = re.compile(until)
 
     def split(self, text: str, read: Callable[[int], Calls | None]) -> Parsed:
         """Split `text`; `read` answers with the calls that begin at a position, or None if they are broken."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.parsers.base import Calls, Marks, Parsed, Splitter, ToolCallParser, read_arguments, read_json
+from agentrl.chat.parsers.base import Calls, Parsed, Splitter, ToolCallParser, read_arguments, read_json
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -38,10 +38,10 @@ def marked(
         optional: models may leave `close` out.
         read: the value that begins at a position of the text, and where it ends.
         raw: strings are not escaped, so a broken call may hold what reads like another one.
-        marks: further fields of `Marks`.
+        marks: further ones of `Splitter`.
     """
     ends = [close, *([] if raw else [f"(?={mark})" for mark in (call, marks.get("end")) if mark])]
-    splitter = Splitter(Marks(call, "|".join(filter(None, ends)), **marks))
+    splitter = Splitter(call, "|".join(filter(None, ends)), **marks)
     opening = re.compile(f"(?:{call}|{marks['more']}){head}" if "more" in marks else f"(?:{call}){head}")
     closing = re.compile(rf"(?:\s*(?:{close}))?" if optional else rf"\s*(?:{close})" if close else "")
 

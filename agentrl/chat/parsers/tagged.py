@@ -11,13 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from agentrl.chat.parsers.base import Calls, Marks, Parsed, Splitter, ToolCallParser
+from agentrl.chat.parsers.base import Calls, Parsed, Splitter, ToolCallParser
 from agentrl.chat.parsers.values import coerce, parameter_schemas
-
-_Search = Callable[[int], re.Match[str] | None]
 
 
 def tagged(
@@ -47,22 +44,39 @@ def tagged(
         lost: pattern that no value holds, for it would be another argument's; `key` if None.
         until: pattern that ends a broken call; `close` if None.
         decode: what names and keys mean.
-        marks: further fields of `Marks`.
+        marks: further ones of `Splitter`.
     """
-    splitter = Splitter(Marks(call or head.replace("?P<name>", ""), until or close, **marks))
-    ends = rf"(?:{value_end})(?=\s*(?:{key}|{close}))" + (f"|{unclosed}" if unclosed else "")
-    swallowed = rf"{lost or key}|(?:{value_end})(?=\n|\s*(?:<|\Z))"
-    patterns = head, rf"\s*{key}", swallowed, ends, rf"\s*(?:{close}){tail}"
-    reader = _Reader(decode, *map(re.compile, patterns))
+    splitter = Splitter(call or head.replace("?P<name>", ""), until or close, **marks)
+    swallowed = re.compile(rf"{lost or key}|(?:{value_end})(?=\n|\s*(?:<|\Z))")
+    ends = re.compile(rf"(?:{value_end})(?=\s*(?:{key}|{close}))" + (f"|{unclosed}" if unclosed else ""))
+    heads, keys, closes = re.compile(head), re.compile(rf"\s*{key}"), re.compile(rf"\s*(?:{close}){tail}")
 
     def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-        schemas, ends = parameter_schemas(tools), _searcher(reader.value_end, text)
-        return splitter.split(text, lambda start: reader.call(text, start, schemas, ends))
+        schemas, next_end = parameter_schemas(tools), _searcher(ends, text)
+
+        def calls(start: int) -> Calls | None:
+            if (opened := heads.match(text, start)) is None:
+                return None
+            name, at, arguments = decode(opened["name"]).strip(), opened.end(), dict[str, Any]()
+            while found := keys.match(text, at):
+                ended = next_end(found.end())
+                field, value = decode(found["key"]).strip(), text[found.end() : ended.start()] if ended else ""
+                if ended is None or field in arguments or swallowed.search(value):
+                    return None
+                try:
+                    arguments[field] = _meaning(value, found.groupdict().get("type"), schemas.get(name, {}).get(field))
+                except (ValueError, RecursionError):
+                    return None
+                at = ended.end()
+            closed = closes.match(text, at)
+            return ([(name, arguments)], closed.end()) if closed and name else None
+
+        return splitter.split(text, calls)
 
     return parse
 
 
-def _searcher(pattern: re.Pattern[str], text: str) -> _Search:
+def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[str] | None]:
     """Searches the text from a position; that nothing is found is found out once."""
     nothing_from = len(text) + 1
 
@@ -74,34 +88,6 @@ def _searcher(pattern: re.Pattern[str], text: str) -> _Search:
         return found
 
     return search
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    decode: Callable[[str], str]
-    head: re.Pattern[str]
-    next_key: re.Pattern[str]
-    swallowed: re.Pattern[str]
-    value_end: re.Pattern[str]
-    close: re.Pattern[str]
-
-    def call(self, text: str, start: int, schemas: Mapping[str, Mapping[str, Any]], ends: _Search) -> Calls | None:
-        head = self.head.match(text, start)
-        if head is None:
-            return None
-        name, at, arguments = self.decode(head["name"]).strip(), head.end(), dict[str, Any]()
-        while key := self.next_key.match(text, at):
-            ended = ends(key.end())
-            field, value = self.decode(key["key"]).strip(), text[key.end() : ended.start()] if ended else ""
-            if ended is None or field in arguments or self.swallowed.search(value):
-                return None
-            try:
-                arguments[field] = _meaning(value, key.groupdict().get("type"), schemas.get(name, {}).get(field))
-            except (ValueError, RecursionError):
-                return None
-            at = ended.end()
-        close = self.close.match(text, at)
-        return ([(name, arguments)], close.end()) if close and name else None
 
 
 def _meaning(value: str, kind: str | None, schema: Any) -> Any:
