@@ -1,22 +1,12 @@
-"""One reward out of several: weighted graders, checks that gate or penalise, and rewards of steps.
-
-    reward = combine(
-        Weighted("math", 1.0),
-        Weighted("f1", 0.2),
-        gate=Verifier(has_answer_tag),
-        steps=StepRewards("average", weight=0.1),
-    )
+"""One reward out of several: weighted graders, checks that gate or penalise, and rewards of steps (docs/graders.md).
 
 1. The object is a reward function: `--custom-rm-path rewards.py:reward`, or `return await reward(self.args, sample)` in
-   `Environment.reward`.
-2. The trajectory's reward is the weighted sum of the graders' scores. Rewards that the environment gave for its steps
-   (`Step.reward`, kept in `sample.metadata["step_rewards"]`, one entry a turn, None where a step gave none) are added
-   with their weight. Gates act on the whole.
-3. The result is that one number; with `--reward-key` (or `--eval-reward-key`) it is a dict of it ("score") and all its
-   parts. The parts are in `sample.metadata["rewards"]` in any case.
-4. The credit of each step by the distribution strategy is written to `sample.metadata["step_credit"]` (entry k - 1 is
-   turn k's), those of earlier siblings included. It is exactly what estimators with token rewards and `--turn-credit`
-   read as the turns' rewards; those that compare whole trajectories read the one number.
+   `Environment.reward`. Its parts are in `sample.metadata["rewards"]`; with `--reward-key` (or `--eval-reward-key`) the
+   reward is a dict of them and of itself ("score").
+2. The trajectory's reward is the weighted sum of the graders' scores. The environment's rewards for its steps
+   (`sample.metadata["step_rewards"]`, one entry a turn or None) are added with their weight. Gates act on the whole.
+3. Each turn's credit is written to `sample.metadata["step_credit"]` (entry k - 1 is turn k's), earlier siblings' included:
+   what estimators with token rewards and `--turn-credit` read. Those that compare trajectories read the one number.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.calls import Broken, Call, calls_of, read_calls
 from agentrl.rm_hub.reading.common import bad_label, clip, flag, mappings
 
-_RESULT = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)
+_RESULT = re.compile(
+    r"<tool_response>.*?(?:</tool_response>|\Z)|<\|start\|>functions\.[^<]*<\|channel\|>.*?(?:<\|end\|>|\Z)", re.DOTALL
+)
 _LOOSE = str.maketrans("", "", " ,./-_*^")
 _MAX_DEPTH = 64
 _MAX_CALLS = 64

@@ -97,6 +97,21 @@ def test_reading_calls() -> None:
     assert read_calls("The function f(x) = 2x is linear.") == []
 
 
+def test_calls_of_several_turns_count_without_their_results() -> None:
+    turn = "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>%s<|call|>"
+    result = "<|start|>functions.add to=assistant<|channel|>commentary<|message|>3<|end|>"
+    made = [{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {"a": 2}}]
+    text = result.join(turn % json.dumps(call["arguments"]) for call in made)
+    assert grade(
+        "tool_call", f"{text}{result}<|start|>assistant<|channel|>final<|message|>Done.<|return|>", made
+    ).correct
+
+
+def test_a_mark_inside_an_argument_is_no_format() -> None:
+    call = {"name": "say", "arguments": {"text": "name[ARGS] and ✿FUNCTION✿"}}
+    assert grade("tool_call", json.dumps(call, ensure_ascii=False), call).correct
+
+
 @pytest.mark.parametrize(
     "label",
     ["", "text", 3, {}, {"any_of": []}, {"arguments": {}}, [LABEL, "x"], {"name": "f", "arguments": 3}, '{"name": '],

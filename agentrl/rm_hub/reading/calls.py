@@ -20,7 +20,7 @@ _FORMATS = {
     "<function=": "qwen_xml", "<arg_key>": "glm", "<tool_call>": "hermes", "<invoke name=": "minimax-m2",
     "<｜tool▁call▁begin｜>": "deepseekv3", "<|tool_call_begin|>": "kimi_k2", "[ARGS]": "mistral", "✿FUNCTION✿": "qwen_agent",
 }  # fmt: skip
-"""By which marks, the first that is there, the format of an answer is known."""
+"""By which marks the format of an answer is known, the first that is there before others."""
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _WRAPPERS = ("function", "function_call", "tool_call")
@@ -34,8 +34,8 @@ _MARKS = re.compile(
     r"\[/?TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_(?:begin|end)\|>|</?tool_calls?>|</?functioncall>"
 )
 _LEADING = re.compile(rf"\A(?:\s*(?:{_MARKS.pattern}))*\s*")
-_TRAILING = re.compile(rf"(?:{_MARKS.pattern})\s*\Z")
-_LONGEST_MARK = 64
+_TRAILING = re.compile(rf"(?:{_MARKS.pattern}|\s)+\Z")
+_TAIL = 200
 _REACT = re.compile(
     r"(?im)^[\s*]{0,4}(?:Action|Tool|Function)(?: name)?[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n"
     r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*"
@@ -72,8 +72,9 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
     if "<|channel|>" in text:
         return _of_format("gpt-oss", split_channels(text).rest, tools)
     text = after_reasoning(text, control=True)
-    if found := next((name for mark, name in _FORMATS.items() if mark in text), None):
-        return _of_format(found, text, tools)
+    for mark, name in _FORMATS.items():
+        if mark in text and (calls := _of_format(name, text, tools)):
+            return calls
     if not (text := without_control(text)):
         raise Broken("the answer is empty")
     if "<functioncall>" in text:
@@ -97,12 +98,8 @@ def _written(text: str) -> list[Call]:
 
 def _inside_marks(text: str) -> str:
     """An answer without the marks around it; those inside may be part of an argument."""
-    text = _LEADING.sub("", text, count=1).rstrip()
-    for _ in range(_MAX_ATTEMPTS):
-        if not (mark := _TRAILING.search(text, max(0, len(text) - _LONGEST_MARK))):
-            break
-        text = text[: mark.start()].rstrip()
-    return text
+    text = _LEADING.sub("", text, count=1)
+    return text[:-_TAIL] + _TRAILING.sub("", text[-_TAIL:], count=1)
 
 
 def _with_object(text: str, action: re.Match[str]) -> Call:

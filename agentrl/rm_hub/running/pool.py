@@ -1,16 +1,14 @@
 """`GraderPool`: graders in worker processes, with a hard deadline for every item.
 
-1. An item runs in one of `processes` workers. One that overruns its deadline has its worker killed; neither that nor a
-   worker that dies or runs out of memory is noticed by other items.
-2. Each of the three is the answer's doing where the grader is a built-in one, and gives it a wrong answer's score
-   (`registry.exhausted`). It is a `GraderFailure` where the grader is the user's own, where the worker was killed from
-   outside, and where the worker had the processor for less than half of its deadline: then the machine is to blame.
-3. Items start in the order in which they came. The deadline runs from an item's start; `queue_timeout` bounds the wait
+1. A worker that overruns its item's deadline is killed; neither that nor one that dies or runs out of memory is noticed
+   by other items. Each of the three is the answer's doing where the grader is a built-in one (`registry.exhausted`), and
+   a `GraderFailure` where the grader is the user's own, where the worker was killed from outside, and where it had the
+   processor for less than half of its deadline.
+2. Items start in the order in which they came. The deadline runs from an item's start; `queue_timeout` bounds the wait
    before it. Loading a grader's libraries is no part of either.
-4. A worker is replaced by a fresh one after `recycle` items, so nothing that a library leaks piles up.
-5. The pool has no tasks of its own: it works in its callers' tasks, may be opened and closed in different ones, and a
-   cancelled caller leaves a killed worker behind and nothing else. It belongs to one event loop.
-6. Leaving the context ends all processes; so does the end of the process that opened it, however it ends.
+3. The pool has no tasks of its own: it works in its callers' tasks, may be opened and closed in different ones, and a
+   cancelled caller leaves a killed worker behind and nothing else. It belongs to one event loop. Leaving the context ends
+   all processes; so does the end of the process that opened it, however it ends.
 """
 
 import os
