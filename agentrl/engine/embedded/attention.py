@@ -157,8 +157,7 @@ def slot_attention(
             )
     scale, window = options.get("scaling"), options.get("sliding_window")
     if isinstance(plan := options["plan"], Probe):
-        plan.seen(module.layer_idx, key, value, window)
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+        return plan.seen(module.layer_idx, query, key, value, options), None
     keys, values = plan.cache.keys[module.layer_idx], plan.cache.values[module.layer_idx]
     parts = []
     if count := len(plan.singles):
@@ -214,15 +213,21 @@ def _attend_singles(
 
 
 class Probe:
-    """In a plan's place: takes notes of what each layer's attention is given."""
+    """In a plan's place: takes notes of what each layer's attention is given; every token sees itself alone."""
 
     def __init__(self) -> None:
-        self.layers: dict[int, Layer] = {}
-        self.windows: dict[int, int | None] = {}
+        self.given: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        """Of each layer: queries, keys and values."""
+        self.options: dict[int, dict[str, Any]] = {}
 
-    def seen(self, index: int, key: Tensor, value: Tensor, window: int | None) -> None:
-        self.layers[index] = Layer(key.shape[1], key.shape[3], value.shape[3])
-        self.windows[index] = window
+    def seen(self, index: int, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        self.given[index] = query, key, value
+        self.options[index] = {name: options.get(name) for name in ("scaling", "sliding_window")}
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2)
+
+    def layer(self, index: int) -> Layer:
+        _, key, value = self.given[index]
+        return Layer(key.shape[1], key.shape[3], value.shape[3])
 
 
 def layers_of(model: Any) -> list[Layer]:
@@ -238,13 +243,14 @@ def layers_of(model: Any) -> list[Layer]:
     count = model.config.num_hidden_layers
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * count
     for index, kind in enumerate(kinds[:count]):
-        fits = {"full_attention": True, "sliding_attention": probe.windows.get(index) is not None}.get(kind, False)
-        if index not in probe.layers or not fits or getattr(model, "_is_stateful", False):
+        windowed = probe.options.get(index, {}).get("sliding_window") is not None
+        fits = {"full_attention": True, "sliding_attention": windowed}.get(kind, False)
+        if index not in probe.given or not fits or getattr(model, "_is_stateful", False):
             raise AgentRLError(
                 "the embedded engine serves causal attention and its windows only; this model keeps other states, or has "
                 f"other layers: layer {index} is {kind}."
             )
-    return [probe.layers[index] for index in range(count)]
+    return [probe.layer(index) for index in range(count)]
 
 
 def register() -> None:

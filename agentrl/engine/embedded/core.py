@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, layers_of
+from agentrl.engine.embedded.fast import forward_of
 from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
 from agentrl.engine.embedded.routing import Routing
 from agentrl.engine.embedded.sampling import adjust, choose
@@ -59,6 +60,7 @@ class Engine:
 
     def __init__(self, model: Any, *, slots: int, context_length: int, chunk: int = 1024, exact: bool = False) -> None:
         self.model = model
+        self.forward = forward_of(model, exact=exact)
         self.exact = exact
         self.device: torch.device = model.device
         self.context_length = context_length
@@ -254,14 +256,8 @@ class Engine:
             chunks=chunks,
         )
         with torch.inference_mode(), exactly(self.exact):
-            out = self.model(
-                input_ids=torch.tensor([ids], device=self.device),
-                position_ids=place[None],
-                use_cache=False,
-                logits_to_keep=torch.tensor(keep, dtype=torch.long, device=self.device),
-                plan=plan,
-            )
-        return out.logits[0]
+            kept = torch.tensor(keep, dtype=torch.long, device=self.device)
+            return self.forward(torch.tensor([ids], device=self.device), place[None], kept, plan)
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 

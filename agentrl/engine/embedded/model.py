@@ -15,7 +15,6 @@ from typing import Any
 from agentrl import modelfolder
 from agentrl.engine.embedded import attention
 from agentrl.engine.embedded.errors import refused
-from agentrl.engine.embedded.fast import with_fast_parts
 from agentrl.errors import AgentRLError
 from agentrl.modelfolder import text_config
 
@@ -109,7 +108,7 @@ def context_length(config: dict[str, Any], asked: int | None) -> int:
     return asked or longest
 
 
-def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool, exact: bool = False) -> Any:
+def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -> Any:
     """Raises `AgentRLError` for a folder without all the weights, and for attention that is not served."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -134,17 +133,16 @@ def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool, e
         )
     if missing := sorted(found["missing_keys"]):
         raise AgentRLError(f"{path}: its weights lack {missing[0]} and {len(missing) - 1} more; fetch them again")
-    made = for_serving(model.to(device), exact=exact)
+    made = for_serving(model.to(device))
     attention.layers_of(made)
     return made
 
 
-def for_serving(model: Any, *, exact: bool = False) -> Any:
-    """`model` with our attention, in eval mode; with `exact` its other parts stay transformers' own."""
+def for_serving(model: Any) -> Any:
+    """`model` with our attention, in eval mode."""
     attention.register()
     model.set_attn_implementation(attention.ATTENTION)
-    model.eval().requires_grad_(False)
-    return model if exact else with_fast_parts(model)
+    return model.eval().requires_grad_(False)
 
 
 def slots_that_fit(model: Any, length: int) -> int:

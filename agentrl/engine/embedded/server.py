@@ -83,11 +83,7 @@ def build(options: Options, *, on_crash: Callable[[], None]) -> Starlette:
     if dtype == "auto":
         dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
     model = load_model(
-        options.model_path,
-        dtype=dtype,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        exact=options.exact,
+        options.model_path, dtype=dtype, device=options.device, trust_remote_code=options.trust_remote_code
     )
     slots = options.slots or slots_that_fit(model, context)
     with named(f"{slots} sequences of {context} tokens do not fit; give smaller --slots or --context-length"):

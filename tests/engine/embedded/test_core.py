@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.engine.embedded.fast import Decoder
 from agentrl.engine.embedded.job import LogProbOptions
 from agentrl.engine.embedded.weights import Weights
 from tests.engine.embedded.conftest import ARCHES
@@ -18,6 +19,7 @@ Folder = Callable[..., Path]
 @pytest.mark.parametrize("arch", ARCHES)
 def test_log_probs_are_those_of_a_plain_forward(arch: str, folder: Folder, plain_model: Callable[..., Any]) -> None:
     engine = make_engine(folder(arch), slots=4)
+    assert isinstance(engine.forward, Decoder)
     jobs = [make_job(prompt(n, n), seed=n) for n in (1, 5, 90, 64, 65, 200, 7)]
     run(engine, *jobs)
     model = plain_model(arch)

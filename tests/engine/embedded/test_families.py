@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.engine.embedded.fast import Decoder
 from agentrl.engine.embedded.model import context_length, load_model
 from agentrl.engine.embedded.weights import Weights
 from agentrl.errors import AgentRLError
@@ -31,6 +32,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+OTHER_FORMS = ("gemma3_text", "glm", "glm4", "deepseek_v3")
+"""Ropes of neighbours, norms behind attention, latent attention: these run as transformers has them."""
+
+
 @pytest.mark.parametrize("case", CASES)
 async def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
@@ -39,6 +44,7 @@ async def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path)
     folders = [make_tiny_model(tmp_path / f"{seed}", arch, seed, **changes) for seed in (0, 1)]
     models = [AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval() for folder in folders]
     engine = make_engine(folders[0])
+    assert isinstance(engine.forward, Decoder) == (arch not in OTHER_FORMS)
     first = [make_job(prompt(n, n), seed=n) for n in (1, 20, 100, 101)]
     run(engine, *first)
     after = [make_job(job.prompt + job.output + prompt(9, 9), seed=8) for job in first]
