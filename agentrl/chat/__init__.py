@@ -7,35 +7,22 @@
 4. This room imports neither torch nor ray; transformers only when a tokenizer is loaded.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from agentrl.chat.chat import Chat
+from agentrl.chat.conversation import Conversation, Shown
+from agentrl.chat.messages import ParsedTurn, ToolCall, normalise_messages
+from agentrl.chat.parsers import make_parser
+from agentrl.chat.report import Thought, Verdict
+from agentrl.chat.session import ChatSession
 
-if TYPE_CHECKING:
-    from agentrl.chat.chat import Chat as Chat
-    from agentrl.chat.conversation import Conversation as Conversation
-    from agentrl.chat.conversation import Shown as Shown
-    from agentrl.chat.messages import ParsedTurn as ParsedTurn
-    from agentrl.chat.messages import ToolCall as ToolCall
-    from agentrl.chat.messages import normalise_messages as normalise_messages
-    from agentrl.chat.messages import normalise_tools as normalise_tools
-    from agentrl.chat.parsers import make_parser as make_parser
-    from agentrl.chat.report import Thought as Thought
-    from agentrl.chat.report import Verdict as Verdict
-    from agentrl.chat.session import ChatSession as ChatSession
-
-_HOMES = {
-    **dict.fromkeys(("Chat",), "chat"),
-    **dict.fromkeys(("Conversation", "Shown"), "conversation"),
-    **dict.fromkeys(("ParsedTurn", "ToolCall", "normalise_messages", "normalise_tools"), "messages"),
-    **dict.fromkeys(("make_parser",), "parsers"),
-    **dict.fromkeys(("Thought", "Verdict"), "report"),
-    **dict.fromkeys(("ChatSession",), "session"),
-}
-
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [
+    "Chat",
+    "ChatSession",
+    "Conversation",
+    "ParsedTurn",
+    "Shown",
+    "Thought",
+    "ToolCall",
+    "Verdict",
+    "make_parser",
+    "normalise_messages",
+]

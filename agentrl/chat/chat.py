@@ -14,13 +14,12 @@ from typing import Any, Literal, Self
 
 import orjson
 
-from agentrl.chat.delta import DeltaRenderer
 from agentrl.chat.encoding import Codec, SafeEncoder
 from agentrl.chat.messages import ParsedTurn, ToolSchema, normalise_messages, normalise_tools
 from agentrl.chat.parsers import make_parser
 from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
 from agentrl.chat.report import TemplateReport, Thought
-from agentrl.chat.template import Template
+from agentrl.chat.template import DeltaRenderer, Template
 from agentrl.errors import SettingsError, TemplateError
 from agentrl.sample import Message
 
@@ -81,15 +80,7 @@ class Chat:
 
     @classmethod
     def load(
-        cls,
-        path: str,
-        *,
-        chat_template: str | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        tool_call_parser: str = "auto",
-        reasoning_parser: str = "auto",
-        history_policy: HistoryPolicy = "keep",
-        trust_remote_code: bool = False,
+        cls, path: str, *, chat_template: str | None = None, trust_remote_code: bool = False, **options: Any
     ) -> Self:
         """Load from a Hugging Face model folder.
 
@@ -97,6 +88,7 @@ class Chat:
             path: folder with `tokenizer.json` and `tokenizer_config.json`; `generation_config.json` is read for
                 end tokens if it is there.
             chat_template: a file (`*.jinja`) or the template's text; the folder's own if None.
+            options: the others of `Chat`.
 
         Raises:
             SettingsError: the folder has no tokenizer, or an option is unknown.
@@ -108,15 +100,8 @@ class Chat:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
             raise SettingsError(f"{path}: no tokenizer could be loaded from here: {error}") from error
-        return cls(
-            tokenizer,
-            chat_template=_read_template(chat_template),
-            template_kwargs=template_kwargs,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
-            history_policy=history_policy,
-            stop_tokens=_generation_stops(Path(path)),
-        )
+        stops = _generation_stops(Path(path))
+        return cls(tokenizer, chat_template=_read_template(chat_template), stop_tokens=stops, **options)
 
     @property
     def vocab_size(self) -> int:
@@ -213,13 +198,11 @@ def _special_tokens(tokenizer: Any) -> dict[str, str]:
 
 
 def _generation_stops(folder: Path) -> list[int]:
-    import json
-
     file = folder / "generation_config.json"
     if not file.is_file():
         return []
     try:
-        eos = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        eos = orjson.loads(file.read_bytes()).get("eos_token_id")
     except ValueError as error:
         raise SettingsError(f"{file}: not valid JSON: {error}") from error
     return [eos] if isinstance(eos, int) else list(eos or [])

@@ -50,7 +50,7 @@ def to_sample(
     sample = Sample(index=index, group_index=index, prompt=conversation[: places[0]], reward=0.0)
     grown = Conversation(chat, sample, conversation[: places[0]], tools)
     for at, following in zip(places, [*places[1:], None], strict=True):
-        text, end = _turn(chat, conversation, at, tools)
+        text, end = assistant_turn(chat, conversation, at, tools)
         ids = [*chat.encode(text), *chat.encode(end)]
         grown.sampled(ids, [0.0] * len(ids), "0", text=text)
         if not learns[at] and sample.loss_mask is not None:
@@ -96,17 +96,14 @@ def _mark(message: Mapping[str, Any], at: int) -> bool | None:
     return next((bool(value) for value in given.values()), None)
 
 
-def assistant_text(chat: Chat, messages: Sequence[Message], at: int, tools: Sequence[ToolSchema] | None = None) -> str:
-    """What the model writes for the assistant message `at`, without the end token.
+def assistant_turn(
+    chat: Chat, messages: Sequence[Message], at: int, tools: Sequence[ToolSchema] | None = None
+) -> tuple[str, str]:
+    """What the model writes for the assistant message `at`: text and end token, another one behind some formats' calls.
 
     Raises:
         TemplateError: the template does not render the turn as a continuation of its own generation prompt.
     """
-    return _turn(chat, messages, at, tools)[0]
-
-
-def _turn(chat: Chat, messages: Sequence[Message], at: int, tools: Sequence[ToolSchema] | None) -> tuple[str, str]:
-    """The text and the end token, which may be another one where the turn ends with a call (gpt-oss, Gemma 4)."""
     schemas = normalise_tools(tools) or None
     before = chat.template.render(messages[:at], schemas, generation_prompt=True)
     after = chat.template.render(messages[: at + 1], schemas, generation_prompt=False)

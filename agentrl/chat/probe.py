@@ -15,13 +15,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
-from agentrl.chat.delta import Capabilities, DeltaRenderer
 from agentrl.chat.encoding import Codec
 from agentrl.chat.parsers import ReasoningTags
 from agentrl.chat.report import Boundary, TemplateReport, Thought, Verdict
-from agentrl.chat.template import Template
+from agentrl.chat.template import Capabilities, DeltaRenderer, Template
 from agentrl.errors import TemplateError
 from agentrl.sample import Message
 
@@ -120,27 +120,22 @@ class _Probe:
     tags: ReasoningTags | None
 
     def report(self, chosen: Mapping[str, Any]) -> TemplateReport:
-        can = self._capabilities()
-        tools = [TOOL] if can.tools else None
-        prompt = self._render([user(1)], tools) or ""
-        generation_prompt = _behind_user(prompt)
-        start, closers = self.codec.encode(generation_prompt), self._closers(can)
+        prompt = self._render([user(1)], self.tools) or ""
+        begin = _behind_user(prompt)
+        without = _behind_user(self._render([user(1)], None, generation_prompt=False) or "")
+        start, edges = self.codec.encode(begin), ("\n", "\n\n", " ", "a", "1", "<")
         return TemplateReport(
-            can=can,
-            generation_prompt=self._after_user(generation_prompt),
-            opens_reasoning=self._opens(generation_prompt),
+            can=self.can,
+            generation_prompt=begin.removeprefix(without),
+            opens_reasoning=self._opens(begin),
             stops=self.stops,
-            closers=closers,
+            closers=self.closers,
             history_kwargs=dict(chosen),
             uses_date=self._uses_date(prompt),
             double_bos=self._double_bos(prompt),
-            whitespace=self._whitespace(can),
-            merges_with=tuple(
-                text
-                for text in ("\n", "\n\n", " ", "a", "1", "<")
-                if self.codec.encode(f"{generation_prompt}{text}zq")[: len(start)] != start
-            ),
-            boundaries=tuple(self._boundaries(can, tools, closers)),
+            whitespace=self._whitespace(),
+            merges_with=tuple(e for e in edges if self.codec.encode(f"{begin}{e}zq")[: len(start)] != start),
+            boundaries=tuple(self._boundaries()),
         )
 
     def _render(self, messages: Sequence[Message], tools: Any = None, generation_prompt: bool = True) -> str | None:
@@ -153,7 +148,8 @@ class _Probe:
         text = self._render(messages, tools, generation_prompt=False) or ""
         return all(needle in text for needle in needles)
 
-    def _capabilities(self) -> Capabilities:
+    @cached_property
+    def can(self) -> Capabilities:
         one = [user(1), assistant(1, calls=[1], content=False), result(1), assistant(2)]
         two = [user(1), assistant(1, calls=[1, 2], content=False), result(1), result(2), assistant(2)]
         return Capabilities(
@@ -164,14 +160,15 @@ class _Probe:
             reasoning=self._shows([user(1), assistant(1, reasoning=True)], "zqReason1zq"),
         )
 
-    def _after_user(self, tail: str) -> str:
-        """The generation prompt alone: what a rendering without it does not already end with."""
-        return tail.removeprefix(_behind_user(self._render([user(1)], None, generation_prompt=False) or ""))
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        return [TOOL] if self.can.tools else None
 
     def _opens(self, prompt: str) -> bool:
         return self.tags is not None and prompt.rfind(self.tags.open) > prompt.rfind(self.tags.close)
 
-    def _closers(self, can: Capabilities) -> tuple[str, ...]:
+    @cached_property
+    def closers(self) -> tuple[str, ...]:
         """What closes a turn: stops, and what stands in their place in history (gpt-oss: `<|end|>` for `<|return|>`).
 
         If a final answer ends bare, stops are the next turns' openers and none closes.
@@ -204,31 +201,33 @@ class _Probe:
             return False
         return list(self.codec.tokenizer.encode(prompt)[:2]) == [self.codec.added.get(bos)] * 2
 
-    def _whitespace(self, can: Capabilities) -> dict[str, str]:
+    def _whitespace(self) -> dict[str, str]:
         edged = "\n zqWzq \n"
         cases: dict[str, list[Message]] = {
             "assistant": [user(1), {"role": "assistant", "content": edged}, user(2)],
             "user": [{"role": "user", "content": edged}, assistant(1), user(2)],
         }
-        if can.tool_messages:
+        if self.can.tool_messages:
             cases["tool"] = [user(1), assistant(1, calls=[1], content=False), {**result(1), "content": edged}]
         return {role: _edge(self._render(messages)) for role, messages in cases.items()}
 
-    def _boundaries(self, can: Capabilities, tools: Any, closers: Sequence[str]) -> Iterator[Boundary]:
-        delta = DeltaRenderer(self.template, can, self.stops)
+    def _boundaries(self) -> Iterator[Boundary]:
+        delta = DeltaRenderer(self.template, self.can, self.stops)
         for thought in Thought:
-            for name, history, new in _cases(can, thought is Thought.WITH):
-                judged = self._judge(delta, _Case(history, new, tools, thought, can.reasoning), closers)
+            for name, history, new in _cases(self.can, thought is Thought.WITH):
+                judged = self._judge(delta, history, new, thought)
                 beside = any(message.get("tool_calls") and message["content"] for message in history)
                 if judged is not None:
                     yield Boundary(name, new[0]["role"], thought, *judged, beside=beside)
 
-    def _judge(self, delta: DeltaRenderer, case: _Case, closers: Sequence[str]) -> tuple[Verdict, str] | None:
+    def _judge(
+        self, delta: DeltaRenderer, history: list[Message], new: list[Message], thought: Thought
+    ) -> tuple[Verdict, str] | None:
         try:
-            tail = delta.text(case.history[-1].get("tool_calls", ()), case.new)
-            truth = self.template.render([*case.history, *case.new], case.tools)
-            prompt = self.template.render(case.history[:-1], case.tools)
-            completion = self._completion(prompt, case, tail)
+            tail = delta.text(history[-1].get("tool_calls", ()), new)
+            truth = self.template.render([*history, *new], self.tools)
+            prompt = self.template.render(history[:-1], self.tools)
+            completion = self._completion(prompt, history, thought, tail)
         except TemplateError as error:
             return Verdict.REFUSED, str(error)[-80:]
         if completion is None:
@@ -238,50 +237,34 @@ class _Probe:
             # New messages that are there, with other text behind them: that text is the model's, moved.
             verdict = Verdict.REWRITTEN if tail in truth else Verdict.DELTA_DIFFERS
             return verdict, f"{tail[:40]!r} against {truth[len(truth) - len(tail) :][:40]!r}"
-        for stop in dict.fromkeys((*self.stops, *closers)):
-            if tail.startswith(stop) and completion.endswith(tuple(closers) if stop in closers else stop):
+        for stop in dict.fromkeys((*self.stops, *self.closers)):
+            if tail.startswith(stop) and completion.endswith(self.closers if stop in self.closers else stop):
                 tail, tail_ids = tail[len(stop) :], tail_ids[1:]
                 break
         if self.codec.encode(prompt) + self.codec.encode(completion) + tail_ids == truth_ids:
             return Verdict.EXACT, ""
         return _difference(prompt + completion + tail, truth)
 
-    def _completion(self, prompt: str, case: _Case, tail: str) -> str | None:
+    def _completion(self, prompt: str, history: list[Message], thought: Thought, tail: str) -> str | None:
         """What the model writes for the last turn: the template's own text of it, through the stop token.
 
         None where this kind of turn cannot be: no reasoning tags, or a generation prompt that opens the block.
         """
-        written = self.template.render(case.history, case.tools, generation_prompt=False)
+        written = self.template.render(history, self.tools, generation_prompt=False)
         body = written[common(prompt, written) :]
         stop = re.search("|".join(map(re.escape, self.stops)), body) if self.stops else None
-        body = body[: stop.end()] if stop else body + (self._leading_stop(tail) or "")
-        return self._think(body, case, opened=self._opens(prompt))
-
-    def _think(self, body: str, case: _Case, *, opened: bool) -> str | None:
+        leading = next((stop for stop in self.stops if tail.startswith(stop)), "")
+        body, opened = body[: stop.end()] if stop else body + leading, self._opens(prompt)
         if self.tags is None:
-            return body if case.thought is Thought.WITHOUT or (case.thought is Thought.WITH and case.rendered) else None
+            return body if thought is Thought.WITHOUT or (thought is Thought.WITH and self.can.reasoning) else None
         block = re.match(rf"\s*{re.escape(self.tags.open)}\s*{re.escape(self.tags.close)}\s*", body)
-        if case.thought is Thought.WITHOUT:
+        if thought is Thought.WITHOUT:
             return None if opened else body[block.end() :] if block else body
-        if case.thought is Thought.EMPTY:
+        if thought is Thought.EMPTY:
             return body if block or opened else None
-        if case.rendered:
+        if self.can.reasoning:
             return body
         return f"{'' if opened else self.tags.open}zqReason0zq{self.tags.close}\n\n{body}"
-
-    def _leading_stop(self, tail: str) -> str | None:
-        return next((stop for stop in self.stops if tail.startswith(stop)), None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """A boundary to judge: history ending with a model turn, the answer to it, and whether reasoning is rendered."""
-
-    history: list[Message]
-    new: list[Message]
-    tools: Any
-    thought: Thought
-    rendered: bool
 
 
 def _difference(grown: str, truth: str) -> tuple[Verdict, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from agentrl.chat.delta import Capabilities
+from agentrl.chat.template import Capabilities
 
 
 class Verdict(StrEnum):
@@ -117,26 +117,22 @@ class TemplateReport:
 
     def warnings(self) -> tuple[str, ...]:
         """What a user should know before training on this template, one sentence each."""
-        notes = []
-        if not self.can.tools:
-            notes.append(
-                "tool schemas are ignored: describe the tools in the system prompt, or set --chat-template-path"
-            )
-        if not self.can.tool_messages:
-            notes.append("tool calls and tool results are not shown: answer the model with user messages")
-        elif not self.can.parallel_calls:
-            notes.append("only one tool call per turn can be shown")
-        if not self.can.system:
-            notes.append("system messages are not shown")
-        if self.uses_date:
-            notes.append("the prompt holds today's date: runs on different days differ")
-        if not self.stops:
-            notes.append("no token ends a turn: generation stops at its length limit")
-        if any(b.verdict is Verdict.DELTA_DIFFERS for b in self.boundaries):
-            notes.append("new messages render differently behind a real history: the context is not what it would be")
-        if any(b.verdict.rewrites for b in self.boundaries):
-            notes.append("history would be rewritten: --history-policy says whether to keep it, split samples, or fail")
-        return tuple(notes)
+        can, verdicts = self.can, {b.verdict for b in self.boundaries}
+        notes = {
+            "tool schemas are ignored: describe the tools in the system prompt, or set --chat-template-path": not can.tools,
+            "tool calls and tool results are not shown: answer the model with user messages": not can.tool_messages,
+            "only one tool call per turn can be shown": can.tool_messages and not can.parallel_calls,
+            "system messages are not shown": not can.system,
+            "the prompt holds today's date: runs on different days differ": self.uses_date,
+            "no token ends a turn: generation stops at its length limit": not self.stops,
+            "new messages render differently behind a real history: the context is not what it would be": (
+                Verdict.DELTA_DIFFERS in verdicts
+            ),
+            "history would be rewritten: --history-policy says whether to keep it, split samples, or fail": (
+                any(verdict.rewrites for verdict in verdicts)
+            ),
+        }
+        return tuple(note for note, holds in notes.items() if holds)
 
     def __str__(self) -> str:
         can = self.can

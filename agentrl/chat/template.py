@@ -1,4 +1,4 @@
-"""A chat template, compiled once, rendered from messages in the normal form of `messages.py`.
+"""A chat template, compiled once, rendered from messages in the normal form of `messages.py`: whole, or what is new.
 
 1. The environment is transformers' own sandboxed Jinja, so a checkpoint's template renders here as it does there.
 2. What templates differ in is found once and hidden: arguments as dict or as text, content as text or as parts,
@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from agentrl.chat.encoding import OPEN
 from agentrl.chat.messages import REASONING_KEYS, ToolSchema
 from agentrl.errors import TemplateError
 from agentrl.sample import Message
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+ANCHOR = "zqxAnchorzqx"
 
 
 class Template:
@@ -118,3 +121,61 @@ def _named_id(id_: str, name: str) -> str:
     """Our id of a call as Kimi K2 counts: its template shows nothing else of the tool's name."""
     ours = re.fullmatch(r"call(\d{5,})", id_)
     return f"functions.{name}:{int(ours[1]) - 1}" if ours else id_
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a template shows of a conversation."""
+
+    system: bool
+    """A system message is shown."""
+    tools: bool
+    """Tool schemas are shown; if not, the model never learns what it may call."""
+    tool_messages: bool
+    """Tool calls and tool results are shown."""
+    parallel_calls: bool
+    """Several calls in one turn are shown."""
+    reasoning: bool
+    """A message's reasoning is shown."""
+
+
+class DeltaRenderer:
+    """The text that new messages add to a conversation, rendered without the conversation; immutable, thread-safe.
+
+    `[user, assistant(ANCHOR)] + new messages` is rendered, and the text from the first stop token after the anchor is the
+    delta (without one: right behind the anchor): the turn's end, the new messages as the template merges them, the
+    generation prompt. Its cost depends on the new messages alone. Before tool results the assistant message carries the
+    calls with their real names and ids, because templates read them; tools and system prompt are left out, because no
+    template repeats them.
+    """
+
+    def __init__(self, template: Template, capabilities: Capabilities, stops: Sequence[str]) -> None:
+        self._template = template
+        self._can = capabilities
+        # A stop that stands in untrusted text is bracketed by marks and does not count.
+        self._stop = re.compile(f"(?<!{OPEN})(?:{'|'.join(map(re.escape, stops))})") if stops else None
+
+    def text(self, calls: Sequence[dict[str, Any]], new: Sequence[Message]) -> str:
+        """The delta of `new` (normal form, marked) after a turn that made `calls` (OpenAI form, marked).
+
+        Raises:
+            TemplateError: the template refuses the messages, or loses the assistant message they follow.
+        """
+        calls = list(calls) if self._can.tool_messages else []
+        if not self._can.parallel_calls:
+            calls = calls[-1:]
+        assistant: Message = {"role": "assistant", "content": "" if calls else ANCHOR}
+        if calls:
+            named = [_with_arguments(call, {}) for call in calls[:-1]]
+            assistant["tool_calls"] = [*named, _with_arguments(calls[-1], {"k": ANCHOR})]
+        text = self._template.render([{"role": "user", "content": "u"}, assistant, *new])
+        start = text.find(ANCHOR)
+        if start < 0:
+            raise TemplateError("the chat template does not show the assistant turn that new messages follow")
+        end = start + len(ANCHOR)
+        stop = self._stop.search(text, end) if self._stop else None
+        return text[stop.start() if stop else end :]
+
+
+def _with_arguments(call: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    return {**call, "function": {"name": call["function"]["name"], "arguments": arguments}}

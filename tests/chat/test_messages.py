@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.chat import ToolCall, normalise_messages, normalise_tools
+from agentrl.chat import ToolCall, normalise_messages
+from agentrl.chat.messages import normalise_tools
 from agentrl.errors import TemplateError
 
 

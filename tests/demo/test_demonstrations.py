@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import tiny
 from agentrl.chat import Chat
-from agentrl.chat.demonstration import assistant_text, to_sample
+from agentrl.chat.demonstration import assistant_turn, to_sample
 from agentrl.demo.demonstrations import CalculatorLessons, Kind, demonstrate
 from agentrl.demo.task import CalculatorEnv, make_problem, score
 from agentrl.sample import Message, Origin
@@ -54,7 +54,7 @@ async def test_demonstrations_parse_back_and_match_the_template(chat: Chat, kind
         for at, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            parsed = chat.parse(assistant_text(chat, messages, at, TOOLS), TOOLS)
+            parsed = chat.parse(assistant_turn(chat, messages, at, TOOLS)[0], TOOLS)
             assert not parsed.broken
             want = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
             assert [(call.name, call.arguments) for call in parsed.tool_calls] == want
@@ -74,7 +74,7 @@ async def test_the_mask_covers_the_assistant_turns_with_their_end_token(chat: Ch
     ids = sample.tokens[start:]
     assert sample.loss_mask is not None
     written = [chat.decode(ids[s.start : s.end]) for s in sample.segments if s.origin is Origin.MODEL]
-    assert written == [assistant_text(chat, messages, at, TOOLS) + "<|im_end|>" for at in (1, 3)]
+    assert written == [assistant_turn(chat, messages, at, TOOLS)[0] + "<|im_end|>" for at in (1, 3)]
     assert sum(sample.loss_mask) == sum(s.end - s.start for s in sample.segments if s.origin is Origin.MODEL)
     assert all(a.end == b.start for a, b in pairwise(sample.segments))
 
