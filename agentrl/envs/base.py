@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import anyio
 
-from agentrl.envs.turn import Call, Step, Turn
+from agentrl.chat.messages import ToolCall
+from agentrl.envs.turn import Step, Turn
 from agentrl.errors import SettingsError, ungrouped
 from agentrl.sample import Message, Sample, Status
 from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
@@ -80,7 +81,7 @@ class Environment:
             if not isinstance(entry, ToolSource):
                 found.append(as_tool(entry))
             elif with_sources:
-                found.extend(entry.tools)
+                found += entry.tools
         names: dict[str, None] = {}
         for base in reversed(cls.__mro__):
             names.update(dict.fromkeys(name for name, value in vars(base).items() if isinstance(value, Tool)))
@@ -117,7 +118,7 @@ class Environment:
         """
         outcomes: list[ToolOutcome | None] = [None] * len(turn.tool_calls)
 
-        async def run(position: int, call: Call) -> None:
+        async def run(position: int, call: ToolCall) -> None:
             outcomes[position] = await self.toolbox.run(call.name, call.arguments, state=self)
 
         if len(turn.tool_calls) == 1:  # the usual turn: a task of its own would cost as much as the call

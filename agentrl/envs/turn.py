@@ -2,20 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from agentrl.chat.messages import ToolCall
 from agentrl.sample import Message, Sample
-
-
-class Call(Protocol):
-    """One tool call as the chat room parses it; `arguments` is a str where the model's JSON did not parse."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def arguments(self) -> Mapping[str, Any] | str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +28,7 @@ class Turn:
     text: str
     content: str
     reasoning: str | None = None
-    tool_calls: Sequence[Call] = ()
+    tool_calls: Sequence[ToolCall] = ()
     broken: Sequence[str] = ()
     ids: Sequence[int] = ()
     finish_reason: str = "stop"

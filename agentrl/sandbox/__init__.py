@@ -11,7 +11,7 @@
 from agentrl.sandbox.box import Sandbox, SandboxSession
 from agentrl.sandbox.errors import SandboxBusy, SandboxFailure, SandboxInput, SandboxUnavailable
 from agentrl.sandbox.limits import Outcome, RunResult, SandboxLimits
-from agentrl.sandbox.probe import BackendReport, choose_backend, probe_backends
+from agentrl.sandbox.probe import BackendReport, choose_backend
 
 __all__ = [
     "BackendReport",
@@ -25,5 +25,4 @@ __all__ = [
     "SandboxSession",
     "SandboxUnavailable",
     "choose_backend",
-    "probe_backends",
 ]

@@ -64,9 +64,7 @@ class Sandbox:
             raise SettingsError("sandbox: expected warm >= 0, max_concurrency >= 1 and queue_seconds > 0")
         self.limits = limits
         self.reasons: dict[str, str] = {}
-        self._asked = backend
-        self._preload = tuple(preload)
-        self._warm = warm
+        self._asked, self._preload, self._warm = backend, tuple(preload), warm
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._width = max_concurrency or 2 * processors
         self._queue_seconds = queue_seconds

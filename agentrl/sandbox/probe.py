@@ -25,22 +25,18 @@ class BackendReport:
     python: Mapping[str, str]
 
 
-async def probe_backends() -> BackendReport:
-    """Try every safe backend, in the order of preference; takes about a second."""
+def choose_backend() -> BackendReport:
+    """Try every safe backend, in the order of preference; takes about a second, and runs an event loop of its own."""
+    return anyio.run(_try_all)
+
+
+async def _try_all() -> BackendReport:
     reasons: dict[str, str] = {}
     python: dict[str, str] = {}
-    working: list[Backend] = []
     for name in SAFE_BACKENDS:
         try:
             async with Sandbox(name, preload=(), warm=0) as box:
-                python[name] = box.python
-                reasons.update(box.reasons)
-                working.append(name)
+                python[name], reasons[name] = box.python, "works"
         except (SandboxUnavailable, SandboxFailure) as error:
             reasons[name] = str(error.__cause__ or error)
-    return BackendReport(working[0] if working else None, reasons, python)
-
-
-def choose_backend() -> BackendReport:
-    """`probe_backends` for code outside an event loop."""
-    return anyio.run(probe_backends)
+    return BackendReport(next((name for name in SAFE_BACKENDS if name in python), None), reasons, python)

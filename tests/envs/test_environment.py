@@ -1,24 +1,20 @@
 """The Environment's defaults: reset, running tool calls, counting, rewards."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
+from agentrl.chat import ToolCall
 from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import AgentRLError, SettingsError
 from agentrl.sample import Sample, Status
 from agentrl.tools import tool
 
 
-@dataclass
-class Call:
-    name: str
-    arguments: Mapping[str, Any] | str = field(default_factory=dict)
-    id: str = "call_0"
+def call(name: str, arguments: dict[str, Any] | str | None = None, id_: str = "call_0") -> ToolCall:
+    return ToolCall(id_, name, {} if arguments is None else arguments)
 
 
 class Meeting(Environment):
@@ -47,7 +43,7 @@ class Meeting(Environment):
         raise RuntimeError("broken pipe")
 
 
-def turn(*calls: Call, broken: tuple[str, ...] = ()) -> Turn:
+def turn(*calls: ToolCall, broken: tuple[str, ...] = ()) -> Turn:
     return Turn(0, "text", "content", tool_calls=calls, broken=broken)
 
 
@@ -69,7 +65,7 @@ async def test_a_turn_without_calls_ends_the_trajectory() -> None:
 async def test_calls_run_side_by_side_and_results_keep_the_order() -> None:
     env = Meeting.create(SimpleNamespace(x=1))
     with anyio.fail_after(5):
-        step = await env.step(turn(Call("meet", {"who": "first"}, "a"), Call("meet", {"who": "second"}, "b")))
+        step = await env.step(turn(call("meet", {"who": "first"}, "a"), call("meet", {"who": "second"}, "b")))
     assert step.messages == [
         {"role": "tool", "tool_call_id": "a", "name": "meet", "content": "first"},
         {"role": "tool", "tool_call_id": "b", "name": "meet", "content": "second"},
@@ -83,7 +79,7 @@ async def test_calls_run_side_by_side_and_results_keep_the_order() -> None:
 async def test_every_kind_of_failure_is_shown_and_counted() -> None:
     step = await Meeting().step(
         turn(
-            Call("fail"), Call("nobody"), Call("meet", {"whom": "x"}), Call("fail", "{"), broken=("no name", "cut off")
+            call("fail"), call("nobody"), call("meet", {"whom": "x"}), call("fail", "{"), broken=("no name", "cut off")
         )
     )
     texts = [message["content"] for message in step.messages]
@@ -111,7 +107,7 @@ async def test_a_broken_call_alone_is_answered() -> None:
     assert [message["role"] for message in step.messages] == ["user"]
 
 
-@pytest.mark.parametrize("written", [turn(Call("meet")), turn(broken=("no name",))], ids=["call", "broken"])
+@pytest.mark.parametrize("written", [turn(call("meet")), turn(broken=("no name",))], ids=["call", "broken"])
 async def test_without_tools_the_first_turn_is_the_answer(written: Turn) -> None:
     assert await Environment().step(written) == Step(done=True)
 
@@ -137,7 +133,7 @@ async def test_methods_and_functions_of_base_classes_are_tools() -> None:
     env = Child()
     names = [schema["function"]["name"] for schema in env.toolbox.schemas]
     assert names == ["plain", "meet", "fail", "who_am_i"]
-    step = await env.step(turn(Call("who_am_i"), Call("plain", {"x": 3}), Call("fail")))
+    step = await env.step(turn(call("who_am_i"), call("plain", {"x": 3}), call("fail")))
     assert [message["content"] for message in step.messages] == ["Child", "3", "fine"]
     assert await env.who_am_i.call({}) == "Child"
 
@@ -154,14 +150,14 @@ async def test_an_undecorated_method_in_tools_is_bound_too() -> None:
         tools = (up,)
 
     env, other = Counting(), Counting()
-    await env.step(turn(Call("up", {"by": 2})))
+    await env.step(turn(call("up", {"by": 2})))
     assert (env.count, other.count) == (2, 0)
 
 
 async def test_cancelling_a_step_cancels_its_tools() -> None:
     env = Meeting()
     with anyio.move_on_after(0.02) as scope:
-        await env.step(turn(Call("meet", {"who": "first"})))
+        await env.step(turn(call("meet", {"who": "first"})))
     assert scope.cancelled_caught
 
 

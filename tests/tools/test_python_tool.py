@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
+from agentrl.chat import ToolCall
 from agentrl.envs import Environment, Turn
 from agentrl.envs.load import check_environment
 from agentrl.sample import Sample
@@ -15,9 +16,8 @@ from agentrl.tools.python import WithPython, python_tool
 from tests.sandbox.watch import processes_called
 
 
-class Call:
-    def __init__(self, code: str, name: str = "python") -> None:
-        self.id, self.name, self.arguments = "1", name, {"code": code}
+def call(code: str) -> ToolCall:
+    return ToolCall("1", "python", {"code": code})
 
 
 class Solver(WithPython, Environment):
@@ -109,7 +109,7 @@ async def test_long_output_loses_its_middle(solver: type[Solver]) -> None:
 async def test_a_turn_runs_its_calls_and_counts_their_time(solver: type[Solver]) -> None:
     env = solver.create()
     turn = Turn(
-        1, "", "", tool_calls=[Call("import time; time.sleep(0.2); a = 1"), Call("print('b')")], sample=Sample()
+        1, "", "", tool_calls=[call("import time; time.sleep(0.2); a = 1"), call("print('b')")], sample=Sample()
     )
     step = await env.step(turn)
     assert [message["content"] for message in step.messages] == ["[no output]", "b"]

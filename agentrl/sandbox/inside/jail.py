@@ -68,12 +68,12 @@ def confine(jail: Jail) -> None:
         os.setresuid(jail.user, jail.user, jail.user)
     _limit(jail, space, tasks)
     if jail.kind == "none":
-        kernel.die_with_parent(signal.SIGKILL)
+        kernel.prctl("SET_PDEATHSIG", signal.SIGKILL)
         return
     kernel.drop_capabilities(machine)
-    kernel.forbid_new_privileges()
-    kernel.forbid_dumps()
-    kernel.die_with_parent(signal.SIGKILL)
+    kernel.prctl("SET_NO_NEW_PRIVS", 1)  # setuid programs give nothing any more
+    kernel.prctl("SET_DUMPABLE", 0)  # no core dump, and no access by others of the same user
+    kernel.prctl("SET_PDEATHSIG", signal.SIGKILL)
     if jail.kind == "landlock":
         kernel.restrict_files(_rules(jail.readable))
     kernel.filter_calls(filters.build(machine, own_view=jail.kind == "namespaces", pid=os.getpid()))

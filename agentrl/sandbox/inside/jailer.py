@@ -29,8 +29,8 @@ _CHUNK = 65536
 def main(parent: socket.socket, jail: Jail) -> NoReturn:
     """Serve one child; ends the process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    kernel.die_with_parent(signal.SIGKILL)
-    kernel.become_subreaper()
+    kernel.prctl("SET_PDEATHSIG", signal.SIGKILL)
+    kernel.prctl("SET_CHILD_SUBREAPER", 1)  # orphans among its descendants become its children
     try:
         if jail.kind == "namespaces":
             enter_namespaces()

@@ -9,8 +9,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 4096
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
+_PRCTLS = {"SET_PDEATHSIG": 1, "SET_DUMPABLE": 4, "SET_CHILD_SUBREAPER": 36, "SET_NO_NEW_PRIVS": 38}
+_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 22, 24, 47, 4
 _SECCOMP_MODE_FILTER = 2
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
@@ -46,24 +46,12 @@ def process_descriptor(pid: int) -> int:
     return _checked("pidfd_open", _LIBC.syscall(ctypes.c_long(_SYS_PIDFD_OPEN), pid, 0))
 
 
-def die_with_parent(signum: int) -> None:
-    """Get a signal when the parent process ends. Set it after any change of user: the kernel clears it then."""
-    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signum)
+def prctl(what: str, value: int) -> None:
+    """Set what `_PRCTLS` names: a property of this process.
 
-
-def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children."""
-    _prctl("PR_SET_CHILD_SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
-
-
-def forbid_new_privileges() -> None:
-    """Setuid programs give nothing any more; needed before a filter."""
-    _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
-
-
-def forbid_dumps() -> None:
-    """No core dump, whatever the machine's core pattern is, and no access by others of the same user."""
-    _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 0)
+    SET_PDEATHSIG is cleared by any change of user; SET_NO_NEW_PRIVS is needed before a filter.
+    """
+    _checked(f"PR_{what}", _LIBC.prctl(_PRCTLS[what], ctypes.c_ulong(value), 0, 0, 0))
 
 
 def drop_capabilities(machine: str) -> None:
@@ -89,7 +77,7 @@ def restrict_files(rules: dict[str, int]) -> None:
     """Allow this process the file access in `rules` (path -> LANDLOCK_ bits) and none else.
 
     Where the kernel can, TCP, signals to others and abstract sockets are forbidden too. Paths that do not exist are
-    left out. Needs `forbid_new_privileges`.
+    left out. Needs SET_NO_NEW_PRIVS.
     """
     abi = _checked("landlock", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
@@ -112,10 +100,6 @@ def restrict_files(rules: dict[str, int]) -> None:
         _checked(f"landlock_add_rule {path}", result)
     _checked("landlock_restrict_self", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_RESTRICT), ruleset, 0))
     os.close(ruleset)
-
-
-def _prctl(name: str, option: int, value: int) -> None:
-    _checked(name, _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
 
 
 def _checked(what: str, result: int) -> int:
