@@ -10,10 +10,10 @@
 import math
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import orjson
 
@@ -22,15 +22,8 @@ from agentrl.files import replacing
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.runfolder import METRICS
 
-
-class Sink(Protocol):
-    """Somewhere metrics go."""
-
-    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        """Take one step's metrics; `at` is Unix seconds."""
-
-    def close(self) -> None:
-        """Flush and let go."""
+Sink = Callable[[int, float, Mapping[str, float]], None]
+"""Takes one step's metrics: the step, Unix seconds, and numbers by name."""
 
 
 class MetricsLogger:
@@ -51,15 +44,13 @@ class MetricsLogger:
         self._interval = settings.log_interval
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._sinks: list[Sink] = []
         with ExitStack() as opened:
-            self._sinks.append(opened.enter_context(closing(JsonlSink(folder / METRICS, resume_step=resume_step))))
+            self._sinks = [_jsonl(folder / METRICS, resume_step, opened)]
             if settings.use_tensorboard:
                 where = Path(settings.tensorboard_dir or folder / "tensorboard")
-                self._sinks.append(opened.enter_context(closing(TensorBoardSink(where, resume_step=resume_step))))
+                self._sinks.append(_tensorboard(where, resume_step, opened))
             if settings.use_wandb:
-                wandb = WandbSink(settings, folder, resumed=resume_step > 0)
-                self._sinks.append(opened.enter_context(closing(wandb)))
+                self._sinks.append(_wandb(settings, folder, resume_step, opened))
             self._opened = opened.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -69,82 +60,67 @@ class MetricsLogger:
         at = time.time()
         plain = {name: float(value) for name, value in metrics.items()}
         for sink in self._sinks:
-            sink.write(step, at, plain)
-
-    def close(self) -> None:
-        """Close all sinks."""
-        self._opened.close()
+            sink(step, at, plain)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._opened.close()
 
 
-class JsonlSink:
+def _jsonl(path: Path, resume_step: int, opened: ExitStack) -> Sink:
     """`metrics.jsonl`: append-only while a run lives, cut back when it resumes."""
+    if path.exists():
+        kept = [row for row in read_metrics(path) if row["step"] < resume_step] if resume_step > 0 else []
+        with replacing(path) as draft:
+            draft.write_bytes(b"".join(map(_line, kept)))
+    file = opened.enter_context(path.open("ab"))
 
-    def __init__(self, path: Path, *, resume_step: int = 0) -> None:
-        if path.exists():
-            _cut_back(path, resume_step)
-        self._file = path.open("ab")
+    def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
+        file.write(_line({"step": step, "time": at, **metrics}))
+        file.flush()
 
-    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        self._file.write(_line({"step": step, "time": at, **metrics}))
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+    return write
 
 
-class TensorBoardSink:
+def _tensorboard(folder: Path, resume_step: int, opened: ExitStack) -> Sink:
     """Event files by TensorBoard's own writer; needs neither torch nor TensorFlow."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise SettingsError(
+            "--use-tensorboard needs the package tensorboard: pip install tensorboard, or pass --no-use-tensorboard"
+        ) from error
+    writer = opened.enter_context(closing(EventFileWriter(str(folder))))
+    start = SessionLog(status=SessionLog.START)
+    writer.add_event(Event(wall_time=time.time(), step=max(resume_step, 0), session_log=start))
 
-    def __init__(self, folder: Path, *, resume_step: int = 0) -> None:
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise SettingsError(
-                "--use-tensorboard needs the package tensorboard: pip install tensorboard, or pass --no-use-tensorboard"
-            ) from error
-        self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder))
-        start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=time.time(), step=max(resume_step, 0), session_log=start))
+    def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=values)))
+        writer.flush()
 
-    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(self._event(wall_time=at, step=step, summary=self._summary(value=values)))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+    return write
 
 
-class WandbSink:
+def _wandb(settings: ObservabilitySettings, folder: Path, resume_step: int, opened: ExitStack) -> Sink:
     """Weights & Biases; the run's id is kept in the folder, so that a resume continues the same run."""
-
-    def __init__(self, settings: ObservabilitySettings, folder: Path, *, resumed: bool) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise SettingsError(
-                "--use-wandb needs the package wandb: pip install 'agentrl[wandb]', or leave --use-wandb out"
-            ) from error
-        id_file = folder / "wandb_id"
-        known = id_file.read_text().strip() if resumed and id_file.is_file() else None
-        self._run = wandb.init(**wandb_arguments(settings, folder, known))
-        id_file.write_text(str(self._run.id))
-
-    def write(self, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        # W&B's own counter must never go back, and an evaluation before training has step -1.
-        self._run.log({**metrics, "rollout": step})
-
-    def close(self) -> None:
-        self._run.finish()
+    try:
+        import wandb
+    except ImportError as error:
+        raise SettingsError(
+            "--use-wandb needs the package wandb: pip install 'agentrl[wandb]', or leave --use-wandb out"
+        ) from error
+    id_file = folder / "wandb_id"
+    known = id_file.read_text().strip() if resume_step > 0 and id_file.is_file() else None
+    run = wandb.init(**wandb_arguments(settings, folder, known))
+    opened.callback(run.finish)
+    id_file.write_text(str(run.id))
+    # W&B's own counter must never go back, and an evaluation before training has step -1.
+    return lambda step, at, metrics: run.log({**metrics, "rollout": step})
 
 
 def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | None) -> dict[str, Any]:
@@ -187,12 +163,6 @@ def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
         for name, text in row.pop("nonfinite", {}).items():
             row[name] = float(text)
         yield row
-
-
-def _cut_back(path: Path, resume_step: int) -> None:
-    kept = [row for row in read_metrics(path) if row["step"] < resume_step] if resume_step > 0 else []
-    with replacing(path) as draft, draft.open("wb") as file:
-        file.writelines(map(_line, kept))
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -108,7 +109,7 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
         .render(
             title=title or f"Run {run.resolve().name}",
             headlines=headlines(series),
-            facts=_facts(rows, series, settings, _began(home)),
+            facts=_facts(rows, series, settings, home / SETTINGS),
             charts=[layout(name, members) for name, members in groups],
             more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
             pairs=pairs,
@@ -163,7 +164,7 @@ def _evaluations(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
 
 
 def _facts(
-    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any], began: float | None
+    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any], noted: Path
 ) -> list[tuple[str, str]]:
     facts = []
     steps = [row["step"] for row in rows if "rollout/reward" in row or any(n.startswith("train/") for n in row)]
@@ -173,8 +174,9 @@ def _facts(
     if rollout:
         shape = f"{rollout.get('rollout_batch_size')} × {rollout.get('n_samples_per_prompt')}"
         facts.append(("prompts × samples a rollout", shape))
+    began = noted.stat().st_mtime if noted.is_file() else math.inf  # of the last life
     times = [row["time"] for row in rows if isinstance(row.get("time"), (int, float))]
-    if times and began is not None and began <= times[0]:
+    if times and began <= times[0]:
         facts.append(("wall time", _duration(times[-1] - began)))
     elif times:  # of the lives before the last one nobody noted the start
         first = max(float(rows[0].get(f"perf/{what}_seconds", 0.0)) for what in ("step", "rollout"))
@@ -213,11 +215,6 @@ def _evaluations_in(run: Path) -> list[dict[str, Any]]:
 def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     figures = {f"eval/{row['set']}/{name}": value for name, value in row["metrics"].items()}
     return {"step": row["step"], "time": row["time"], **figures}
-
-
-def _began(run: Path) -> float | None:
-    """When the last life of the run began."""
-    return (run / SETTINGS).stat().st_mtime if (run / SETTINGS).is_file() else None
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
