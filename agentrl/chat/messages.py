@@ -25,16 +25,8 @@ ToolSchema = dict[str, Any]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Names under which peers keep a message's reasoning, in order of preference."""
 
-_JSON_TYPES = {
-    "dict": "object",
-    "float": "number",
-    "tuple": "array",
-    "list": "array",
-    "int": "integer",
-    "bool": "boolean",
-    "str": "string",
-    "none": "null",
-}
+_JSON_TYPES = {"dict": "object", "list": "array", "tuple": "array", "str": "string", "none": "null"}
+_JSON_TYPES |= {"float": "number", "int": "integer", "bool": "boolean"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
@@ -134,22 +126,19 @@ def _message(message: Mapping[str, Any], index: int) -> Message:
 
 
 def _content(content: Any, index: int) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        return "".join(_part(part, index) for part in content)
-    raise TemplateError(f"message {index}: content must be text or a list of text parts, got {type(content).__name__}")
-
-
-def _part(part: Any, index: int) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise TemplateError(f"message {index}: only text parts can be rendered, got a part of type {kind!r}")
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence):
+        kind = type(content).__name__
+        raise TemplateError(f"message {index}: content must be text or a list of text parts, got {kind}")
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise TemplateError(f"message {index}: only text parts can be rendered, got a part of type {kind!r}")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _call(call: Any, index: int) -> dict[str, Any]:
@@ -205,7 +194,7 @@ def _schema(schema: Any) -> Any:
     out: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "type":
-            out[key] = [_json_type(v) for v in value] if isinstance(value, list) else _json_type(value)
+            out[key] = [_json_type(name) for name in value] if isinstance(value, list) else _json_type(value)
         elif key in _NAMED_SCHEMAS and isinstance(value, Mapping):
             out[key] = {name: _schema(sub) for name, sub in value.items()}
         elif key in ("enum", "const", "default", "example", "examples", "required"):

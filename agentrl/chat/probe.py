@@ -132,7 +132,6 @@ class _Probe:
             closers=self.closers,
             history_kwargs=dict(chosen),
             uses_date=self._uses_date(prompt),
-            double_bos=self._double_bos(prompt),
             whitespace=self._whitespace(),
             merges_with=tuple(e for e in edges if self.codec.encode(f"{begin}{e}zq")[: len(start)] != start),
             boundaries=tuple(self._boundaries()),
@@ -174,32 +173,25 @@ class _Probe:
         If a final answer ends bare, stops are the next turns' openers and none closes.
         """
         final, past = [user(1), assistant(1)], [user(1), assistant(1), user(2)]
-        last = self._first_stop(final, "zqAsst1zq", generation_prompt=False)
+        last = self._first_stop(final, generation_prompt=False)
         if last is None:
             return ()
         instead = self._behind(past) if self._behind(final, generation_prompt=False) == last else None
-        return tuple(dict.fromkeys(stop for stop in (last, self._first_stop(past, "zqAsst1zq"), instead) if stop))
+        return tuple(dict.fromkeys(stop for stop in (last, self._first_stop(past), instead) if stop))
 
     def _behind(self, messages: list[Message], generation_prompt: bool = True) -> str | None:
         """The control token that stands directly behind the answer."""
         after = (self._render(messages, None, generation_prompt) or "").partition("zqAsst1zq")[2].lstrip()
         return max((token for token in self.codec.special if token and after.startswith(token)), key=len, default=None)
 
-    def _first_stop(self, messages: list[Message], after: str, generation_prompt: bool = True) -> str | None:
-        text = self._render(messages, None, generation_prompt) or ""
-        start = text.find(after)
-        hits = [(text.find(stop, start), stop) for stop in self.stops if start >= 0 and text.find(stop, start) >= 0]
-        return min(hits)[1] if hits else None
+    def _first_stop(self, messages: list[Message], generation_prompt: bool = True) -> str | None:
+        """The first of the stops behind the answer."""
+        after = (self._render(messages, None, generation_prompt) or "").partition("zqAsst1zq")[2]
+        return min((stop for stop in self.stops if stop in after), key=after.find, default=None)
 
     def _uses_date(self, prompt: str) -> bool:
         forms, now = ("%Y-%m-%d", "%d %b %Y", "%B %d, %Y", "%d %B %Y"), datetime.now()
         return "strftime_now" in self.template.source and any(now.strftime(form) in prompt for form in forms)
-
-    def _double_bos(self, prompt: str) -> bool:
-        bos = self.template.special_tokens.get("bos_token")
-        if not bos or not prompt.startswith(bos):
-            return False
-        return list(self.codec.tokenizer.encode(prompt)[:2]) == [self.codec.added.get(bos)] * 2
 
     def _whitespace(self) -> dict[str, str]:
         edged = "\n zqWzq \n"

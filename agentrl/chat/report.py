@@ -76,7 +76,6 @@ class TemplateReport:
         closers: those of them that close a turn in the template's history; a stop that opens the next turn is none.
         history_kwargs: template arguments that were chosen because they keep history as the model wrote it.
         uses_date: the prompt depends on today's date.
-        double_bos: encoding a rendered prompt with `add_special_tokens=True` would double the BOS.
         whitespace: per role, what happens to edge whitespace: kept, stripped or escaped.
         merges_with: first characters of a turn that would merge with the generation prompt's last token.
         boundaries: the probed turn boundaries.
@@ -89,7 +88,6 @@ class TemplateReport:
     closers: tuple[str, ...]
     history_kwargs: Mapping[str, Any]
     uses_date: bool
-    double_bos: bool
     whitespace: Mapping[str, str]
     merges_with: tuple[str, ...]
     boundaries: tuple[Boundary, ...]

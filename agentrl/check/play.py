@@ -163,7 +163,6 @@ class _Director:
         """What can be tried when the plain episodes are sound."""
         first = self._scripts[0]
         calling = next((script for script in first if script.name.startswith("calls ")), first[0])
-
         ordered = [(episode, script) for episode, script in zip(alone, first, strict=False) if script.ordered]
 
         async def again() -> None:

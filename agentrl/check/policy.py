@@ -128,6 +128,3 @@ class Recorded(Policy):
         if asked.turn > len(turns):
             raise ModelFailure(f"it ended with turn {len(turns)} then, and would go on now", kind="no_turn")
         return turns[asked.turn - 1], ended or asked.turn < len(turns)
-
-
-_generator: type[Generator] = Policy
