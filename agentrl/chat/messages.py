@@ -135,8 +135,8 @@ def _content(content: Any, index: int) -> str:
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise TemplateError(f"message {index}: only text parts can be rendered, got a part of type {kind!r}")
+            what = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise TemplateError(f"message {index}: only text parts can be rendered, got a part of type {what!r}")
         texts.append(text)
     return "".join(texts)
 
