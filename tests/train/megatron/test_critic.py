@@ -129,7 +129,7 @@ def test_values_gradients_and_steps_match_plain_torch(
             if not train.use_distributed_optimizer:
                 network: Any = made.critic.network
                 found = {name: p.main_grad for name, p in network.parameters().items()}
-                for name, gradient in network.weights.export(found, torch.float32):
+                for name, gradient in network.weights.export(found):
                     torch.testing.assert_close(
                         gradient.cpu(), reference.named[name].grad, rtol=1e-4, atol=2e-6, msg=name
                     )
