@@ -99,3 +99,12 @@ def test_ordinary_forms_are_read(name: str, response: str, label: str) -> None:
 @pytest.mark.parametrize("response", ["【答案】B、C、D", "B正确，C也正确。", "<answer>A</answer><answer>B</answer>"])
 def test_several_choices_are_no_choice(response: str) -> None:
     assert not grade("gpqa", response, "B").correct
+
+
+def test_a_word_is_not_cut_into_another() -> None:
+    """ "on" is not the Spanish "o", and the end of "casino" denies nothing, wherever the reader stops looking."""
+    for padding in range(90):
+        after = f"The answer is 7.\n\nExplanation: {'x' * padding} is $25*4=$100 on food."
+        before = f"At the casino {'x' * padding} the answer is 7."
+        assert grade("math", after, "7").correct, after
+        assert grade("math", before, "7").correct, before

@@ -244,7 +244,7 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
     if _DENIED.search(before):
         return candidate._replace(standing="denied")
     if (
-        _OTHERS.search(clause[-25 if candidate.kind == "box" else -60 :])
+        _OTHERS.search(clause, max(0, len(clause) - (25 if candidate.kind == "box" else 60)))
         or text[end - 1 : end] in ("?", "？")
         or _ASKED.search(candidate.text)
         or _ASKED.search(rest)
@@ -255,7 +255,7 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
     if candidate.kind in ("announced", "called"):
         claim = text[candidate.start : candidate.end]
         condition = _CONDITION.search(before) or _CONDITION.search(rest)
-        if _NO.search(clause[-60:]) or _NO.search(before_break(rest)):
+        if _NO.search(clause, max(0, len(clause) - 60)) or _NO.search(before_break(rest)):
             return candidate._replace(standing="denied")
         if (
             _CONDITION.match(clause.strip())
@@ -271,7 +271,8 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
     others = (
         value(said_next[maybe.end() : maybe.end() + 80].lstrip(" ,:*_"))
         for said_next in (rest, text[end : end + 100].lstrip())
-        for maybe in _MAYBE.finditer(said_next, 0, 40)
+        for maybe in _MAYBE.finditer(said_next)
+        if maybe.end() <= 40
     )
     if any(other is not None and squeeze(clean(other[0])) != said for other in others):
         return candidate._replace(standing="open")
