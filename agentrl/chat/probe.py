@@ -302,7 +302,6 @@ def _edge(text: str | None) -> str:
     return "escaped" if "\\n zqWzq" in text else "stripped"
 
 
-def common(a: str, b: str) -> int:
-    """Length of the common prefix."""
-    limit = min(len(a), len(b))
-    return next((i for i in range(limit) if a[i] != b[i]), limit)
+def common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the common prefix of two texts, or of two sequences of ids."""
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

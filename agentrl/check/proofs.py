@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.chat import Chat
+from agentrl.chat.probe import common
 from agentrl.check.findings import Finding
 from agentrl.check.script import ANSWERS, WRONG
 from agentrl.check.stage import Episode
@@ -177,11 +178,6 @@ class Prover:
         at = common(a, b)
         before, *texts = (self.chat.decode(ids) for ids in (a[max(0, at - 12) : at], a[at : at + 12], b[at : at + 12]))
         return f"from token {at} on, behind {before!r}, {one} {texts[0]!r}, {other} {texts[1]!r}"
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
-    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _messages(sample: Sample) -> list[Message]:

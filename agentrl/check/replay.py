@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import anyio
 
 from agentrl.chat import Chat
+from agentrl.chat.probe import common
 from agentrl.check.policy import Recorded
-from agentrl.check.proofs import common
 from agentrl.check.stage import Stage
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError

@@ -15,7 +15,7 @@ from agentrl.plugins import optional
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
-    from agentrl.check.live import Live
+    from agentrl.check.policy import Live
     from agentrl.config import RunSettings
 
 
@@ -115,7 +115,7 @@ def _live(play: bool, model: str | None) -> "Live | None":
     """Who plays instead of the scripts."""
     if play and model:
         raise SettingsError("--play and --model: one of them can be the model; leave one out")
-    from agentrl.check.live import Endpoint, Person
+    from agentrl.check.policy import Endpoint, Person
 
     return Person if play else (lambda chat, tools: Endpoint(chat, model)) if model else None
 

@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
     from mcp.types import Tool as ServerTool
 
+Connect = Callable[[], AbstractAsyncContextManager["Client"]]
 _CLOSE_SECONDS = 10.0
 _MOST_PAGES = 100
 
@@ -38,7 +40,7 @@ class MCPTools(ToolSource):
 
     def __init__(
         self,
-        connect: Callable[[], "Client"],
+        connect: Connect,
         what: str,
         *,
         include: Collection[str] | None = None,
@@ -49,7 +51,7 @@ class MCPTools(ToolSource):
         """Use `stdio` or `http`.
 
         Args:
-            connect: makes an unopened SDK client.
+            connect: opens an SDK client.
             what: the server in messages.
             include: names of the server's tools to take; all if None.
             prefix: put before each tool's name, to keep the tools of several servers apart.
@@ -101,14 +103,18 @@ class MCPTools(ToolSource):
             options: as of `MCPTools`.
         """
 
-        def connect() -> "Client":
+        @asynccontextmanager
+        async def connect() -> AsyncIterator["Client"]:
             import httpx2
             from mcp import Client
             from mcp.client.streamable_http import streamable_http_client
 
             seconds = options.get("timeout", DEFAULT_TIMEOUT)
-            client = httpx2.AsyncClient(headers=dict(headers or {}), timeout=httpx2.Timeout(seconds))
-            return Client(streamable_http_client(url, http_client=client))
+            async with (
+                httpx2.AsyncClient(headers=dict(headers or {}), timeout=httpx2.Timeout(seconds)) as http,
+                Client(streamable_http_client(url, http_client=http)) as client,
+            ):
+                yield client
 
         return cls(connect, f"MCP server {url}", **options)
 
@@ -195,7 +201,7 @@ class MCPTools(ToolSource):
 class _Connection:
     """One open client. A task of its own enters and leaves it, as the SDK's cancel scopes demand."""
 
-    def __init__(self, connect: Callable[[], "Client"]) -> None:
+    def __init__(self, connect: Connect) -> None:
         self.client: Client
         self.listed: list[ServerTool] = []
         self.lost = False
@@ -204,7 +210,7 @@ class _Connection:
         self._task = asyncio.create_task(self._own(connect))
 
     @classmethod
-    async def start(cls, connect: Callable[[], "Client"], what: str, timeout: float) -> "_Connection":
+    async def start(cls, connect: Connect, what: str, timeout: float) -> "_Connection":
         connection = cls(connect)
         try:
             with anyio.fail_after(timeout):
@@ -222,7 +228,7 @@ class _Connection:
             raise PluginError(said) from error
         return connection
 
-    async def _own(self, connect: Callable[[], "Client"]) -> None:
+    async def _own(self, connect: Connect) -> None:
         try:
             async with connect() as client:
                 self.client = client

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from agentrl.chat import Chat
-from agentrl.check.live import Endpoint, Live, Person
 from agentrl.check.play import Played, play
+from agentrl.check.policy import Endpoint, Live, Person
 from agentrl.check.stage import Episode, Stage
 from agentrl.config import RunSettings
 from agentrl.demo.task import CalculatorEnv

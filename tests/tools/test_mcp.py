@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 
 from agentrl import Environment, Sample
@@ -169,3 +170,20 @@ async def test_the_reference_time_server() -> None:
         arguments = {"source_timezone": "Asia/Tokyo", "time": "16:30", "target_timezone": "Asia/Kolkata"}
         outcome = await tools.run("convert_time", arguments)
         assert "-3.5h" in outcome.text
+
+
+async def test_the_http_client_is_closed_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every lost connection is opened anew: clients that stay open would use up the process's files."""
+    made: list[httpx2.AsyncClient] = []
+
+    class Noted(httpx2.AsyncClient):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            made.append(self)
+
+    monkeypatch.setattr(httpx2, "AsyncClient", Noted)
+    source = MCPTools.http("http://127.0.0.1:9/mcp", start_timeout=10)
+    for _ in range(2):
+        with pytest.raises(PluginError, match="cannot be opened"):
+            await source.open()
+    assert [client.is_closed for client in made] == [True, True]
