@@ -7,6 +7,8 @@
 3. `slot_attention` is registered with transformers under the name `ATTENTION`; the plan reaches it as a keyword argument
    of the model's forward. Causal attention is served, in sliding windows too; anything else (soft-capping, sinks) raises
    `AgentRLError` instead of giving wrong numbers. A window hides keys, it does not free them.
+4. What siblings have in common is read once for all of them, on a CPU: two softmaxes over parts of the keys are joined by
+   their masses, as in flash attention (Dao et al. 2022).
 """
 
 import functools
@@ -23,6 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from agentrl.errors import AgentRLError
 
 ATTENTION = "agentrl_slots"
+Pair = tuple[Tensor, Tensor]
 DENSE_ENOUGH = 0.6
 """Share of useful entries above which one batched call over a range of slots beats a call per sequence."""
 
@@ -45,7 +48,7 @@ class KVCache:
     def __init__(
         self, layers: Sequence[Layer], slots: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._layers, self._slots, self._length, self._dtype, self._device = layers, slots, length, dtype, device
+        self._layers, self._slots, self._length, self.dtype, self._device = layers, slots, length, dtype, device
         self.restore()
 
     def restore(self) -> None:
@@ -61,9 +64,9 @@ class KVCache:
         """Zeros that on CPU take no memory before they are written (torch.zeros touches every page, calloc does not)."""
         shape = (self._slots, heads, self._length, dim)
         if self._device.type != "cpu":
-            return torch.zeros(shape, dtype=self._dtype, device=self._device)
-        raw = np.zeros(math.prod(shape) * self._dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(raw).view(self._dtype).view(shape)
+            return torch.zeros(shape, dtype=self.dtype, device=self._device)
+        raw = np.zeros(math.prod(shape) * self.dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(raw).view(self.dtype).view(shape)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         for cache in (*self.keys, *self.values):
@@ -85,6 +88,15 @@ class Chunk:
     offset: int
 
 
+@dataclass(frozen=True)
+class Share:
+    """Single-token sequences, `rows` of them all, whose first `length` keys and values are also those of slot `root`."""
+
+    root: int
+    length: int
+    rows: list[int]
+
+
 @dataclass
 class Plan:
     """What one forward pass does to the KV memory."""
@@ -96,17 +108,23 @@ class Plan:
     singles: list[tuple[int, int]]
     """(slot, length including the new token), ascending by slot."""
     chunks: list[Chunk]
+    shares: Sequence[Share] = ()
 
     def __post_init__(self) -> None:
         self.dense = functools.cache(self._dense)
         self.chunk_mask = functools.cache(self._chunk_mask)
 
-    def _dense(self, window: int | None) -> "SlotRange | None":
+    def spans(self, window: int | None, sharing: bool) -> list[tuple[int, int]]:
+        """First position that each single-token sequence reads for itself, and its length."""
+        shared = {row: share.length for share in self.shares for row in share.rows} if sharing else {}
+        return [(shared.get(row, _first_seen(length, window)), length) for row, (_, length) in enumerate(self.singles)]
+
+    def _dense(self, window: int | None, sharing: bool) -> "SlotRange | None":
         """The slots that one batched call reads, if that pays."""
         if not self.singles:
             return None
         low, high = self.singles[0][0], self.singles[-1][0] + 1
-        spans = [(_first_seen(length, window), length) for _, length in self.singles]
+        spans = self.spans(window, sharing)
         first, last, count = min(start for start, _ in spans), max(end for _, end in spans), high - low
         if sum(end - start for start, end in spans) <= DENSE_ENOUGH * count * (last - first):
             return None
@@ -118,7 +136,8 @@ class Plan:
         rows = torch.tensor([slot - low for slot, _ in self.singles], device=device)
         bounds[:, rows] = torch.tensor(spans, device=device).T
         place = torch.arange(first, last, device=device)
-        mask = ((place >= bounds[0, :, None]) & (place < bounds[1, :, None]))[:, None, None]
+        seen = (place >= bounds[0, :, None]) & (place < bounds[1, :, None])
+        mask = torch.where(seen, 0.0, -math.inf).to(self.cache.dtype)[:, None, None]
         return SlotRange(low, high, first, last, mask, None if whole else rows)
 
     def _chunk_mask(self, start: int, count: int, window: int | None) -> Tensor | None:
@@ -195,21 +214,48 @@ def _attend_singles(
     heads, dim, kv_heads = query.shape[1], query.shape[3], keys.shape[1]
     count = len(plan.singles)
     folded = query[0, :, :count].transpose(0, 1).reshape(count, kv_heads, heads // kv_heads, dim)
-    span = plan.dense(window)
+    shares = plan.shares if window is None and keys.is_cpu and keys.shape == values.shape else ()
+    attend = functools.partial(_attend_noting if shares else _attend, scale=scale)
+    span = plan.dense(window, bool(shares))
     if span is None:
         parts = []
-        for i, (slot, length) in enumerate(plan.singles):
-            first = _first_seen(length, window)
-            past_keys, past_values = (cache[slot : slot + 1, :, first:length] for cache in (keys, values))
-            parts.append(scaled_dot_product_attention(folded[i : i + 1], past_keys, past_values, scale=scale))
-        return torch.cat(parts).reshape(count, heads, -1)
-    if span.rows is not None:
-        spread = folded.new_zeros(span.high - span.low, *folded.shape[1:])
-        spread[span.rows] = folded
-        folded = spread
-    keys, values = (cache[span.low : span.high, :, span.first : span.last] for cache in (keys, values))
-    attended = scaled_dot_product_attention(folded, keys, values, attn_mask=span.mask, scale=scale)
-    return (attended if span.rows is None else attended[span.rows]).reshape(count, heads, -1)
+        for i, ((slot, _), (first, last)) in enumerate(
+            zip(plan.singles, plan.spans(window, bool(shares)), strict=True)
+        ):
+            parts.append(
+                attend(folded[i : i + 1], *(cache[slot : slot + 1, :, first:last] for cache in (keys, values)))
+            )
+        attended, mass = (torch.cat(part) for part in zip(*parts, strict=True))
+    else:
+        spread = folded
+        if span.rows is not None:
+            spread = folded.new_zeros(span.high - span.low, *folded.shape[1:])
+            spread[span.rows] = folded
+        read = (cache[span.low : span.high, :, span.first : span.last] for cache in (keys, values))
+        attended, mass = attend(spread, *read, mask=span.mask)
+        if span.rows is not None:
+            attended, mass = attended[span.rows], mass[span.rows]
+    for share in shares:
+        rows = folded[share.rows].transpose(0, 1)
+        read = (cache[share.root : share.root + 1, :, : share.length] for cache in (keys, values))
+        common, its_mass = (part[0].unflatten(1, rows.shape[1:3]) for part in attend(rows.flatten(1, 2)[None], *read))
+        weight = torch.sigmoid(its_mass.transpose(0, 1) - mass[share.rows]).unsqueeze(-1).to(common.dtype)
+        attended[share.rows] = attended[share.rows].lerp(common.transpose(0, 1), weight)
+    return attended.reshape(count, heads, -1)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, scale: float | None) -> Pair:
+    """As `_attend_noting`, but with any numbers for the mass."""
+    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale), query[..., 0]
+
+
+def _attend_noting(
+    query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None, scale: float | None
+) -> Pair:
+    """What is attended to, and the logarithm of the mass that the softmax divided by: with it two parts are joined."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    attended, mass = flash(query, keys, values, attn_mask=mask, scale=scale)
+    return attended, mass
 
 
 class Probe:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, layers_of
+from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, Share, layers_of
 from agentrl.engine.embedded.fast import forward_of
 from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
 from agentrl.engine.embedded.routing import Routing
@@ -37,6 +37,8 @@ LEAST_PREFILL = 32
 """Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
 WORTH_EXTENDING = 0.5
 """A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
+WORTH_SHARING = 512
+"""Cached tokens that reading a common prefix once must save in a step."""
 NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
 
 MASK_LIMIT = 4096
@@ -53,6 +55,9 @@ class _Slot:
     epoch: int = -1
     used: int = 0
     job: Job | None = None
+    root: int = -1
+    """The slot whose first `shared` keys and values are bit for bit those of this one."""
+    shared: int = 0
 
 
 class Engine:
@@ -164,16 +169,24 @@ class Engine:
         if hit == 0 or self.slots[best].job is not None or hit < WORTH_EXTENDING * self.slots[best].count:
             free = (i for i, slot in enumerate(self.slots) if slot.job is None)
             target = min(free, key=self._worth)
-            if hit and target != best:
-                self.cache.copy_prefix(best, target, hit)
-                self.routing.copy_prefix(best, target, hit)
-        slot = self.slots[target]
+        slot, source = self.slots[target], self.slots[best]
+        self._overwritten(target, hit if target == best else 0)
+        if hit and target != best:
+            self.cache.copy_prefix(best, target, hit)
+            self.routing.copy_prefix(best, target, hit)
+            slot.root, slot.shared = (source.root if hit <= source.shared else best), hit
         slot.tokens[:hit] = wanted[:hit]
         slot.count, slot.epoch, slot.job = hit, self.epoch, job
         job.slot, job.filled = target, hit
         if job.started is None:
             job.started, job.cached_tokens = time.monotonic(), hit
         return True
+
+    def _overwritten(self, index: int, start: int) -> None:
+        """What slot `index` has from `start` on is no longer what others have in common with it."""
+        for slot in self.slots:
+            if slot.root == index or slot is self.slots[index]:
+                slot.shared = min(slot.shared, start)
 
     def _reusable(self, job: Job) -> int:
         """How many leading tokens need no logits of their own."""
@@ -254,10 +267,23 @@ class Engine:
             positions=place[:single_count],
             singles=[(job.slot, job.filled + 1) for job, _ in singles],
             chunks=chunks,
+            shares=[] if self.exact else self._shares([job.slot for job, _ in singles]),
         )
         with torch.inference_mode(), exactly(self.exact):
             kept = torch.tensor(keep, dtype=torch.long, device=self.device)
             return self.forward(torch.tensor([ids], device=self.device), place[None], kept, plan)
+
+    def _shares(self, slots: Sequence[int]) -> list[Share]:
+        """What single-token sequences, by their slots, have in common with the same root, which may be one of them."""
+        rows: dict[int, list[int]] = {}
+        for row, slot in enumerate(slots):
+            rows.setdefault(self.slots[slot].root if self.slots[slot].shared else slot, []).append(row)
+        found = [
+            Share(root, min(self.slots[slots[row]].shared for row in own if slots[row] != root), own)
+            for root, own in rows.items()
+            if len(own) > 1
+        ]
+        return [share for share in found if share.length * (len(share.rows) - 1) >= WORTH_SHARING]
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 
@@ -315,6 +341,7 @@ class Engine:
             slot = job.slot
             self._finish(job, NOT_A_NUMBER)
             self.cache.scrub(slot)
+            self._overwritten(slot, 0)
             self.slots[slot].count = 0
         elif job.kept and len(job.kept[-1][0]) > MASK_LIMIT:
             self._finish(job, TOO_MANY_KEPT)

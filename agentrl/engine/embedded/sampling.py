@@ -100,14 +100,14 @@ def _choose_filtered(probs: Tensor, params: Sequence[SamplingParams], uniforms: 
     Probabilities are sorted without their ids, which is many times as fast: the token is looked up by its probability.
     """
     falling = _sorted(-probs)
-    mass = falling.double().neg_().cumsum(-1)
+    mass = falling.cumsum(-1, dtype=torch.float64).neg_()
     counts = _counts(falling, mass, params)
     total = mass.gather(1, counts - 1)
     ranks = torch.searchsorted(mass, _below(uniforms * total, total), right=True).clamp(max=probs.shape[-1] - 1)
     values = falling.gather(1, ranks)
     ties = (ranks - torch.searchsorted(falling, values))[:, 0]
     equal = probs == -values
-    tokens = equal.byte().argmax(-1)
+    tokens = torch.from_numpy(equal.numpy().argmax(-1)) if equal.is_cpu else equal.byte().argmax(-1)
     for i in ties.nonzero()[:, 0].tolist():
         tokens[i] = equal[i].nonzero()[ties[i], 0]
     return tokens, counts[:, 0]

@@ -174,3 +174,34 @@ def test_no_new_tokens(folder: Folder) -> None:
     assert job.finish == {"type": "length", "length": 0}
     assert len(job.input_log_probs) == 9
     assert job.output == []
+
+
+def test_what_siblings_have_in_common_is_read_once(
+    folder: Folder, plain_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.engine.embedded.core.WORTH_SHARING", 1)
+    engine, seen = make_engine(folder(), slots=5), set[tuple[int, ...]]()
+    forward = engine.forward
+
+    def noting(ids: Any, positions: Any, keep: Any, plan: Any) -> Any:
+        seen.update((share.length, *share.rows) for share in plan.shares)
+        return forward(ids, positions, keep, plan)
+
+    engine.forward = noting
+    first = [make_job(prompt(150), seed=i, max_new_tokens=16 + 8 * i) for i in range(4)]
+    other = make_job(prompt(100, 77), max_new_tokens=60)
+    late = make_job(
+        other.prompt[:90] + prompt(9, 3)
+    )  # is copied into the first slot that gets free, the siblings' root
+    for job in (other, *first):
+        engine.add(job)
+    for _ in range(12):
+        engine.step()
+    run(engine, late)
+    assert (149, 1, 2, 3, 4) in seen
+    again = [make_job(first[0].prompt[:70] + prompt(30, 5), max_new_tokens=30)]  # overwrites a part of what is shared
+    again += [make_job(job.prompt + job.output + prompt(5, 7), seed=9) for job in first[1:]]
+    again += [make_job(prompt(60 + i, 60 + i), seed=i) for i in range(3)]
+    run(engine, *again)
+    for job in (other, late, *first, *again):
+        assert job.log_probs == pytest.approx(reference_log_probs(plain_model(), job), abs=1e-5)
