@@ -10,8 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, SamplingParams
-from agentrl.engine.local import in_process
-from agentrl.engine.transport import AsgiTransport
+from agentrl.engine.local import OwnTransport, in_process
 from agentrl.errors import EngineFailure
 from agentrl.lora import LoraShape, write_adapter
 
@@ -36,20 +35,20 @@ def adapter(tiny_model: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-async def transport(tiny_model: Path) -> AsyncIterator[AsgiTransport]:
+async def transport(tiny_model: Path) -> AsyncIterator[OwnTransport]:
     async with in_process(SETTINGS, tiny_model) as (transport, _):
         yield transport
 
 
-async def post(transport: AsgiTransport, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-    status, answer, *_ = await transport.exchange("POST", "http://e" + path, orjson.dumps(body))
+async def post(transport: OwnTransport, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    status, answer, *_ = await transport.exchange("POST", transport.url + path, orjson.dumps(body))
     return status, orjson.loads(answer)
 
 
 async def test_an_adapter_alone_gives_what_merged_weights_give(
-    transport: AsgiTransport, tiny_model: Path, adapter: tuple[Path, Path]
+    transport: OwnTransport, tiny_model: Path, adapter: tuple[Path, Path]
 ) -> None:
-    pool = EnginePool(["in-process"], SETTINGS, vocab_size=512, transport=transport)
+    pool = EnginePool([transport.url], SETTINGS, vocab_size=512, transport=transport)
     prompt, folder, merged = list(range(10, 40)), *map(str, adapter)
     plain = await pool.generate(prompt, GREEDY)
     await pool.receive(DiskUpdate(folder, "one"), "1")
@@ -74,9 +73,9 @@ async def test_an_adapter_alone_gives_what_merged_weights_give(
 
 
 async def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_is(
-    transport: AsgiTransport, tiny_model: Path, tmp_path: Path
+    transport: OwnTransport, tiny_model: Path, tmp_path: Path
 ) -> None:
-    pool = EnginePool(["in-process"], SETTINGS, vocab_size=512, transport=transport)
+    pool = EnginePool([transport.url], SETTINGS, vocab_size=512, transport=transport)
     before = await pool.generate([1, 2, 3], GREEDY)
     write_adapter(
         tmp_path,

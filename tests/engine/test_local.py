@@ -1,10 +1,9 @@
 """The built-in engine inside this process: the same answers as over HTTP, and a process that stays as it was."""
 
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import orjson
@@ -13,8 +12,7 @@ import torch
 
 from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, Generation, SamplingParams
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.local import in_process
-from agentrl.engine.transport import AsgiTransport, ConnectionLost, ConnectionRefused, Message
+from agentrl.engine.local import OwnTransport, in_process
 from agentrl.errors import EngineFailure, EngineUnreachable
 from tests.engine.protocol_checks import check_update_in_flight
 from tests.support.embedded_server import embedded_server
@@ -24,13 +22,13 @@ LONG = SamplingParams(temperature=1.0, max_new_tokens=1500, ignore_eos=True)
 
 
 @pytest.fixture
-async def transport(tiny_model: Path) -> AsyncIterator[AsgiTransport]:
+async def transport(tiny_model: Path) -> AsyncIterator[OwnTransport]:
     async with in_process(SETTINGS, tiny_model) as (transport, _):
         yield transport
 
 
-def pool_over(transport: AsgiTransport) -> EnginePool:
-    return EnginePool(["in-process"], SETTINGS, vocab_size=512, transport=transport)
+def pool_over(transport: OwnTransport) -> EnginePool:
+    return EnginePool([transport.url], SETTINGS, vocab_size=512, transport=transport)
 
 
 async def play(pool: EnginePool) -> list[Generation]:
@@ -47,17 +45,19 @@ async def play(pool: EnginePool) -> list[Generation]:
     return found
 
 
-async def running(transport: AsgiTransport, count: int) -> None:
+async def running(transport: OwnTransport, count: int) -> None:
     """Wait until so many requests run."""
     with anyio.fail_after(20):
         while (
-            orjson.loads((await transport.exchange("GET", "http://e/v1/loads"))[1])["loads"][0]["num_running_reqs"]
+            orjson.loads((await transport.exchange("GET", f"{transport.url}/v1/loads"))[1])["loads"][0][
+                "num_running_reqs"
+            ]
             != count
         ):
             await anyio.lowlevel.checkpoint()
 
 
-async def test_answers_are_those_of_the_server(transport: AsgiTransport, tiny_model: Path) -> None:
+async def test_answers_are_those_of_the_server(transport: OwnTransport, tiny_model: Path) -> None:
     here = await play(pool_over(transport))
     with embedded_server(tiny_model, "--slots", "4") as url:
         async with EnginePool([url], SETTINGS, vocab_size=512) as pool:
@@ -72,9 +72,9 @@ async def test_answers_are_those_of_the_server(transport: AsgiTransport, tiny_mo
         )
 
 
-async def test_a_cancelled_call_stops_sampling(transport: AsgiTransport) -> None:
+async def test_a_cancelled_call_stops_sampling(transport: OwnTransport) -> None:
     async with anyio.create_task_group() as group:
-        group.start_soon(transport.exchange, "POST", "http://e/generate", generate_body())
+        group.start_soon(transport.exchange, "POST", f"{transport.url}/generate", generate_body())
         await running(transport, 1)
         group.cancel_scope.cancel()
     # The exchange alone: no abort_request was sent.
@@ -85,7 +85,7 @@ def generate_body() -> bytes:
     return orjson.dumps({"input_ids": [1, 2, 3], "sampling_params": LONG.to_wire(), "return_logprob": True})
 
 
-async def test_new_weights_and_their_version(transport: AsgiTransport, tiny_model: Path, other_model: Path) -> None:
+async def test_new_weights_and_their_version(transport: OwnTransport, tiny_model: Path, other_model: Path) -> None:
     pool = pool_over(transport)
     old: list[Generation] = []
 
@@ -109,14 +109,14 @@ async def test_new_weights_and_their_version(transport: AsgiTransport, tiny_mode
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-async def test_an_update_in_flight(transport: AsgiTransport, tiny_model: Path, other_model: Path, mode: str) -> None:
+async def test_an_update_in_flight(transport: OwnTransport, tiny_model: Path, other_model: Path, mode: str) -> None:
     settings = EngineSettings.model_validate({"embedded_slots": 4, "pause_generation_mode": mode})
-    pool = EnginePool(["in-process"], settings, vocab_size=512, transport=transport)
+    pool = EnginePool([transport.url], settings, vocab_size=512, transport=transport)
     await check_update_in_flight(pool, tiny_model, other_model, 1e-3, partial(running, transport))
 
 
 async def test_a_crash_of_the_engine_leaves_the_process_alone(
-    transport: AsgiTransport, monkeypatch: pytest.MonkeyPatch
+    transport: OwnTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(engine: Engine) -> bool:
         raise RuntimeError("a broken device")
@@ -140,106 +140,3 @@ async def test_the_process_keeps_its_number_of_threads(tiny_model: Path, monkeyp
     async with in_process(settings, tiny_model) as (transport, url):
         assert (await transport.exchange("GET", f"{url}/health"))[0] == 200
     assert changes == []
-
-
-# ---- the transport itself, over applications that go wrong -------------------------------------------------------
-
-
-class App:
-    """An application that records its life; `answer` handles requests."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer, self.life = answer, list[str]()
-
-    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await self.answer(self, scope, receive, send)
-            return
-        for event in ("startup", "shutdown"):
-            assert (await receive())["type"] == f"lifespan.{event}"
-            for _ in range(5):  # it takes its time
-                await anyio.lowlevel.checkpoint()
-            self.life.append(event)
-            await send({"type": f"lifespan.{event}.complete"})
-
-
-async def test_what_is_sent_and_what_comes_back() -> None:
-    seen: list[Mapping[str, Any]] = []
-
-    async def echo(app: App, scope: Message, receive: Any, send: Any) -> None:
-        seen.append(scope)
-        message = await receive()
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": message["body"], "more_body": True})
-        await send({"type": "http.response.body", "body": b"!"})
-
-    app = App(echo)
-    async with AsgiTransport(app) as transport:
-        assert app.life == ["startup"]
-        assert await transport.exchange("POST", "http://h:1/path?a=b", b"body", {"X-Key": "v"}) == (201, b"body!", 0.0)
-    assert app.life == ["startup", "shutdown"]
-    assert (seen[0]["method"], seen[0]["path"], seen[0]["query_string"]) == ("POST", "/path", b"a=b")
-    assert (b"x-key", b"v") in seen[0]["headers"]
-
-
-async def test_a_cancelled_exchange_is_a_client_that_has_gone() -> None:
-    told, waiting = anyio.Event(), anyio.Event()
-
-    async def watch(app: App, scope: Message, receive: Any, send: Any) -> None:
-        await receive()
-        waiting.set()
-        assert (await receive())["type"] == "http.disconnect"
-        told.set()
-
-    async with AsgiTransport(App(watch)) as transport:
-        async with anyio.create_task_group() as group:
-            group.start_soon(transport.exchange, "GET", "http://h/")
-            await waiting.wait()
-            group.cancel_scope.cancel()
-        with anyio.fail_after(5):
-            await told.wait()
-
-
-async def test_an_application_that_raises_is_a_lost_connection() -> None:
-    async def fail(app: App, scope: Message, receive: Any, send: Any) -> None:
-        raise ValueError("a bug")
-
-    async with AsgiTransport(App(fail)) as transport:
-        with pytest.raises(ConnectionLost, match="a bug"):
-            await transport.exchange("GET", "http://h/")
-
-
-async def test_after_a_break_exchanges_are_lost_and_later_ones_refused() -> None:
-    waiting = anyio.Event()
-    lost: list[ConnectionLost] = []
-
-    async def hang(app: App, scope: Message, receive: Any, send: Any) -> None:
-        waiting.set()
-        await anyio.sleep_forever()
-
-    async with AsgiTransport(App(hang)) as transport:
-
-        async def call() -> None:
-            with pytest.raises(ConnectionLost, match="it broke") as caught:
-                await transport.exchange("GET", "http://h/")
-            lost.append(caught.value)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(call)
-            await waiting.wait()
-            transport.break_off("it broke")
-        with pytest.raises(ConnectionRefused, match="it broke"):
-            await transport.exchange("GET", "http://h/")
-    assert len(lost) == 1
-
-
-async def test_a_cancelled_host_still_shuts_the_application_down() -> None:
-    async def unused(app: App, scope: Message, receive: Any, send: Any) -> None:
-        raise AssertionError("no request was sent")
-
-    app = App(unused)
-    with anyio.CancelScope() as scope:
-        async with AsgiTransport(app):
-            scope.cancel()
-            await anyio.sleep_forever()
-    assert app.life == ["startup", "shutdown"]
