@@ -29,7 +29,7 @@ from agentrl.engine.commands import EngineCommand, engine_command
 from agentrl.engine.member import Member
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import HttpTransport, Transport, normalise_url
+from agentrl.engine.transport import HttpTransport, normalise_url
 from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError, ungrouped
 
 P = ParamSpec("P")
@@ -44,7 +44,6 @@ async def launch(
     count: int = 1,
     log_dir: str | Path,
     host: str | None = None,
-    ports: Sequence[int] | None = None,
     gpus_per_engine: int = 1,
     gpu_ids: Sequence[int] | None = None,
 ) -> AsyncIterator[list[EngineProcess]]:
@@ -55,12 +54,11 @@ async def launch(
     Args:
         log_dir: folder for `engine_<i>.log`, made if missing.
         host: address to listen on; default the settings'.
-        ports: one an engine; default from `engine_port_base`, else free ones (which the built-in server picks).
         gpu_ids: CUDA devices, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
 
     Raises:
         EngineUnreachable: an engine did not come up; kinds `port_taken`, `engine_exited`, `engine_start_timeout`.
-        SettingsError: kind `external` without addresses, or not `count` ports.
+        SettingsError: kind `external` without addresses.
     """
     if settings.engine == "external":
         engines = _external(settings)
@@ -71,7 +69,7 @@ async def launch(
     try:
         host = host or settings.engine_host
         commands: list[Callable[[int], EngineCommand]] = []
-        for i, port in enumerate(_ports(settings, host, count, ports)):
+        for i, port in enumerate(_ports(settings, host, count)):
             gpus = None if gpu_ids is None else tuple(gpu_ids[i * gpus_per_engine : (i + 1) * gpus_per_engine])
             command = partial(engine_command, settings, str(model_path), host=host)
             commands.append(partial(command, gpus_per_engine=gpus_per_engine, gpu_ids=gpus))
@@ -108,7 +106,7 @@ async def check_launch(settings: EngineSettings, count: int, local: bool = True,
                 if kept_sets:
                     await _reports_kept_sets(engine, transport, settings)
     elif local:
-        _ports(settings, settings.engine_host, count, None)
+        _ports(settings, settings.engine_host, count)
         if settings.engine == "sglang" and settings.engine_python and shutil.which(settings.engine_python) is None:
             raise SettingsError(f"--engine-python {settings.engine_python}: no such program")
         if settings.engine == "sglang" and settings.engine_python is None and find_spec("sglang") is None:
@@ -118,7 +116,7 @@ async def check_launch(settings: EngineSettings, count: int, local: bool = True,
             )
 
 
-async def _answers(engine: EngineProcess, transport: Transport, timeout: float) -> None:
+async def _answers(engine: EngineProcess, transport: HttpTransport, timeout: float) -> None:
     """Any answer will do, and so does a server that takes its time: it may still be loading its model."""
     with anyio.move_on_after(2 * timeout):
         try:
@@ -131,7 +129,7 @@ async def _answers(engine: EngineProcess, transport: Transport, timeout: float) 
             ) from error
 
 
-async def _reports_kept_sets(engine: EngineProcess, transport: Transport, settings: EngineSettings) -> None:
+async def _reports_kept_sets(engine: EngineProcess, transport: HttpTransport, settings: EngineSettings) -> None:
     """Of a server that cannot tell yet the first answer will."""
     with anyio.move_on_after(2 * settings.engine_connect_timeout):
         try:
@@ -161,14 +159,12 @@ def _external(settings: EngineSettings) -> list[EngineProcess]:
     return [EngineProcess(normalise_url(address)) for address in settings.rollout_external_engine_addrs]
 
 
-def _ports(settings: EngineSettings, host: str, count: int, ports: Sequence[int] | None) -> list[int]:
-    if ports is not None and len(ports) != count:
-        raise SettingsError(f"expected {count} ports for {count} engines, got {len(ports)}")
+def _ports(settings: EngineSettings, host: str, count: int) -> list[int]:
     base = settings.engine_port_base
-    wanted = list(ports or ([0] * count if base is None else range(base, base + count)))
+    wanted = [0] * count if base is None else range(base, base + count)
     with ExitStack() as held:  # all at once, so that free ports are distinct
         found = [held.enter_context(_bind(host, port)).getsockname()[1] for port in wanted]
-    if ports is None and base is None and settings.engine == "embedded":
+    if base is None and settings.engine == "embedded":
         return [0] * count  # it takes a free one itself and says which, so that nobody can take it in between
     return found
 

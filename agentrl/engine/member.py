@@ -17,7 +17,7 @@ import orjson
 from agentrl.engine.answers import error_message
 from agentrl.engine.balance import EngineState
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import ConnectionLost, Reply, Transport
+from agentrl.engine.transport import ConnectionLost, HttpTransport, Reply
 from agentrl.engine.weights import WHOLE, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
 from agentrl.settings import shown
@@ -38,7 +38,7 @@ class Member:
         life: how many times it was out of reach: whatever it had joined before is gone.
     """
 
-    def __init__(self, url: str, transport: Transport, settings: EngineSettings) -> None:
+    def __init__(self, url: str, transport: HttpTransport, settings: EngineSettings) -> None:
         self.url, self.state, self.life = url, EngineState(url), 0
         self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)
         self._transport, self._timeout = transport, settings.engine_control_timeout
@@ -101,8 +101,6 @@ class Member:
             said = f"/generate should answer a text with input_token_logprobs, got {answer!r:.120}"
             raise self._not_sglang(said) from error
 
-    # ---- generation control -------------------------------------------------------------------------------
-
     async def abort(self, rid: str) -> None:
         """End a request; it answers with what it has so far. An unknown id does nothing."""
         await self._call("POST", "/abort_request", {"rid": rid})
@@ -125,8 +123,6 @@ class Member:
             await self._call("POST", "/flush_cache")  # with a timeout, a server would wait for retracted requests too
         except EngineRejected:
             await self._call("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT:g}")
-
-    # ---- memory -------------------------------------------------------------------------------------------
 
     async def occupy(self, memory: frozenset[str]) -> None:
         """Keep or take this part of `WHOLE`, and give back the rest; no request may be running then.
@@ -151,8 +147,6 @@ class Member:
             await self.flush_cache()
             await self._call("POST", "/release_memory_occupation", {"tags": sorted(rest)})
             self._given_back |= rest
-
-    # ---- weights ------------------------------------------------------------------------------------------
 
     async def load_folder(self, update: DiskUpdate, version: str, *, flush_cache: bool = True) -> None:
         """Load a folder; an engine that is not paused first finishes its requests."""
@@ -224,8 +218,6 @@ class Member:
             if error.status != 404:
                 raise
             self._has_update_sessions = False
-
-    # ---- sending ------------------------------------------------------------------------------------------
 
     async def _object(self, path: str) -> dict[str, Any]:
         answer = await self._call("GET", path)

@@ -22,7 +22,7 @@ from agentrl.engine.background import beside
 from agentrl.engine.member import Member
 from agentrl.engine.roster import Roster
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import HttpTransport, Reply, Transport
+from agentrl.engine.transport import HttpTransport, Reply
 from agentrl.engine.upkeep import Upkeep
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineRejected, EngineTimeout, SettingsError
@@ -49,7 +49,7 @@ class EnginePool(Upkeep):
         settings: EngineSettings | None = None,
         *,
         vocab_size: int | None,
-        transport: Transport | None = None,
+        transport: HttpTransport | None = None,
     ) -> None:
         if not urls:
             raise SettingsError("expected at least one engine address, got none; set --rollout-external-engine-addrs")
@@ -70,8 +70,6 @@ class EnginePool(Upkeep):
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
-
-    # ---- members ------------------------------------------------------------------------------------------
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -128,8 +126,6 @@ class EnginePool(Upkeep):
                     f"{kinds[0][differs[0]]!r}; all engines of a pool must serve the model of this run",
                     kind="other_model",
                 )
-
-    # ---- generating ---------------------------------------------------------------------------------------
 
     async def generate(
         self,
@@ -236,8 +232,6 @@ class EnginePool(Upkeep):
         """Go on generating."""
         if self.generates:
             self.held.open()
-
-    # ---- asking -------------------------------------------------------------------------------------------
 
     async def model_info(self) -> list[dict[str, Any]]:
         """`/model_info` of every engine: model_path, weight_version and more."""

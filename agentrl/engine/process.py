@@ -20,7 +20,7 @@ import anyio
 from agentrl import guard
 from agentrl.engine.commands import EngineCommand
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import HttpTransport, Transport
+from agentrl.engine.transport import HttpTransport
 from agentrl.errors import EngineUnreachable
 
 _GUARD = Path(guard.__file__)
@@ -62,18 +62,8 @@ class EngineProcess:
 
     async def wait(self) -> int:
         """Return the exit status once the engine has ended; an external one never does."""
-        process = self._process
-        while process is None:
-            await anyio.sleep_forever()
-        while (status := process.poll()) is None:
-            try:
-                pidfd = os.pidfd_open(process.pid)
-            except ProcessLookupError:
-                continue
-            try:
-                await anyio.wait_readable(pidfd)
-            finally:
-                os.close(pidfd)
+        while (status := self.poll()) is None:  # noqa: ASYNC110 - a process tells nobody of its end
+            await anyio.sleep(_POLL_EVERY)
         return status
 
     async def stop(self, grace: float = _STOP_GRACE) -> None:
@@ -103,7 +93,7 @@ class EngineProcess:
             return log.read().decode(errors="replace").strip()
 
 
-async def healthy(engine: EngineProcess, transport: Transport, timeout: float) -> None:
+async def healthy(engine: EngineProcess, transport: HttpTransport, timeout: float) -> None:
     """Return when the engine answers its health check; raises `EngineUnreachable` if it ends or takes too long."""
     last = "no connection"
     with anyio.move_on_after(timeout):
@@ -150,7 +140,7 @@ async def supervise(
 
 
 async def _supervise(
-    engine: EngineProcess, command: Callable[[int], EngineCommand], settings: EngineSettings, transport: Transport
+    engine: EngineProcess, command: Callable[[int], EngineCommand], settings: EngineSettings, transport: HttpTransport
 ) -> None:
     port = int(engine.url.rpartition(":")[2])
     for again in count(1):
@@ -169,21 +159,13 @@ async def _supervise(
             await anyio.sleep(min(_POLL_EVERY * 2.0**again, _STOP_GRACE))
 
 
-async def _down(engine: EngineProcess, settings: EngineSettings, transport: Transport) -> str:
+async def _down(engine: EngineProcess, settings: EngineSettings, transport: HttpTransport) -> str:
     """Return, with the reason, when the engine has ended or not answered for `engine_hang_timeout`."""
-    hung = f"did not answer for {settings.engine_hang_timeout:g} s (--engine-hang-timeout)"
-
-    async def ended(scope: anyio.CancelScope) -> None:
-        await engine.wait()
-        scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(ended, group.cancel_scope)
-        answered = anyio.current_time()
-        while anyio.current_time() - answered < settings.engine_hang_timeout:
-            await anyio.sleep(settings.engine_probe_interval)
-            with anyio.move_on_after(settings.engine_probe_interval), suppress(EngineUnreachable):
-                await transport.exchange("GET", engine.url + "/model_info")  # a paused server has no /health
-                answered = anyio.current_time()
-        group.cancel_scope.cancel()
-    return hung if (status := engine.poll()) is None else f"ended with status {status}"
+    answered = anyio.current_time()
+    while anyio.current_time() - answered < settings.engine_hang_timeout:
+        with anyio.move_on_after(settings.engine_probe_interval):
+            return f"ended with status {await engine.wait()}"
+        with anyio.move_on_after(settings.engine_probe_interval), suppress(EngineUnreachable):
+            await transport.exchange("GET", engine.url + "/model_info")  # a paused server has no /health
+            answered = anyio.current_time()
+    return f"did not answer for {settings.engine_hang_timeout:g} s (--engine-hang-timeout)"

@@ -138,8 +138,6 @@ class Requests:
         for call in self.live.values():
             call.versions.add(version)
 
-    # ---- one part of an answer ----------------------------------------------------------------------------
-
     async def _part(self, call: Call, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
         start = len(ids) - scored
         payload = {

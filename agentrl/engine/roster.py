@@ -13,7 +13,7 @@ import anyio
 from agentrl.engine.balance import Balance
 from agentrl.engine.member import Member
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import Transport, normalise_url
+from agentrl.engine.transport import HttpTransport, normalise_url
 from agentrl.engine.weights import DiskUpdate
 from agentrl.errors import EngineFailure, EngineRejected, SettingsError
 
@@ -31,7 +31,7 @@ class Roster:
         trouble: set when a member should be looked at before the next probe.
     """
 
-    def __init__(self, transport: Transport, settings: EngineSettings) -> None:
+    def __init__(self, transport: HttpTransport, settings: EngineSettings) -> None:
         self.members: tuple[Member, ...] = ()
         self.version: str | None = None
         self.folder: DiskUpdate | None = None

@@ -6,7 +6,7 @@ sees a cancelled exchange as a client that has gone. Nothing is retried here.
 
 import resource
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import aiohttp
 from yarl import URL
@@ -35,25 +35,8 @@ class Reply(NamedTuple):
     retry_after: float = 0.0
 
 
-class Transport(Protocol):
-    """An async context manager that holds the connections to all engines."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *exc: object) -> None: ...
-
-    async def exchange(
-        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> Reply:
-        """Send one request.
-
-        Raises:
-            ConnectionRefused, ConnectionLost: no whole answer came.
-        """
-
-
-class HttpTransport(Transport):
-    """Engines in other processes, over connections that are kept open.
+class HttpTransport:
+    """An async context manager that holds the connections to all engines, which are kept open.
 
     aiohttp, because it takes a third of the CPU time of httpx a request, and milliseconds less where there are hundreds.
     """
@@ -81,6 +64,11 @@ class HttpTransport(Transport):
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
+        """Send one request.
+
+        Raises:
+            ConnectionRefused, ConnectionLost: no whole answer came.
+        """
         target = self._urls.get(url)
         if target is None:
             target = self._urls[url] = URL(url)

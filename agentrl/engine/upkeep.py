@@ -43,8 +43,6 @@ class Upkeep:
         self._regains: list[anyio.CancelScope] = []
         self._groups: dict[str, dict[Member, int]] = {}
 
-    # ---- probes -------------------------------------------------------------------------------------------
-
     async def _watch(self) -> None:
         """Look after all members, for ever."""
         async with anyio.create_task_group() as group:
@@ -79,8 +77,6 @@ class Upkeep:
             self._misses[member] += 1
             if self._misses[member] >= _MISSES:
                 self._roster.lost(member)
-
-    # ---- weights ------------------------------------------------------------------------------------------
 
     async def epoch(self) -> tuple[str, ...]:
         """Names of the engines that would take an update now, new ones for those that were away: see `WeightGroup`.
@@ -138,8 +134,6 @@ class Upkeep:
                 self._updating = False
                 if self.generates:
                     self.held.open()
-
-    # ---- memory -------------------------------------------------------------------------------------------
 
     async def occupy(self, memory: frozenset[str]) -> None:
         """Have the engines keep or take this part of their memory (`weights`, `kv_cache`) and give back the rest.

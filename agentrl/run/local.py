@@ -23,7 +23,7 @@ import anyio
 
 from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
-from agentrl.engine.transport import Transport
+from agentrl.engine.transport import HttpTransport
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.engines import launched, model_of
 from agentrl.run.parts import Batch, Found, Parts, Progress, Start, Trainer, within
@@ -63,7 +63,7 @@ _checked: Start = start
 @asynccontextmanager
 async def _engines(
     settings: RunSettings, folder: RunFolder, progress: Progress
-) -> AsyncIterator[tuple[list[str], Transport | None]]:
+) -> AsyncIterator[tuple[list[str], HttpTransport | None]]:
     """The engines' addresses, and how to reach them where that is not over HTTP."""
     if settings.engine.engine != "embedded" or settings.rollout.max_staleness:
         with ThreadPoolExecutor(1) as meanwhile:

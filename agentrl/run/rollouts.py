@@ -24,7 +24,7 @@ from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
 from agentrl.engine.pool import EnginePool
-from agentrl.engine.transport import Transport
+from agentrl.engine.transport import HttpTransport
 from agentrl.envs import Kinds
 from agentrl.errors import DataError, SettingsError
 from agentrl.groups import Group, read_groups
@@ -68,7 +68,7 @@ class Generation:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: RunSettings, folder: RunFolder, urls: Sequence[str], transport: Transport | None = None
+        cls, settings: RunSettings, folder: RunFolder, urls: Sequence[str], transport: HttpTransport | None = None
     ) -> "AsyncIterator[Generation]":
         """Load the chat template, connect to the engines, start the graders, set up the environment.
 
@@ -151,7 +151,7 @@ class LedgerRollouts(Rollouts, WeightSink):
         folder: RunFolder,
         urls: Sequence[str],
         resume_step: int | None,
-        transport: Transport | None = None,
+        transport: HttpTransport | None = None,
         *,
         kind: Kind = "train",
     ) -> "AsyncIterator[LedgerRollouts]":

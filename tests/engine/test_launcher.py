@@ -65,8 +65,9 @@ async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
+        settings = EMBEDDED.model_copy(update={"engine_port_base": port})
         with pytest.raises(EngineUnreachable, match=f"port {port} on 127.0.0.1 is taken") as caught:
-            async with launch(EMBEDDED, "nowhere", log_dir=tmp_path, ports=[port]):
+            async with launch(settings, "nowhere", log_dir=tmp_path):
                 pass
     assert caught.value.kind == "port_taken"
 

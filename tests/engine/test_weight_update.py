@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from agentrl.engine import BroadcastUpdate, DiskUpdate, EnginePool, TensorSpec, WeightGroup
-from agentrl.engine.transport import Reply
+from agentrl.engine.transport import HttpTransport, Reply
 from agentrl.engine.weights import WeightUpdate
 from agentrl.errors import EngineRejected, EngineUnreachable
 
@@ -20,7 +20,7 @@ BROADCAST = BroadcastUpdate("group", [SPECS[:1], SPECS[1:]])
 AROUND = ["/pause_generation", "/flush_cache"], ["/continue_generation"]
 
 
-class Recorder:
+class Recorder(HttpTransport):
     """A transport to engines that agree to everything but what `refuses` says, by host and path; writes down what came."""
 
     def __init__(self, refuses: Mapping[tuple[str, str], list[int]] | None = None) -> None:

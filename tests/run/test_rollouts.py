@@ -16,7 +16,7 @@ from agentrl.buffer.reader import StoreReader
 from agentrl.buffer.states import State
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
-from agentrl.engine.transport import Reply
+from agentrl.engine.transport import HttpTransport, Reply
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
 from agentrl.run.evaluations import evaluations_in
@@ -27,7 +27,7 @@ from tests.support.runs import RunKit
 from tests.support.tiny_models import EOS_ID
 
 
-class Engines:
+class Engines(HttpTransport):
     """A transport to engines that answer at once with the token that ends a turn.
 
     Attributes:
