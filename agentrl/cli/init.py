@@ -3,18 +3,26 @@
 import os
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from agentrl.cli.main import debug_option
 from agentrl.errors import SettingsError
+from agentrl.tiny import Arch
 
 _DEFAULT = click.core.ParameterSource.DEFAULT
 
 
 @click.command("init", context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--arch", default="qwen3", type=click.Choice(["qwen3", "qwen2", "llama"]), help="Architecture.")
+@click.option(
+    "--arch",
+    default="qwen3",
+    type=click.Choice(get_args(Arch)),
+    metavar="TYPE",
+    help=f"Architecture: {', '.join(get_args(Arch))}.",
+)
 @click.option("--layers", default=4, type=click.IntRange(1), metavar="N", help="Transformer layers.")
 @click.option("--hidden", default=128, type=click.IntRange(1), metavar="N", help="Width of the residual stream.")
 @click.option("--heads", default=4, type=click.IntRange(1), metavar="N", help="Attention heads.")

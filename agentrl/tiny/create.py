@@ -12,22 +12,35 @@ from agentrl.tiny.tokenizer import DEFAULT_CORPUS, train_tokenizer
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-Arch = Literal["qwen3", "qwen2", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe"]
+Arch = Literal[
+    "qwen3", "qwen2", "llama", "mistral", "glm", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"
+]  # fmt: skip
 
 _FEW: dict[str, Any] = {"num_experts_per_tok": 2, "norm_topk_prob": True}
 _ARCHS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen2": {},
     "llama": {},
+    "mistral": {"sliding_window": None},
+    "glm": {"attention_bias": True},
+    "glm4": {},
     "qwen2_moe": {"num_experts": 4, **_FEW},
     "qwen3_moe": {"num_experts": 4, **_FEW},
     "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, **_FEW},
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 1,
+        **_FEW,
+    },
 }
 """Values of transformers' `model_type`, with what the config has beside sizes: a mixture's four experts, two a token."""
 
-# Query and key norms above 1 sharpen attention from the start; a short rope base suits short contexts. Together they
-# let induction heads (and so copying) form some hundred steps earlier.
-_QK_NORM_START = 1.5
+# Queries and keys above 1, by their norms where a family has them, sharpen attention from the start; a short rope base
+# suits short contexts. Together they let induction heads (and so copying) form some hundred steps earlier.
+_QK_START = 1.5
 _ROPE_THETA = 1000.0
 _INIT_STD = 0.05
 
@@ -68,7 +81,7 @@ def create(
         layers: number of transformer layers.
         hidden: width of the residual stream, a multiple of `heads`.
         heads: attention heads.
-        kv_heads: key-value heads, a divisor of `heads`.
+        kv_heads: key-value heads, a divisor of `heads`; latent attention (deepseek_v3) has one for every head.
         ffn: width of the feed-forward layer, and of an expert; default three times `hidden`.
         vocab_size: size of the embedding; the tokenizer has at most as many ids.
         context_length: longest sequence in tokens.
@@ -128,10 +141,15 @@ def _config(arch: Arch, **sizes: Any) -> "PretrainedConfig":
 
     rope = {"rope_type": "default", "rope_theta": _ROPE_THETA}
     start = {"initializer_range": _INIT_STD, "bos_token_id": None, "dtype": "float32"}
-    made: PretrainedConfig = transformers.AutoConfig.for_model(
-        arch, **sizes, **_ARCHS[arch], rope_parameters=rope, **start
-    )
+    own = _ARCHS[arch] | (_latent(**sizes) if arch == "deepseek_v3" else {})
+    made: PretrainedConfig = transformers.AutoConfig.for_model(arch, **sizes | own, rope_parameters=rope, **start)
     return made
+
+
+def _latent(hidden_size: int, num_attention_heads: int, head_dim: int, **_: Any) -> dict[str, Any]:
+    """Keys and values out of a latent vector; a head has half as many dims without a position as with one."""
+    heads = {"qk_rope_head_dim": head_dim, "qk_nope_head_dim": head_dim // 2, "v_head_dim": head_dim}
+    return heads | {"num_key_value_heads": num_attention_heads, "q_lora_rank": None, "kv_lora_rank": hidden_size // 2}
 
 
 def _widths(arch: Arch) -> list[str]:
@@ -149,9 +167,12 @@ def _model(arch: Arch, config: "PretrainedConfig", seed: int, draw_pad_row: bool
         model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config)
         if draw_pad_row:
             torch.nn.init.normal_(model.get_input_embeddings().weight[config.pad_token_id].data, std=_INIT_STD)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            torch.nn.init.constant_(parameter, _QK_NORM_START)
+    norms = [p for name, p in model.named_parameters() if name.endswith(("q_norm.weight", "k_norm.weight"))]
+    for norm in norms:
+        torch.nn.init.constant_(norm, _QK_START)
+    for name, weight in () if norms else model.named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "kv_a_proj_with_mqa.weight")):
+            weight.data *= _QK_START / (_INIT_STD * weight.shape[1] ** 0.5)
     model.generation_config = transformers.GenerationConfig(
         eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id, do_sample=True, temperature=1.0
     )

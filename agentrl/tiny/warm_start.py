@@ -25,6 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from agentrl.errors import TrainError
 from agentrl.sample import Message, Sample
 from agentrl.settings import Settings
+from agentrl.tiny.create import Arch, create
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
@@ -74,6 +75,7 @@ class WarmStartSettings(Settings):
     """The recipe; the defaults were tuned for the default tiny model."""
 
     seed: int = Field(0, ge=0, description="Seed of weights and demonstrations.")
+    arch: Arch = Field("qwen3", description="Architecture of the model, a `model_type` of transformers.")
     layers: PositiveInt = Field(4, description="Transformer layers of the model.")
     hidden: PositiveInt = Field(128, description="Width of the model.")
     vocab_size: PositiveInt = Field(512, description="Ids of the tokenizer.")
@@ -115,7 +117,6 @@ def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: 
         say(f"warm start: found in {done}")
         return done
     from agentrl.chat import Chat
-    from agentrl.tiny.create import create
 
     started = time.monotonic()
     say(f"warm start: teaching a tiny model, {settings.skill_steps} steps or more; it is kept in {cache}")
@@ -124,6 +125,7 @@ def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: 
         work = Path(folder)
         create(
             work / "random",
+            arch=settings.arch,
             layers=settings.layers,
             hidden=settings.hidden,
             vocab_size=settings.vocab_size,

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "qwen2", "llama", "qwen2_moe", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("arch", get_args(tiny.Arch))
 def test_folder_loads_and_runs(tmp_path: Path, arch: tiny.Arch) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

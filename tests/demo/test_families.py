@@ -1,7 +1,8 @@
-"""A mixture of experts learns the calculator in ten steps."""
+"""Every family that megatron has a table for learns the calculator in ten steps."""
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -9,15 +10,16 @@ from agentrl.cluster.launch import train
 from agentrl.demo.data import write_train_and_test
 from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.run import demo_settings
+from agentrl.tiny import Arch
 from agentrl.tiny.warm_start import WarmStartSettings, in_own_process
-from tests.support.upcycled import upcycled
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_steps_raise_the_reward(tmp_path: Path) -> None:
-    dense = in_own_process(tmp_path / "cache", CalculatorLessons(), WarmStartSettings())
-    model = upcycled(dense, tmp_path / "model")
+@pytest.mark.parametrize("arch", get_args(Arch))
+def test_ten_steps_raise_the_reward(tmp_path: Path, arch: Arch) -> None:
+    model = in_own_process(tmp_path / "cache", CalculatorLessons(), WarmStartSettings(arch=arch))
+    assert json.loads((model / "config.json").read_text())["model_type"] == arch
     problems = write_train_and_test(tmp_path / "data", train_count=160, seed=0)
     train(demo_settings(tmp_path / "run", model, *problems, steps=10).replace(train_backend="megatron"))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
