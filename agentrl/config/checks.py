@@ -281,8 +281,8 @@ def adapters(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     for name in ("only_train_params_name_list", "freeze_params_name_list"):
         if flat[name]:
             yield f"{flag_of(name)}: with --lora-rank adapters learn and nothing else; --target-modules says which layers have one"
-    if flat["ref_update_interval"] and flat["ref_load"] is None:
-        yield "--ref-update-interval: with --lora-rank the reference is the model without its adapter; leave it out"
+    if flat["ref_update_interval"]:
+        yield "--ref-update-interval: with --lora-rank the reference stays --ref-load's, or the model without its adapter; leave it out"
     if flat["optimizer"] == "muon":
         yield "--optimizer muon: adapters learn by adam; leave it out with --lora-rank"
     if (mode := flat["pause_generation_mode"]) != "abort" and flat["engine"] != "embedded":

@@ -87,6 +87,8 @@ def test_what_gets_no_adapter_is_named(tmp_path: Path) -> None:
         pass
     with pytest.raises(SettingsError, match="--optimizer muon: adapters learn by adam"):
         settings_of("--lora-rank 4 --optimizer muon --train-backend megatron")
+    with pytest.raises(SettingsError, match="--ref-update-interval: with --lora-rank the reference stays"):
+        settings_of("--lora-rank 4 --use-kl-loss --ref-load other --ref-update-interval 2")
     flags = settings_of("--lora-rank 4 --train-backend megatron")
     assert not refused(flags.flat(), flags.given(), "train")
 
