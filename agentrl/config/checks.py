@@ -23,7 +23,7 @@ Check = Callable[[Flat, ModelInfo | None], Iterator[str]]
 
 _CRITICS_PROCESSES = ("critic_num_nodes", "critic_num_gpus_per_node")
 _CRITICS = ("critic_load", "critic_lr", "critic_lr_warmup_iters", "num_critic_only_steps", *_CRITICS_PROCESSES)
-_PARTS = ("tensor_model", "pipeline_model", "context")
+_PARTS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 
 
 def steps_and_batch(flat: Flat) -> tuple[int, int]:
@@ -32,18 +32,17 @@ def steps_and_batch(flat: Flat) -> tuple[int, int]:
     With neither given, one optimiser step trains on the whole rollout. A value that does not divide the rollout is
     rounded down here; `batch_arithmetic` is what reports it.
     """
-    total = _samples(flat)
-    batch, steps = flat.get("global_batch_size"), flat.get("num_steps_per_rollout")
+    total = flat["rollout_batch_size"] * flat["n_samples_per_prompt"]
+    batch, steps = flat["global_batch_size"], flat["num_steps_per_rollout"]
     if batch is None:
-        steps = steps or 1
-        return max(total // steps, 1), steps
+        return max(total // (steps or 1), 1), steps or 1
     return batch, steps or max(total // batch, 1)
 
 
 def batch_arithmetic(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
-    prompts, n, total = flat["rollout_batch_size"], flat["n_samples_per_prompt"], _samples(flat)
-    batch, steps = flat.get("global_batch_size"), flat.get("num_steps_per_rollout")
+    prompts, n = flat["rollout_batch_size"], flat["n_samples_per_prompt"]
+    batch, steps, total = flat["global_batch_size"], flat["num_steps_per_rollout"], prompts * n
     made = f"--rollout-batch-size {prompts} x --n-samples-per-prompt {n} = {total} samples a rollout"
     if batch is None:
         if steps is not None and total % steps:
@@ -58,11 +57,9 @@ def batch_arithmetic(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 
 
 def _batch_proposal(prompts: int, n: int, batch: int, steps: int | None) -> str:
-    total = prompts * n
-    ways = []
+    total, wanted, ways = prompts * n, batch * (steps or 1), []
     if total % (steps or 1) == 0:
         ways.append(f"--global-batch-size {total // steps if steps else _nearest_divisor(total, batch)}")
-    wanted = batch * (steps or 1)
     if wanted % n == 0:
         ways.append(f"--rollout-batch-size {wanted // n}")
     elif steps is None:
@@ -70,14 +67,12 @@ def _batch_proposal(prompts: int, n: int, batch: int, steps: int | None) -> str:
         ways.append(f"--rollout-batch-size {groups} with --global-batch-size {groups * n}")
     if steps is not None and total % batch == 0:
         ways.append(f"--num-steps-per-rollout {total // batch}")
-    if not ways:
-        ways.append(f"--num-steps-per-rollout 1 --global-batch-size {total}")
-    return " or ".join(ways)
+    return " or ".join(ways or [f"--num-steps-per-rollout 1 --global-batch-size {total}"])
 
 
 def layout(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
     """Trainer processes divide by TP x PP x CP, the model by TP and PP, and each data-parallel rank has a sample."""
-    tensor, pipeline, context = (flat.get(f"{part}_parallel_size") or 1 for part in _PARTS)
+    tensor, pipeline, context = (flat[part] for part in _PARTS)
     product = tensor * pipeline * context
     nodes, per_node = flat["actor_num_nodes"], flat["actor_num_gpus_per_node"]
     world = nodes * per_node
@@ -101,8 +96,8 @@ def layout(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
 
 def experts(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
     """Expert parallelism needs experts, whose parts divide the processes and the experts; under TP, sequence parallelism."""
-    parts, cut = flat.get("expert_model_parallel_size") or 1, flat.get("expert_tensor_parallel_size")
-    pipeline, tensor = flat.get("pipeline_model_parallel_size") or 1, flat.get("tensor_model_parallel_size") or 1
+    parts, cut = flat["expert_model_parallel_size"], flat["expert_tensor_parallel_size"]
+    tensor, pipeline, _ = (flat[part] for part in _PARTS)
     if model and not model.experts:
         for name, size in (("expert-model", parts), ("expert-tensor", cut or 1)):
             if size > 1:
@@ -119,7 +114,7 @@ def experts(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
     if model and (model.experts or 1) % parts:
         sizes = ", ".join(map(str, _divisors(model.experts or 1)))
         yield f"--expert-model-parallel-size {parts} does not divide the {model.experts} experts; sizes that do: {sizes}"
-    if model and tensor > 1 and not flat.get("sequence_parallel"):
+    if model and tensor > 1 and not flat["sequence_parallel"]:
         yield f"--tensor-model-parallel-size {tensor} with a mixture of experts needs --sequence-parallel; set it"
 
 
@@ -139,7 +134,7 @@ def sharding(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 def critic(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """A critic's own processes divide by TP x PP x CP too, and each data-parallel rank of it has a sample."""
     own = ClusterSettings(**{name: flat[name] for name in ClusterSettings.model_fields}).critic_world_size
-    product = math.prod(flat.get(f"{part}_parallel_size") or 1 for part in _PARTS)
+    product = math.prod(flat[part] for part in _PARTS)
     batch = steps_and_batch(flat)[0]
     if own % product:
         yield (
@@ -178,8 +173,8 @@ def engines(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 
 def lengths(flat: Flat, model: ModelInfo | None) -> Iterator[str]:
     """Prompt and one answer must fit the context that the run and the model allow."""
-    response, prompt = flat.get("rollout_max_response_len"), flat.get("rollout_max_prompt_len")
-    own, limit = flat.get("rollout_max_context_len"), model.context_length if model else None
+    response, prompt = flat["rollout_max_response_len"], flat["rollout_max_prompt_len"]
+    own, limit = flat["rollout_max_context_len"], model.context_length if model else None
     if own and limit and own > limit:
         yield f"--rollout-max-context-len {own} is more than the model's context of {limit} tokens"
     context = min(filter(None, (own, limit)), default=None)
@@ -206,7 +201,7 @@ def overlong(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 
 def over_sampling(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """Over-sampling must not be under-sampling."""
-    over, prompts = flat.get("over_sampling_batch_size"), flat["rollout_batch_size"]
+    over, prompts = flat["over_sampling_batch_size"], flat["rollout_batch_size"]
     if over is not None and over < prompts:
         yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {prompts}; use at least {prompts}"
 
@@ -246,9 +241,9 @@ def on_policy(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield "--true-on-policy-mode trains what the newest weights sampled; use --max-staleness 0 without --partial-rollout"
     if flat["rollout_top_p"] < 1 or flat["rollout_top_k"] > 0:
         yield f"--true-on-policy-mode: {same} where sampling is cut off; leave --rollout-top-p and --rollout-top-k out"
-    for part in ("tensor_model", "context"):
-        if (flat.get(f"{part}_parallel_size") or 1) > 1:
-            yield f"{flag_of(f'{part}_parallel_size')} above 1: {same} with --true-on-policy-mode; use 1"
+    for part in (_PARTS[0], _PARTS[2]):
+        if flat[part] > 1:
+            yield f"{flag_of(part)} above 1: {same} with --true-on-policy-mode; use 1"
 
 
 def sharing_devices(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
@@ -306,12 +301,9 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
         yield f"--backend local has one trainer process, and {trainers} were asked for; use --backend ray"
     if flat["engine"] == "embedded" and devices > 1:
         yield f"--backend local has one built-in engine, and --rollout-num-gpus is {devices}; use --backend ray"
-    for name in ("ray_address", "num_gpus_per_node", "reduce_to_fit"):
+    for name in ("ray_address", "num_gpus_per_node", "reduce_to_fit", *_CRITICS_PROCESSES):
         if flat[name]:
-            yield f"{flag_of(name)} has no effect with --backend local; leave one of them out"
-    for name in _CRITICS_PROCESSES:
-        if flat[name] is not None:
-            yield f"{flag_of(name)} has no effect with --backend local, whose critic learns in its one process; use --backend ray"
+            yield f"{flag_of(name)} has no effect with --backend local, which is one process; leave one of them out"
     threads = {flat["train_threads"], flat["embedded_threads"]} - {None}
     if len(threads) > 1:
         yield (
@@ -323,19 +315,18 @@ def one_process(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
 def teacher(flat: Flat, _: ModelInfo | None) -> Iterator[str]:
     """One teacher, of the kind that was asked for, where the algorithm listens to one and only there."""
     algorithm = built_in(_algorithm_settings(flat))
-    kinds = {"sglang": "--opd-teacher-url", "megatron": "--opd-teacher-load"}
-    given = [kind for kind, flag in kinds.items() if flat[flag.removeprefix("--").replace("-", "_")]]
-    flags = " and ".join(kinds[kind] for kind in given)
+    kinds = {"sglang": "opd_teacher_url", "megatron": "opd_teacher_load"}
+    given = [kind for kind, name in kinds.items() if flat[name]]
+    flags = " and ".join(flag_of(kinds[kind]) for kind in given)
     if algorithm and given and not algorithm.distills:
         remedy = "set --use-opd too, or leave it out" if "use_opd" in algorithm.takes else "leave it out"
         yield f"{flags}: {algorithm.name} listens to no teacher; {remedy}"
     elif len(given) > 1:
         yield f"{flags}: a teacher is asked over HTTP or held by the trainer; leave one of them out"
     elif flat["opd_type"] and given and given != [flat["opd_type"]]:
-        yield f"--opd-type {flat['opd_type']} needs {kinds[flat['opd_type']]}, not {flags}"
+        yield f"--opd-type {flat['opd_type']} needs {flag_of(kinds[flat['opd_type']])}, not {flags}"
     if held := read_model_info(flat["opd_teacher_load"]):
-        tensor, pipeline = (flat.get(f"{part}_parallel_size") or 1 for part in _PARTS[:2])
-        yield from (f"--opd-teacher-load: {said}" for said in _model_splits(held, tensor, pipeline))
+        yield from (f"--opd-teacher-load: {s}" for s in _model_splits(held, flat[_PARTS[0]], flat[_PARTS[1]]))
     if given == ["sglang"] and flat["rollout_temperature"] != 1:
         yield (
             f"--rollout-temperature {flat['rollout_temperature']:g} with --opd-teacher-url: SGLang says log-probs of given "
@@ -377,7 +368,7 @@ def contradictions(flat: Flat, model: ModelInfo | None) -> list[str]:
 
 def missing(flat: Flat, purpose: str) -> Iterator[str]:
     """What `train`, `eval` or `rollout` needs and was not given."""
-    checkpoint = flat.get("hf_checkpoint")
+    checkpoint, data = flat["hf_checkpoint"], flat["prompt_data"]
     if not checkpoint:
         yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
     elif not os.path.isdir(os.path.expanduser(checkpoint)):
@@ -386,16 +377,15 @@ def missing(flat: Flat, purpose: str) -> Iterator[str]:
     if flat["engine"] == "external" and not reached:
         yield "--engine external: give the engines' addresses by --rollout-external-engine-addrs HOST:PORT"
     if purpose == "eval":
-        if not _evaluates(flat):
+        if not (flat["eval_prompt_data"] or flat["eval_config"]):
             yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on (or --eval-config FILE)"
         return
     sources = ("prompt_data", "env", "data_source_path", "load_debug_rollout_data")
-    if not any(flat.get(name) for name in sources):
+    if not any(flat[name] for name in sources):
         yield "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
-    data = flat.get("prompt_data")
     if data and not os.path.isfile(os.path.expanduser(data.partition("@[")[0])):
-        what = "no such file; expected one .jsonl or .parquet file"
-        yield f"--prompt-data {data}: {what}{_on_the_hub(data, ' --repo-type dataset')}"
+        hub = _on_the_hub(data, " --repo-type dataset")
+        yield f"--prompt-data {data}: no such file; expected one .jsonl or .parquet file{hub}"
 
 
 def _on_the_hub(name: str, kind: str) -> str:
@@ -468,15 +458,6 @@ def _demonstrations(flat: Flat, supervised: bool) -> Iterator[str]:
 
 def _algorithm_settings(flat: Flat) -> AlgorithmSettings:
     return AlgorithmSettings(**{name: flat[name] for name in AlgorithmSettings.model_fields})
-
-
-def _evaluates(flat: Flat) -> bool:
-    return bool(flat["eval_prompt_data"] or flat["eval_config"])
-
-
-def _samples(flat: Flat) -> int:
-    total: int = flat["rollout_batch_size"] * flat["n_samples_per_prompt"]
-    return total
 
 
 def _divisors(number: int) -> list[int]:

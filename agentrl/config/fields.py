@@ -15,7 +15,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-import annotated_types
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -57,8 +56,14 @@ SECTIONS: Mapping[str, type[Settings]] = {name: type(section) for name, section 
 
 _SEQUENCES = (list, tuple, set, frozenset, Sequence, AbstractSet)
 _MAPPINGS = (dict, Mapping)
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
-_METAVARS = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
+_SCALARS = {
+    int: ("INT", "a whole number"),
+    float: ("NUMBER", "a number"),
+    str: ("TEXT", "text"),
+    bool: ("VALUE", "true or false"),
+    Path: ("PATH", "a path"),
+}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": "length at least"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +82,11 @@ class FieldRef:
     @property
     def members(self) -> tuple[Any, ...]:
         """The annotation's alternatives without None, literals kept whole: `int | None` is `(int,)`."""
-        return tuple(m for m in union_members(self.info.annotation) if m is not type(None))
+        return tuple(m for m in _members(self.info.annotation) if m is not type(None))
 
     @property
     def optional(self) -> bool:
-        return type(None) in union_members(self.info.annotation)
+        return type(None) in _members(self.info.annotation)
 
     @property
     def is_bool(self) -> bool:
@@ -124,40 +129,36 @@ class FieldRef:
 
     @property
     def metavar(self) -> str:
-        if self.choices:
-            return "|".join(map(str, self.choices))
-        if self.is_mapping:
-            return "KEY=VALUE"
-        if self.is_named:
-            return "PATH|NAME=PATH"
-        if self.is_sequence:
-            return "VALUE..."
-        if len(self.members) == 1:
-            return _METAVARS.get(self.members[0], "VALUE")
-        return "VALUE"
+        return self._said()[0]
 
     def expected(self) -> str:
         """What a value must be, in words: `a whole number, at least 1`."""
+        found = list(self.info.metadata)
+        for arg in typing.get_args(self.info.annotation):  # `PositiveInt | None` hides its bound in the member
+            found += typing.get_args(arg)[1:] if typing.get_origin(arg) is typing.Annotated else ()
+        bounds = [f", {w} {getattr(each, n)}" for each in found for n, w in _BOUNDS.items() if hasattr(each, n)]
+        return f"{self._said()[1]}{''.join(bounds)}{', or none' if self.optional and not self.choices else ''}"
+
+    def _said(self) -> tuple[str, str]:
+        """A value in help, and in words."""
         if self.choices:
-            words = f"one of {', '.join(map(str, self.choices))}"
-        elif self.is_named:
-            words = "a path, or NAME=PATH for each of several"
-        elif self.is_mapping:
-            words = "KEY=VALUE or a JSON object"
-        elif self.is_sequence:
-            words = "a list (repeat the flag, or give a JSON list)"
-        else:
-            words = " or ".join(dict.fromkeys(_words(m) for m in self.members))
-        bounds = "".join(f", {b}" for m in _constraints(self.info) if (b := _bound(m)))
-        return f"{words}{bounds}{', or none' if self.optional and not self.choices else ''}"
+            return "|".join(map(str, self.choices)), f"one of {', '.join(map(str, self.choices))}"
+        if self.is_named:
+            return "PATH|NAME=PATH", "a path, or NAME=PATH for each of several"
+        if self.is_mapping:
+            return "KEY=VALUE", "KEY=VALUE or a JSON object"
+        if self.is_sequence:
+            return "VALUE...", "a list (repeat the flag, or give a JSON list)"
+        said = [_SCALARS.get(m, ("VALUE", _words(m))) for m in self.members]
+        return said[0][0] if len(said) == 1 else "VALUE", " or ".join(dict.fromkeys(words for _, words in said))
 
 
-def union_members(annotation: Any) -> tuple[Any, ...]:
+def _members(annotation: Any) -> tuple[Any, ...]:
     """The alternatives of a union; a plain type is its own single alternative; `Annotated` is looked through."""
     if typing.get_origin(annotation) is typing.Annotated:
-        return union_members(typing.get_args(annotation)[0])
+        return _members(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return tuple(m for arg in typing.get_args(annotation) for m in union_members(arg))
+        return tuple(m for arg in typing.get_args(annotation) for m in _members(arg))
     return (annotation,)
 
 
@@ -186,33 +187,4 @@ def _words(member: Any) -> str:
         return " or ".join(map(repr, typing.get_args(member)))
     if _origin(member) in _MAPPINGS or (isinstance(member, type) and issubclass(member, BaseModel)):
         return "a JSON object"
-    if _origin(member) in _SEQUENCES:
-        return "a JSON list"
-    return _WORDS.get(member, "a value")
-
-
-def _constraints(info: FieldInfo) -> list[Any]:
-    """The field's own constraints and those inside a union: `PositiveInt | None` hides its bound in the member."""
-    found = list(info.metadata)
-    for arg in typing.get_args(info.annotation):
-        if typing.get_origin(arg) is typing.Annotated:
-            found += typing.get_args(arg)[1:]
-    return found
-
-
-def _bound(constraint: Any) -> str:
-    match constraint:
-        case annotated_types.Ge(ge=value):
-            return f"at least {value}"
-        case annotated_types.Gt(gt=value):
-            return f"more than {value}"
-        case annotated_types.Le(le=value):
-            return f"at most {value}"
-        case annotated_types.Lt(lt=value):
-            return f"less than {value}"
-        case annotated_types.MinLen(min_length=value):
-            return f"length at least {value}" if value > 1 else "not empty"
-        case annotated_types.MaxLen(max_length=value):
-            return f"length at most {value}"
-        case _:
-            return ""
+    return "a JSON list" if _origin(member) in _SEQUENCES else "a value"
