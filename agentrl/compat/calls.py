@@ -82,20 +82,20 @@ def adapted(found: Any) -> Any:
     if inspect.iscoroutinefunction(found):
 
         @functools.wraps(found)
-        async def called(*args: Any, **kwargs: Any) -> Any:
-            with _Passed.on(args, kwargs) as passed:
-                return passed.back(await found(*passed.args, **passed.kwargs))
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            passed = _Passed(args, kwargs)
+            return passed.ended(await found(*passed.args, **passed.kwargs))
 
-        return called
+        return awaited
     if not inspect.isfunction(found):
         return found
 
     @functools.wraps(found)
-    def called_plainly(*args: Any, **kwargs: Any) -> Any:
-        with _Passed.on(args, kwargs) as passed:
-            return passed.back(found(*passed.args, **passed.kwargs))
+    def called(*args: Any, **kwargs: Any) -> Any:
+        passed = _Passed(args, kwargs)
+        return passed.ended(found(*passed.args, **passed.kwargs))
 
-    return called_plainly
+    return called
 
 
 def four_to_three(found: Any) -> Any:
@@ -119,16 +119,15 @@ class _Passed:
         self.args = [self._there(value) for value in args]
         self.kwargs = {name: self._there(value) for name, value in kwargs.items()}
 
-    @classmethod
-    @contextmanager
-    def on(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> "Iterator[_Passed]":
-        passed = cls(args, kwargs)
-        yield passed
-        for given, own in list(passed._given.values()):
+    def ended(self, result: Any) -> Any:
+        """What the function returned, after what it changed was taken back."""
+        found = self.back(result)
+        for given, own in list(self._given.values()):
             if isinstance(own, list):
-                own[:] = [passed.back(item) for item in given]
+                own[:] = [self.back(item) for item in given]
             else:
-                passed._taken(given, own)
+                self._taken(given, own)
+        return found
 
     def _there(self, value: Any) -> Any:
         if isinstance(value, Args):
@@ -170,16 +169,9 @@ def rendered(args: Args, sample: ours.Sample) -> str:
     """The prompt as one text, as slime renders it when it reads the data."""
     from agentrl.compat.helpers import load_tokenizer
 
-    tokenizer, tools, kwargs = (
-        load_tokenizer(args.hf_checkpoint),
-        sample.metadata.get("tools"),
-        args.apply_chat_template_kwargs,
-    )
-    return str(
-        tokenizer.apply_chat_template(
-            sample.prompt, tools=tools, tokenize=False, add_generation_prompt=True, **(kwargs or {})
-        )
-    )
+    render, tools = load_tokenizer(args.hf_checkpoint).apply_chat_template, sample.metadata.get("tools")
+    more = args.apply_chat_template_kwargs or {}
+    return str(render(sample.prompt, tools=tools, tokenize=False, add_generation_prompt=True, **more))
 
 
 def has_samples(value: Sequence[Any]) -> bool:

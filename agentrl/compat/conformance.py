@@ -170,12 +170,6 @@ class _Source:
         """Forgets them."""
 
 
-def _logits() -> Any:
-    import torch
-
-    return torch.zeros(1, 8, 16, requires_grad=True)
-
-
 _VALUES: Mapping[str, Callable[[], Any]] = {
     "sample": lambda: _samples()[1],
     "samples": _samples,
@@ -192,7 +186,7 @@ _VALUES: Mapping[str, Callable[[], Any]] = {
     "data": lambda: {"set": {"rewards": [0.0, 1.0], "truncated": [False] * 2, "samples": _samples()}},
     "rollout_data": lambda: _batch() | {"kl": _tensors()},
     "batch": _microbatch,
-    "logits": _logits,
+    "logits": lambda: _tensors()[0].new_zeros(1, 8, 16).requires_grad_(),
     "sum_of_sample_mean": lambda: lambda losses: losses.sum(),
     "pg_loss": lambda: _tensors(1)[0].repeat(2),
     "train_log_probs": lambda: _tensors(-0.5),

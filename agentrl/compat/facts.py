@@ -28,6 +28,7 @@ def _name(*values: str) -> Fact:
 
 
 _GLM4 = "slime_plugins.models.glm4 get_glm_spec"
+_QWEN = ("qwen", "qwen3")
 _SIGMOID = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2")
 
 
@@ -42,10 +43,9 @@ def _sparse(config: Config, given: Any) -> Any:
     found = [int(i >= first and (i + 1) % every == 0 and i not in skipped) for i in layers]
     parts = re.findall(r"\[([01])\](?:\*(\d+))?", "".join(str(given).split()))
     said = [int(kind) for kind, times in parts for _ in range(int(times or 1))]
-    said = (
-        [int(i % given == 0) for i in layers] if isinstance(given, int) else given if isinstance(given, list) else said
-    )
-    return given if said == found else found
+    if isinstance(given, int):
+        said = [int(i % given == 0) for i in layers]
+    return given if found in (said, given) else found
 
 
 def _shared(config: Config) -> Any:
@@ -101,16 +101,12 @@ SHAPES: Mapping[str, Fact] = {
     "moe_shared_expert_gate": lambda c, _: c["model_type"] == "qwen2_moe",
     "moe_router_score_function": lambda c, _: "sigmoid" if c["model_type"] in _SIGMOID else "softmax",
     "moe_router_enable_expert_bias": lambda c, _: c["model_type"] in _SIGMOID,
-    "moe_router_pre_softmax": lambda c, given: (
-        given if c["model_type"] in _SIGMOID else not c.get("norm_topk_prob", False)
-    ),
+    "moe_router_pre_softmax": lambda c, given: given if c["model_type"] in _SIGMOID else not c.get("norm_topk_prob"),
     "moe_router_topk_scaling_factor": lambda c, _: c.get("routed_scaling_factor", 1.0),
     "moe_router_num_groups": lambda c, _: c.get("n_group") or 1,
     "moe_router_group_topk": lambda c, _: c.get("topk_group") or 1,
     "model_name": lambda c, given: given if c["model_type"] in given.lower() else c["model_type"],
-    "loss_mask_type": lambda c, given: (
-        given if given in ("qwen", "qwen3") and "qwen" in c["model_type"] else "the template's"
-    ),
+    "loss_mask_type": lambda c, given: given if "qwen" in c["model_type"] and given in _QWEN else "the template's",
 }
 """By the flag's name; a KeyError where config.json does not say."""
 

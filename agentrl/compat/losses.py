@@ -100,9 +100,8 @@ def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) ->
     total = reducer(values)
     (slopes,) = torch.autograd.grad(total, values)
     if not torch.allclose(total, (slopes * values).sum(), rtol=1e-4, atol=1e-6):
-        raise PluginError(
-            "--custom-pg-loss-reducer-function-path: the reducer is no weighted sum of the tokens' losses"
-        )
+        why = "the reducer is no weighted sum of the tokens' losses"
+        raise PluginError(f"--custom-pg-loss-reducer-function-path: {why}")
     weights, given = part.inputs.weights[part.flat], part.batch.loss_weights
     users = 1 if given is None else torch.from_numpy(given.copy()).to(loss.device)[part.flat]
     return torch.where(weights > 0, slopes[whole.places] / whole.divisor * users / weights, 0.0)

@@ -42,9 +42,8 @@ class SlimeRollouts(RolloutHooks):
         self._args, self._slime, self._all = args, namespace(args), list[Group]()
         self._play = self._load("rollout_function_path")
         if args.compat_options.get("rollout_function_path") == OURS[1] and not args.max_staleness:
-            raise SettingsError(
-                f"rollout_function_path {OURS[1]}: playing ahead of the trainer is --max-staleness 1 or more"
-            )
+            ahead = "playing ahead of the trainer is --max-staleness 1 or more"
+            raise SettingsError(f"rollout_function_path {OURS[1]}: {ahead}")
         if self._play is not None and args.max_staleness:
             raise SettingsError("rollout_function_path plays whole rollouts between two trainings: --max-staleness 0")
         self._evaluate = self._load("eval_function_path") or self._play
@@ -53,9 +52,8 @@ class SlimeRollouts(RolloutHooks):
         self._log = self._load("custom_rollout_log_function_path")
         self._log_evaluation = self._load("custom_eval_rollout_log_function_path")
         if args.data_source_path:  # whether it is slime's is known from here on
-            load_object(
-                args.data_source_path, what="--data-source-path", default_names=("DataSource", "RolloutDataSource")
-            )
+            names = ("DataSource", "RolloutDataSource")
+            load_object(args.data_source_path, what="--data-source-path", default_names=names)
         self._each = args.compat_options.get("rollout_sample_hook_path")
         for path in self._each or ():
             find_object(path, what="rollout_sample_hook_path")
@@ -141,15 +139,14 @@ class SlimeRollouts(RolloutHooks):
         if self._log_evaluation is None:
             return False
         key = self._args.eval_reward_key or self._args.reward_key
-        flat = {name: [sample for group in found for sample in group] for name, found in groups.items()}
-        data = {
-            name: {
+        data = {}
+        for name, found in groups.items():
+            samples = [sample for group in found for sample in group]
+            data[name] = {
                 "rewards": [sample.get_reward_value(key) for sample in samples],
                 "truncated": [sample.status is Status.TRUNCATED for sample in samples],
                 "samples": [as_slime(self._slime, sample) for sample in samples],
             }
-            for name, samples in flat.items()
-        }
         return bool(self._log_evaluation(self._slime.rollout_id, self._slime, data, metrics))
 
 
@@ -204,18 +201,12 @@ def _groups(samples: Sequence[Any], what: str) -> list[Group]:
     listed: dict[Any, list[Any]] = {}
     for at, item in enumerate(samples):
         members = list(_flat(item))
-        key = (
-            ("list", at)
-            if isinstance(item, (list, tuple)) or members[0].group_index is None
-            else members[0].group_index
-        )
-        listed.setdefault(key, []).extend(members)
-    groups = []
-    for members in listed.values():
-        groups.append([settle([member.plain()], member, what)[0] for member in members])
-        for sample in groups[-1]:
-            keep_plain(sample)
-            check_reward(sample, what)
+        number = None if isinstance(item, (list, tuple)) else members[0].group_index
+        listed.setdefault(("list", at) if number is None else number, []).extend(members)
+    groups = [[settle([one.plain()], one, what)[0] for one in members] for members in listed.values()]
+    for sample in (sample for group in groups for sample in group):
+        keep_plain(sample)
+        check_reward(sample, what)
     return groups
 
 

@@ -35,9 +35,8 @@ def rollout_batch(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Al
     rewards, groups, rollouts = map(there, (batch.rewards, batch.group_ids, batch.rollout_ids))
     compared = algorithm.compare(rewards, groups, rollouts) if isinstance(algorithm, GroupRelative) else rewards
     masks, member = there(batch.loss_mask).int().split(response), rollouts.unique(return_inverse=True)[1]
-    sums = torch.zeros(len(batch), device=device).index_add(
-        0, member, torch.stack([mask.sum() for mask in masks]).float()
-    )
+    trained = torch.stack([mask.sum() for mask in masks]).float()
+    sums = torch.zeros(len(batch), device=device).index_add(0, member, trained)
     found: RolloutBatch = {
         "tokens": list(there(batch.tokens).long().split(batch.lengths.tolist())),
         "total_lengths": batch.lengths.tolist(),
@@ -65,7 +64,6 @@ def flat(data: Mapping[str, Any], key: str, what: str) -> Tensor:
     """
     parts = [torch.as_tensor(entry) for entry in data.get(key) or ()]
     if (shapes := [list(part.shape) for part in parts]) != (want := [[n] for n in data["response_lengths"]]):
-        raise PluginError(
-            f'{what}: rollout_data["{key}"]: expected tensors of the shapes {want!s:.80}, got {shapes!s:.80}'
-        )
+        shaped = f"expected tensors of the shapes {want!s:.80}, got {shapes!s:.80}"
+        raise PluginError(f'{what}: rollout_data["{key}"]: {shaped}')
     return torch.cat(parts)

@@ -113,16 +113,9 @@ class Sample(ours.Sample):
 
     def to_dict(self) -> dict[str, Any]:
         """All attributes, those that were added too."""
-        kept = {"status": self.status.value, "spec_info": asdict(self.spec_info)}
-        return (
-            {f.name: getattr(self, f.name) for f in fields(self)}
-            | vars(self)
-            | kept
-            | {
-                "prefix_cache_info": self.prefix_cache_info.to_dict(),
-                "segments": super().to_dict()["segments"],
-            }
-        )
+        kept = {"status": self.status.value, "segments": super().to_dict()["segments"]}
+        kept |= {"spec_info": asdict(self.spec_info), "prefix_cache_info": self.prefix_cache_info.to_dict()}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | vars(self) | kept
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

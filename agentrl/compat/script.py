@@ -70,10 +70,8 @@ def read_script(path: str | Path, environ: Mapping[str, str] | None = None) -> L
         raise SettingsError(f"--slime-script {path}: nested too deep, or with numbers too long, to be read") from error
     if len(shell.launches) != 1:
         lines = " and ".join(launch.where for launch in shell.launches)
-        found = (
-            f"{lines} each start a training; keep one of them" if lines else f"it starts no {' or '.join(_TRAINERS)}"
-        )
-        raise SettingsError(f"--slime-script {path}: {found}")
+        none, several = f"it starts no {' or '.join(_TRAINERS)}", f"{lines} each start a training; keep one of them"
+        raise SettingsError(f"--slime-script {path}: {several if lines else none}")
     shell.launches[0].notes = shell.notes
     return shell.launches[0]
 
@@ -189,17 +187,15 @@ class _Shell:
         (name, index, adds), rest = found.groups(), word.raw[found.end() :]
         old, listed = self._lookup(name, word.where), rest.startswith("(")
         if listed:
-            new = [
-                one for words, _ in commands(rest[1:-1], word.where) for inner in words for one in self._fields(inner)
-            ]
+            inner = [one for words, _ in commands(rest[1:-1], word.where) for one in words]
+            new = [found for one in inner for found in self._fields(one)]
         else:
             new = [self._joined(rest, word.where)]
         if adds:
             new = [*old, *new] if listed else [_glued([*old[:1], *new], word.where)]
         elif index is not None:
-            new = (
-                [*old[: int(index)], *new, *old[int(index) + 1 :]] if index.isdigit() and int(index) < len(old) else []
-            )
+            known = index.isdigit() and int(index) < len(old)
+            new = [*old[: int(index)], *new, *old[int(index) + 1 :]] if known else []
         if (live is None and new != self.values.get(name)) or (index is not None and not new):
             self._unknown(name, word.where, f"what {name} is depends on what the script runs")
         else:
@@ -320,8 +316,6 @@ def _decided(args: list[str | None]) -> Known:
             return (text == "") == (asked == "-z")
         case [str(left), "=" | "==" | "!=" as asked, str(right)]:
             return (left == right) == (asked != "!=")
-        case [str(left), "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as asked, str(right)] if (
-            left + right
-        ).isdigit():
-            return bool(getattr(operator, asked[1:])(int(left), int(right)))
+        case [str(left), "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as asked, str(right)]:
+            return getattr(operator, asked[1:])(int(left), int(right)) if (left + right).isdigit() else None
     return None

@@ -10,14 +10,7 @@ import uuid
 from collections.abc import Awaitable
 from typing import Any, NoReturn
 
-from agentrl.compat.helpers import (
-    SingletonMeta,
-    async_rm,
-    batched_async_rm,
-    load_function,
-    load_tokenizer,
-    post,
-)
+from agentrl.compat.helpers import SingletonMeta, async_rm, batched_async_rm, load_function, load_tokenizer, post
 from agentrl.compat.sample import Sample
 from agentrl.errors import PluginError
 
@@ -61,13 +54,8 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     output = await post(f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate", payload, headers=headers)
     meta = output["meta_info"]
     pairs = meta.get("output_token_logprobs") or []
-    sample.append_response_tokens(
-        args,
-        tokens=[pair[1] for pair in pairs],
-        log_probs=[pair[0] for pair in pairs],
-        meta_info=meta,
-        text=output["text"],
-    )
+    given: dict[str, Any] = {"tokens": [pair[1] for pair in pairs], "log_probs": [pair[0] for pair in pairs]}
+    sample.append_response_tokens(args, **given, meta_info=meta, text=output["text"])
     return sample
 
 

@@ -18,17 +18,8 @@ _FIELDS = {
     "rollout_ids": "rollout_id",
 }
 _NEEDED = {"tokens", "response_lengths", "rewards", "sample_indices", "loss_masks"}
-_KNOWN = {
-    *_FIELDS,
-    *_NEEDED,
-    "raw_reward",
-    "truncated",
-    "round_number",
-    "total_lengths",
-    "rollout_mask_sums",
-    "source_names",
-}
-"""The last ones are statistics, or follow from the others."""
+_FOLLOWS = {"raw_reward", "truncated", "round_number", "total_lengths", "rollout_mask_sums", "source_names"}
+"""Statistics, and what follows from the others."""
 
 
 def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float]]:
@@ -40,7 +31,9 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
         PluginError: a key is missing, of another length or none of slime's, or a row names no sample.
     """
     what = "--custom-convert-samples-to-train-data-path"
-    if not isinstance(data, Mapping) or (wrong := sorted(_NEEDED - data.keys() or data.keys() - _KNOWN)):
+    if not isinstance(data, Mapping) or (
+        wrong := sorted(_NEEDED - data.keys() or data.keys() - _FIELDS.keys() - _NEEDED - _FOLLOWS)
+    ):
         told = f"something is wrong with {', '.join(wrong)}" if isinstance(data, Mapping) else f"got {data!r:.80}"
         raise PluginError(f"{what}: expected a dict with the lists {', '.join(sorted(_NEEDED))}; {told}")
     if len(sizes := {key: len(column) for key, column in data.items()}) and len(set(sizes.values())) > 1:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -160,9 +161,7 @@ def foreign(path: str, flag: str) -> bool:
 def _binds(function: Callable[..., Any], form: str) -> bool:
     plain, _, named = form.strip("()").partition("*, ")
     try:
-        inspect.signature(function).bind(
-            *plain.replace(",", " ").split(), **dict.fromkeys(named.split(", ") * bool(named))
-        )
+        inspect.signature(function).bind(*plain.replace(",", " ").split(), **dict.fromkeys(re.findall(r"\w+", named)))
     except TypeError:
         return False
     return True

@@ -95,16 +95,12 @@ def _said(document: Mapping[str, Any]) -> Iterator[Said]:
     if kind is not None and own.get("slime_use_retrain_environment") is not False:
         yield from _environment(str(kind), part.get("environment.env_specific_config", {}))
     for name in part.get("prompt_source.source_config", {}):
-        yield (
-            ("prompt_source", "source_config", str(name)),
-            "",
-            f"unknown key {name}; prompts of the environment need none",
-        )
+        path = ("prompt_source", "source_config", str(name))
+        yield path, "", f"unknown key {name}; prompts of the environment need none"
     if "reward_setup" in part and own.get("slime_use_retrain_rewards") is not False:
         kept["reward_setup"] = dict(part["reward_setup"])
-        yield from _rewards(
-            kept["reward_setup"], checked=":" not in str(kind)
-        )  # a file of the user's may register more
+        # A file of the user's may register more.
+        yield from _rewards(kept["reward_setup"], checked=":" not in str(kind))
     yield ("algorithm",), "compat_options", kept
 
 
@@ -140,17 +136,14 @@ def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any]) -> Iterato
             said += [(path, "kl_loss_coef", value), (path, "use_kl_loss", True)] if value else []
         else:
             said += _one(path, str(key).removeprefix("slime_"), value, [*_KEYS, *all_fields()])
-    yield from said
-    yield from _episodes(
-        {setting: value for _, setting, value in said}, part.get("batch_size"), part.get("num_episodes")
-    )
+    given = {setting: value for _, setting, value in said}
+    yield from [*said, *_episodes(given, part.get("batch_size"), part.get("num_episodes"))]
 
 
 def _episodes(given: Mapping[str, Any], batch: int | None, episodes: int | None) -> Iterator[Said]:
     """An episode is a trajectory: `batch` of them a rollout, `episodes` in all, where hyperparameters say nothing."""
-    n, prompts = (
-        given.get(name, all_fields()[name].default) for name in ("n_samples_per_prompt", "rollout_batch_size")
-    )
+    sizes = ("n_samples_per_prompt", "rollout_batch_size")
+    n, prompts = (given.get(name, all_fields()[name].default) for name in sizes)
     if not _counts(n, prompts):
         return  # said where the settings are read
     if batch is not None and "rollout_batch_size" not in given:

@@ -94,11 +94,9 @@ class RewardCalculator:
         SettingsError: a function is not known.
     """
 
-    def __init__(
-        self, step_reward_configs: Any = None, rollout_reward_configs: Any = None, scale: bool = False
-    ) -> None:
-        given = {"step_reward_configs": step_reward_configs, "rollout_reward_configs": rollout_reward_configs}
-        self.setup = RewardSetupConfig(**{name: configs or {} for name, configs in given.items()}, scale=scale)
+    def __init__(self, step_reward_configs: Any = None, rollout_reward_configs: Any = None, scale: bool = False):
+        steps, rollouts = step_reward_configs or {}, rollout_reward_configs or {}
+        self.setup = RewardSetupConfig(step_reward_configs=steps, rollout_reward_configs=rollouts, scale=scale)
         self._functions = {name: find(name) for name in self.setup.names}
 
     async def process_step_rewards(self, rollout: RawRolloutData) -> list[dict[str, float]]:
@@ -122,9 +120,8 @@ class RewardCalculator:
 
     def combine_rewards(self, steps: Sequence[Mapping[str, float]], rollout: Mapping[str, float]) -> float:
         """The episode's one number: the weighted sum of all."""
-        return math.fsum(self.credit(steps, {})) + math.fsum(
-            self.setup.rollout_reward_configs[name].weight * value for name, value in rollout.items()
-        )
+        whole = [self.setup.rollout_reward_configs[name].weight * value for name, value in rollout.items()]
+        return math.fsum([*self.credit(steps, {}), *whole])
 
     def credit(self, steps: Sequence[Mapping[str, float]], rollout: Mapping[str, float]) -> list[float]:
         """What each turn is credited with: its own rewards, and the episode's as their `distribution_strategy` says."""

@@ -19,7 +19,6 @@ from agentrl.errors import CheckpointError
 from agentrl.observability.metrics import read_metrics
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import current
-from agentrl.run.parts import Found
 from agentrl.run.preflight import load_chat, resumed
 from agentrl.runfolder import METRICS
 from agentrl.sample import Sample
@@ -50,10 +49,8 @@ class SlimeTrainerAdapter:
         Raises:
             SampleError: an episode cannot be trained on.
         """
-        bridge, setup = (
-            DataFormatBridge(load_chat(self.settings)),
-            self.settings.compat.compat_options.get("reward_setup", {}),
-        )
+        bridge = DataFormatBridge(load_chat(self.settings))
+        setup = self.settings.compat.compat_options.get("reward_setup", {})
         samples = [bridge.rollout_to_sample(rollout, at) for at, rollout in enumerate(experience_batch)]
         size = self.settings.rollout.n_samples_per_prompt
         groups = [samples[at : at + size] for at in range(0, len(samples), size)]
@@ -67,7 +64,9 @@ class SlimeTrainerAdapter:
 
     def save_checkpoint(self, checkpoint_directory: str) -> None:
         """Copy the newest checkpoint, as a folder in that one."""
-        found = _existing(resumed(self.settings), "nothing was trained yet: there is no checkpoint to save")
+        found = resumed(self.settings)
+        if found is None:
+            raise CheckpointError("nothing was trained yet: there is no checkpoint to save")
         shutil.copytree(found.path, Path(checkpoint_directory) / found.path.name)
 
     def load_checkpoint(self, checkpoint_directory: str) -> None:
@@ -76,7 +75,8 @@ class SlimeTrainerAdapter:
         Raises:
             CheckpointError: there is none, or the run has its own.
         """
-        _existing(latest(checkpoint_directory), f"{checkpoint_directory}: there is no complete checkpoint in it")
+        if latest(checkpoint_directory) is None:
+            raise CheckpointError(f"{checkpoint_directory}: there is no complete checkpoint in it")
         if (own := resumed(self.settings)) is not None:
             raise CheckpointError(f"the run goes on from its own {own.path}; give it another output_dir")
         self.settings = self.settings.replace(load=checkpoint_directory)
@@ -85,12 +85,6 @@ class SlimeTrainerAdapter:
         await asyncio.to_thread(train, settings)
         rows = read_metrics(Path(settings.observability.output_dir) / METRICS)
         return {name: value for row in rows for name, value in row.items()}
-
-
-def _existing(found: Found | None, otherwise: str) -> Found:
-    if found is None:
-        raise CheckpointError(otherwise)
-    return found
 
 
 class RolloutBridge:
@@ -104,9 +98,7 @@ class RolloutBridge:
         config: the class's keyword arguments.
     """
 
-    def __init__(
-        self, environment: Any, rewards: RewardBridge | None = None, config: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, environment: Any, rewards: RewardBridge | None = None, config: dict[str, Any] | None = None):
         self._arguments, self._rewards = {"environment": environment, "config": config}, rewards
 
     async def generate(
