@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,16 +138,8 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
         sys.stdout.flush()
         os._exit(1)
 
-    anyio.run(
-        play,
-        settings,
-        _chat(settings),
-        seconds,
-        played,
-        leave,
-        lambda stage, episode: show(stage, episode, schemas),
-        live,
-    )
+    shown = partial(show, schemas=schemas)
+    anyio.run(play, settings, _chat(settings), seconds, played, leave, shown, live)
     if any(episode.lost for episode in played.episodes):
         leave()
     show_end(played)

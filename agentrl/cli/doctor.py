@@ -17,7 +17,12 @@ from agentrl.cli.main import debug_option
 _MB = 1024 * 1024
 _FILES_WANTED = 4096
 _SHARED_MEMORY_WANTED = 256 * _MB
-_EXTRAS = {"transformers": "rollout", "torch": "engine", "ray": "train", "megatron-core": "train"}
+_EXTRAS = {
+    "transformers": ("rollout", "chat templates and rollouts"),
+    "torch": ("engine", "the built-in engine"),
+    "ray": ("train", "training"),
+    "megatron-core": ("train", "training"),
+}
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
@@ -58,14 +63,11 @@ def command() -> int:
 def _software() -> Iterator[Line]:
     python = f"{platform.python_version()}, {sys.executable}"
     yield Line("Python", "ok", python)
-    for name, extra in _EXTRAS.items():
+    for name, (extra, use) in _EXTRAS.items():
         try:
             yield Line(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield Line(name, "note", "not installed", f"for {_USES[extra]}: pip install 'agentrl[{extra}]'")
-
-
-_USES = {"rollout": "chat templates and rollouts", "engine": "the built-in engine", "train": "training"}
+            yield Line(name, "note", "not installed", f"for {use}: pip install 'agentrl[{extra}]'")
 
 
 def _machine() -> Iterator[Line]:

@@ -42,6 +42,10 @@ def _grader_settings(function: Any) -> Any:
     return function
 
 
+def _key(name: str, what: str) -> Callable[[Any], Any]:
+    return click.option(f"--{name}-key", metavar="KEY", help=f"{what} [default: {name}, if there is one]")
+
+
 @click.command(
     "grade",
     context_settings={"max_content_width": 100},
@@ -53,17 +57,9 @@ def _grader_settings(function: Any) -> Any:
     "--rm-type", required=True, metavar="NAME", help=f"The grader: {', '.join(GRADERS)}; or boxed_ and a name."
 )
 @click.option("--response-key", default="response", show_default=True, metavar="KEY", help="Field with the answer.")
-@click.option("--label-key", metavar="KEY", help="Field with the right answer. [default: label, if there is one]")
-@click.option(
-    "--metadata-key",
-    metavar="KEY",
-    help="Field with an object of what the grader needs besides. [default: metadata, if there is one]",
-)
-@click.option(
-    "--prompt-key",
-    metavar="KEY",
-    help="Field with the question, for judges and reward servers. [default: prompt, if there is one]",
-)
+@_key("label", "Field with the right answer.")
+@_key("metadata", "Field with an object of what the grader needs besides.")
+@_key("prompt", "Field with the question, for judges and reward servers.")
 @click.option("--out", metavar="FILE", help="Write one result per answer: NAME.jsonl or NAME.parquet.")
 @click.option(
     "--explain",

@@ -44,12 +44,8 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
     if skilled:
-        fixed = [
-            name
-            for name in shape
-            if name != "seed" and click.get_current_context().get_parameter_source(name) is not _DEFAULT
-        ]
-        if fixed:
+        source = click.get_current_context().get_parameter_source
+        if fixed := [name for name in shape if name != "seed" and source(name) is not _DEFAULT]:
             raise SettingsError(f"--skilled has a shape of its own; leave out --{fixed[0].replace('_', '-')}")
         _teach(path, int(shape["seed"]))
         return

@@ -101,11 +101,9 @@ def show(found: "Sequence[Again]", settings: "RunSettings") -> None:
     click.echo(f"  {parted} went another way: the environment, a tool or the template now says something else")
     for again, then, now in sorted(pairs, key=lambda pair: -abs((pair[1] or 0) - (pair[2] or 0)))[:_SHOWN]:
         if then != now or again.parted:
-            sample = again.stored[0]
-            what = again.failure or again.parted
-            click.echo(
-                f"  group {sample.group_index} sample {sample.index}: {then} -> {now}{what and f'; {what:.300}'}"
-            )
+            sample, what = again.stored[0], again.failure or again.parted
+            who = f"group {sample.group_index} sample {sample.index}"
+            click.echo(f"  {who}: {then} -> {now}{what and f'; {what:.300}'}")
 
 
 def _reward(again: "Again", key: str | None) -> float | None:

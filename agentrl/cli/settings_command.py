@@ -37,14 +37,9 @@ class SettingsCommand(click.Command):
         with formatter.section("Essentials"):
             formatter.write_dl([_row(all_fields()[name], self.presets) for name in essential])
         formatter.write_paragraph()
-        shared = (
-            ""
-            if self.name in ("train", "sft")
-            else " One file serves train, rollout and eval: a note names what is not read here."
-        )
-        formatter.write_text(
-            f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them.{shared}"
-        )
+        shared = " One file serves train, rollout and eval: a note names what is not read here."
+        every = f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them."
+        formatter.write_text(every if self.name in ("train", "sft") else every + shared)
         for title, group in _groups(skip=frozenset(essential)):
             with formatter.section(title):
                 width = formatter.width - formatter.current_indent
@@ -130,9 +125,8 @@ def _dry_run(settings: RunSettings, purpose: Purpose, *, everything: bool) -> in
     for note in preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose):
         click.echo(f"note: {note}", err=True)
     if purpose == "train" and (differs := changed(settings)):
-        click.echo(
-            f"The run in {settings.observability.output_dir} would go on with changed settings: {', '.join(differs)}"
-        )
+        run = f"The run in {settings.observability.output_dir}"
+        click.echo(f"{run} would go on with changed settings: {', '.join(differs)}")
     click.echo("Checked as the run does before it starts: nothing stands in its way.")
     return 0
 
@@ -182,8 +176,7 @@ def _own_section(command: click.Command, ctx: click.Context, formatter: click.He
 
 def _groups(skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[FieldRef]]]:
     for section, info in Sections.model_fields.items():
-        group = [f for f in all_fields().values() if f.section == section and f.name not in skip]
-        if group:
+        if group := [f for f in all_fields().values() if f.section == section and f.name not in skip]:
             yield str(info.title), group
 
 
@@ -193,6 +186,5 @@ def _names(field: FieldRef) -> str:
 
 
 def _row(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, str]:
-    if field.is_bool:
-        return f"{field.flag} / --no-{field.flag[2:]}", help_text(field, presets)
-    return f"{field.flag} {field.metavar}", help_text(field, presets)
+    behind = f"/ --no-{field.flag[2:]}" if field.is_bool else field.metavar
+    return f"{field.flag} {behind}", help_text(field, presets)

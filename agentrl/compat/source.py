@@ -25,9 +25,6 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples:
 class RolloutDataSource(ours.RolloutDataSource):
     """Prompts of a file as slime samples; its position is saved under `args.save`."""
 
-    def __init__(self, args: Any) -> None:
-        super().__init__(args)
-
     def get_samples(self, num_samples: int) -> list[Any]:
         return [[as_slime(self.args, sample) for sample in group] for group in super().get_samples(num_samples)]
 

@@ -78,10 +78,7 @@ class RunSettings(Sections):
         """Both sides leave their memory to the other one; SGLang has to be started so that it can."""
         cluster = self.cluster
         devices = cluster.rollout_num_gpus if "rollout_num_gpus" in cluster.model_fields_set else cluster.world_size
-        offload = {
-            name: True if getattr(cluster, name) is None else getattr(cluster, name)
-            for name in ("offload_train", "offload_rollout")
-        }
+        offload = {name: getattr(cluster, name) is not False for name in ("offload_train", "offload_rollout")}
         self._fill("cluster", rollout_num_gpus=devices, **offload)
         if self.engine.engine == "sglang" and offload["offload_rollout"]:
             self._fill("engine", sglang_options={"enable_memory_saver": True, **self.engine.sglang_options})
