@@ -50,9 +50,8 @@ def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
     """
     meant = [setting for setting in hooks() if setting.startswith(name.strip("-").replace("-", "_"))]
     if len(meant) != 1:
-        raise SettingsError(
-            f"--hook {name}: expected the name, or the beginning, of one of {', '.join(meant or hooks())}"
-        )
+        known = ", ".join(meant or hooks())
+        raise SettingsError(f"--hook {name}: expected the name, or the beginning, of one of {known}")
     setting = meant[0]
     given = getattr(settings.args, setting, None) if path is None else path
     paths = [path for path in (given if isinstance(given, (list, tuple)) else [given]) if path]
@@ -74,8 +73,13 @@ def _check(hook: Hook, path: str, settings: RunSettings) -> str:
     if good is None or (generates and settings.train.hf_checkpoint is None):
         return f"{where}: takes {form}; not called{' without --hf-checkpoint' if generates else ''}"
     result = anyio.run(_with_engine if generates else _result, call, where, settings)
-    if not good(result, values):
-        raise PluginError(f"{where}: expected {hook.returns}, got {result!r:.200}")
+    wrong = PluginError(f"{where}: expected {hook.returns}, got {result!r:.200}")
+    try:
+        usable = good(result, values)
+    except Exception as error:  # it has not even the shape that is looked at
+        raise wrong from error
+    if not usable:
+        raise wrong
     return f"{where}: called; returned what it should ({hook.moment})"
 
 

@@ -203,10 +203,12 @@ def _groups(samples: Sequence[Any], what: str) -> list[Group]:
         members = list(_flat(item))
         number = None if isinstance(item, (list, tuple)) else members[0].group_index
         listed.setdefault(("list", at) if number is None else number, []).extend(members)
-    groups = [[settle([one.plain()], one, what)[0] for one in members] for members in listed.values()]
-    for sample in (sample for group in groups for sample in group):
-        keep_plain(sample)
-        check_reward(sample, what)
+    groups = []
+    for members in listed.values():
+        groups.append([settle([member.plain()], member, what)[0] for member in members])
+        for sample in groups[-1]:
+            keep_plain(sample)
+            check_reward(sample, what)
     return groups
 
 

@@ -77,6 +77,7 @@ def test_the_example_of_each_hook_is_called_and_passes(setting: str, settings: R
         ("custom-rm", "fails_to_reward", "expected a number or a dict .*, got None"),
         ("custom_rm_path", "divides", "raised ZeroDivisionError: .* at .*functions.py"),
         ("dynamic_sampling_filter", "other_reward", "expected DynamicFilterOutput or a bool"),
+        ("custom_reward_post", "fails_to_reward", r"expected \(raw_rewards, rewards\).*, got None"),
     ],
 )
 def test_what_does_not_fit_is_said(name: str, function: str, message: str, settings: RunSettings) -> None:
