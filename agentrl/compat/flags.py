@@ -145,7 +145,9 @@ class Flags:
 
     def settle(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
         values, origins = dict(values), dict(origins)
-        if path := (values.get(OWN) or {}).get("custom_config_path"):
+        if not isinstance(own := values.get(OWN) or {}, Mapping):
+            return values, origins  # refused where settings are read
+        if path := own.get("custom_config_path"):
             self._take_file(str(path), values, origins)
         if values.get("custom_rm_path") == f"{_DISTILLATION}.reward_func":
             _distil(values)

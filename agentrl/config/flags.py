@@ -157,7 +157,9 @@ class _Reader:
     def _agree(self, least: bool, written: str, name: str, text: str) -> None:
         """Another spelling must not contradict the field's own flag; a least value gives way to a larger one."""
         others = [other for other in self.texts.get(name, ()) if other != text]
-        if others and not (least and all(float(other) > float(text) for other in others)):
+        numbers = [n for other in others if isinstance(n := json_or_text(other), int | float)]
+        more = least and len(numbers) == len(others) and min(numbers, default=0) > float(text)
+        if others and not more:
             flag = flag_of(name)
             raise SettingsError(f"{written} is {flag} {text}, and {flag} {others[0]} says otherwise")
         if not others:

@@ -154,6 +154,7 @@ def test_slimes_spellings_of_our_settings(line: str, values: dict[str, object]) 
     ("line", "said"),
     [
         ("--train-async --max-staleness 0", "--train-async is --max-staleness 1, and --max-staleness 0 says otherwise"),
+        ("--train-async --max-staleness x", "--train-async is --max-staleness 1, and --max-staleness x says otherwise"),
         ("--max-staleness 1 --async-buffer-size 4", "--async-buffer-size 4 is --max-staleness 4, and"),
         ("--async-buffer-size -1", "--max-staleness: expected a whole number, at least 0; got '-1'"),
         ("--disable-rewards-normalization=maybe", "expected true or false; got 'maybe'"),

@@ -152,6 +152,7 @@ def test_precedence_of_flags_file_defaults(
         ("apply_chat_template_kwargs: {a: [.nan]}\n", ["apply_chat_template_kwargs", "a finite number"]),
         ('wandb_name: "\\ud800"\n', ["run.yaml line 1, wandb_name", "surrogates"]),
         ("sglang_options: 3\nsglang_x: 4\n", ["run.yaml line 2, sglang_options", "KEY=VALUE", "got 3"]),
+        ("compat_options: [1]\n", ["run.yaml line 1, compat_options", "KEY=VALUE", "got [1]"]),
         ("lr: [1\n", ["run.yaml", "not valid YAML"]),
     ],
 )
