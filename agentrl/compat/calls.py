@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 from argparse import Namespace as Open
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -163,6 +163,13 @@ class _Passed:
             own[:] = items
             return own
         return value
+
+
+def taken_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `given` that a function takes by name."""
+    parameters = inspect.signature(function).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {name: value for name, value in given.items() if every or name in parameters}
 
 
 def rendered(args: Args, sample: ours.Sample) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from agentrl.compat.calls import Namespace, namespace, served
+from agentrl.compat.calls import Namespace, namespace, served, taken_by
 from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_dynamic_filter
 from agentrl.compat.modules import install
 from agentrl.compat.sample import Sample
@@ -95,11 +95,8 @@ def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tupl
     for sample in [values.get("sample"), *values.get("samples", ())]:
         if prompts is not None and sample is not None:  # a reward function reads what the data says
             sample.label, sample.metadata = prompts[0].label, dict(prompts[0].metadata)
-    parameters = inspect.signature(found).parameters
-    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    defaults = dict(part.split("=") for part in parts if "=" in part)
-    taken = {name: ast.literal_eval(text) for name, text in defaults.items() if every or name in parameters}
-    named = {name: values.get(name) for name in behind if name != "*"} | taken
+    defaults = {name: ast.literal_eval(text) for name, text in (part.split("=") for part in parts if "=" in part)}
+    named = {name: values.get(name) for name in behind if name != "*"} | taken_by(found, defaults)
     given = [values.get(name) for name in names if name not in behind and name not in defaults]
     inspect.signature(found).bind(*given, **named)
     return functools.partial(found, *given, **named), values

@@ -261,7 +261,9 @@ class _Shell:
         found = self._lookup(name, where)
         empty = not found or (bool(colon) and all(one.text == "" for one in found))
         if action and empty == (action != "+"):
-            return [self._joined(word, where)]
+            instead = [self._joined(word, where)]
+            self.values |= {name: instead} if action == "=" else {}
+            return instead
         if index and index.isdigit():
             found = found[int(index) :]
         return found if index in ("@", "*") else found[:1] or [Field("", where)]

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable
 from typing import Any, NoReturn
 
+from agentrl.compat.calls import taken_by
 from agentrl.compat.helpers import SingletonMeta, async_rm, batched_async_rm, load_function, load_tokenizer, post
 from agentrl.compat.sample import Sample
 from agentrl.errors import PluginError
@@ -115,9 +116,7 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
     kwargs.setdefault("rollout_id", getattr(args, "rollout_id", None))
     for path in getattr(args, "rollout_sample_hook_path", None) or ():
         hook = load_function(path)
-        parameters = inspect.signature(hook).parameters
-        every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        changed = hook(args, value, **{name: kwargs[name] for name in kwargs if every or name in parameters})
+        changed = hook(args, value, **taken_by(hook, kwargs))
         changed = await changed if isinstance(changed, Awaitable) else changed
         if changed is not None and not isinstance(changed, Sample):
             raise PluginError(f"rollout_sample_hook_path {path} must return a Sample or None, got {changed!r:.80}")

@@ -30,6 +30,7 @@ def flags(folder: Path, text: str, environ: dict[str, str] | None = None) -> lis
         ('A=(x y z)\nA[1]=Y\npython train.py ${A[@]} ${A} "${A[0]}"', ["x", "Y", "z", "x", "x"]),
         ('N=${N:-4}; M=${N}0\npython train.py --n ${N} --m "$M"', ["--n", "4", "--m", "40"]),
         ('N=${N:-"${M:-7}"} && cd /tmp && python train.py --n $((N * 2 - 1))', ["--n", "13"]),
+        (': "${N:=4}" ${M=5} ${N:=6}\npython train.py $N $M', ["4", "5"]),
         ("python train.py --sizes 1 $(seq 16 8 32) `basename /a/b`", ["--sizes", "1", "16", "24", "32", "b"]),
         ('if [ -z "$X" ]; then N=1; else N=2; fi\npython train.py $N', ["1"]),
         ('N=1\nif [ "$N" -gt 3 ] || [ "$N" = 1 ]; then N=5; elif true; then N=6; fi\npython train.py $N', ["5"]),

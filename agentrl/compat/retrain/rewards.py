@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.compat.calls import taken_by
 from agentrl.compat.retrain.formats import KEPT, DataFormatBridge, RawRolloutData
 from agentrl.config.problems import did_you_mean
 from agentrl.errors import GraderFailure, SettingsError
@@ -189,9 +190,7 @@ class RewardBridge(RewardCalculator):
 
 async def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """Call with those of `given` that it takes by name; a plain function runs in a thread."""
-    parameters = inspect.signature(function).parameters
-    rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    taken = {name: value for name, value in given.items() if rest or name in parameters}
+    taken = taken_by(function, given)
     if inspect.iscoroutinefunction(function):
         return await function(**taken)
     result = await run_in_daemon_thread(partial(function, **taken))
