@@ -36,20 +36,16 @@ from agentrl.train.settings import TrainSettings
 class Sections(Settings):
     """One section a room, in the order of `--help`; a section's title is its headline there."""
 
-    rollout: RolloutSettings = Field(
-        default_factory=RolloutSettings, title="Rollout: trajectories, grading, evaluation"
-    )
-    rm_hub: RmHubSettings = Field(default_factory=RmHubSettings, title="Graders")
-    data: DataSettings = Field(default_factory=DataSettings, title="Data")
-    buffer: BufferSettings = Field(default_factory=BufferSettings, title="Ledger")
-    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings, title="Algorithm")
-    train: TrainSettings = Field(default_factory=TrainSettings, title="Trainer")
-    engine: EngineSettings = Field(default_factory=EngineSettings, title="Inference engine")
-    cluster: ClusterSettings = Field(default_factory=ClusterSettings, title="Placement")
-    observability: ObservabilitySettings = Field(default_factory=ObservabilitySettings, title="Metrics and output")
-    compat: CompatSettings = Field(
-        default_factory=CompatSettings, title="What slime's scripts and functions bring along"
-    )
+    rollout: RolloutSettings = Field(RolloutSettings(), title="Rollout: trajectories, grading, evaluation")
+    rm_hub: RmHubSettings = Field(RmHubSettings(), title="Graders")
+    data: DataSettings = Field(DataSettings(), title="Data")
+    buffer: BufferSettings = Field(BufferSettings(), title="Ledger")
+    algorithm: AlgorithmSettings = Field(AlgorithmSettings(), title="Algorithm")
+    train: TrainSettings = Field(TrainSettings(), title="Trainer")
+    engine: EngineSettings = Field(EngineSettings(), title="Inference engine")
+    cluster: ClusterSettings = Field(ClusterSettings(), title="Placement")
+    observability: ObservabilitySettings = Field(ObservabilitySettings(), title="Metrics and output")
+    compat: CompatSettings = Field(CompatSettings(), title="What slime's scripts and functions bring along")
 
 
 SECTIONS: Mapping[str, type[Settings]] = {name: type(section) for name, section in Sections()}
