@@ -27,6 +27,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 _JSON_TYPES = {"dict": "object", "list": "array", "tuple": "array", "str": "string", "none": "null"}
 _JSON_TYPES |= {"float": "number", "int": "integer", "bool": "boolean"}
+_MOST_NESTED = 100
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
@@ -89,6 +90,17 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
+def too_deep(value: Any) -> bool:
+    """Whether lists and dicts are nested in `value` deeper than what walks through it, templates too, can follow."""
+    level = [value]
+    for _ in range(_MOST_NESTED):
+        held = [
+            part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list | tuple)
+        ]
+        level = [item for items in held for item in items]
+    return bool(level)
+
+
 def whole_text(value: Any) -> Any:
     """`value` with half surrogate pairs in its strings (also in keys, lists and dicts) replaced by U+FFFD.
 
@@ -107,12 +119,15 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Fresh messages in the normal form.
 
     Raises:
-        TemplateError: a message is not a mapping, lacks a role, or has content that is not text.
+        TemplateError: a message is not a mapping, lacks a role, is nested too deeply, or has content that is not text.
     """
-    return [_message(whole_text(message), index) for index, message in enumerate(messages)]
+    return [_message(message, index) for index, message in enumerate(messages)]
 
 
 def _message(message: Mapping[str, Any], index: int) -> Message:
+    if too_deep(message):
+        raise TemplateError(f"message {index}: lists and dicts are nested in it more than {_MOST_NESTED} levels deep")
+    message = whole_text(message)
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise TemplateError(f"message {index}: expected a mapping with a 'role', got {message!r}")
     out = {key: value for key, value in message.items() if value is not None and key not in REASONING_KEYS}
@@ -158,10 +173,10 @@ def _arguments(arguments: Any) -> Any:
         return {}
     if isinstance(arguments, str):
         try:
-            value = whole_text(json.loads(arguments))
-        except ValueError:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
             return arguments
-        return value if isinstance(value, dict) else arguments
+        return whole_text(value) if isinstance(value, dict) and not too_deep(value) else arguments
     return arguments
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.chat import Chat, ChatSession, Conversation, Thought, Verdict
+from agentrl.chat import Chat, ChatSession, Conversation, Thought, Verdict, normalise_messages
 from agentrl.chat.template import Template
 from agentrl.errors import SettingsError, TemplateError
 from agentrl.sample import Sample
@@ -238,3 +238,24 @@ def test_load_reads_a_folder(tmp_path: Path) -> None:
         Chat(chat.tokenizer, chat_template="{{ 1 }}", history_policy="forget")  # type: ignore[arg-type]
     with pytest.raises(TemplateError, match="does not compile"):
         Chat(chat.tokenizer, chat_template="{% if %}")
+
+
+@pytest.mark.parametrize("depth", [50, 600, 5_000])
+def test_calls_that_are_nested_too_deeply_are_broken(depth: int) -> None:
+    """600 levels are JSON, but more than Python's stack takes where messages are walked through."""
+    session = ChatSession(chat := make_chat("qwen3"), [{"role": "user", "content": "x"}])
+    arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
+    call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    parsed = session.sampled(chat.encode(call))
+    assert (len(parsed.tool_calls), len(parsed.broken)) == ((1, 0) if depth == 50 else (0, 1))
+    assert session.extend([{"role": "user", "content": "so?"}]).env
+    given = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    assert normalise_messages([given])[0]["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_messages_that_are_nested_too_deeply_are_refused() -> None:
+    deep: Any = {}
+    for _ in range(600):
+        deep = {"a": deep}
+    with pytest.raises(TemplateError, match="message 0: .* more than 100 levels deep"):
+        normalise_messages([{"role": "user", "content": "x", "extra": deep}])

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.chat.messages import ParsedTurn, ToolCall, whole_text
+from agentrl.chat.messages import ParsedTurn, ToolCall, too_deep, whole_text
 from agentrl.chat.parsers.base import Parsed, ToolCallParser
 from agentrl.chat.parsers.families import FAMILIES, Family, detect_family
 from agentrl.chat.parsers.harmony import split_channels
@@ -69,11 +69,13 @@ class TurnParser:
         else:
             split = self.reasoning(text)
         parsed = self.family.parse(split.rest, tools or ())
+        deep = [f"the arguments of {name:.64} are nested too deeply" for name, given in parsed.calls if too_deep(given)]
+        sound = [call for call in parsed.calls if not too_deep(call[1])]
         calls = tuple(
             ToolCall(f"call{number:05d}", whole_text(name), whole_text(arguments))
-            for number, (name, arguments) in enumerate(parsed.calls, first_call)
+            for number, (name, arguments) in enumerate(sound, first_call)
         )
-        return ParsedTurn(parsed.text.strip(), split.reasoning, calls, tuple(parsed.broken), split.open)
+        return ParsedTurn(parsed.text.strip(), split.reasoning, calls, (*parsed.broken, *deep), split.open)
 
     def opened(self, opens_reasoning: bool) -> TurnParser:
         """The same parser for another generation prompt."""
