@@ -159,13 +159,6 @@ class Failure(AgentRLError):
         super().__init__(message)
         self.kind = kind or self.usual_kind or self.blame.value
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_failure, (type(self), str(self), self.kind))
-
-
-def _rebuild_failure(cls: type[Failure], message: str, kind: str) -> Failure:
-    return cls(message, kind=kind)
-
 
 class ModelFailure(Failure):
     blame = Blame.MODEL
@@ -211,10 +204,3 @@ class EngineRejected(EngineFailure):
     def __init__(self, message: str, *, status: int = 0, kind: str | None = None) -> None:
         super().__init__(message, kind=kind)
         self.status = status
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_rejected, (type(self), str(self), self.status, self.kind))
-
-
-def _rebuild_rejected(cls: type[EngineRejected], message: str, status: int, kind: str) -> EngineRejected:
-    return cls(message, status=status, kind=kind)

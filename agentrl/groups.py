@@ -52,6 +52,9 @@ class GroupStore(Protocol):
     def lease(self, n: int, version: int) -> list[Group]:
         """At most `n` groups of pending samples, to be played under `version`; fewer when the data has ended."""
 
+    def adopt(self, groups: Sequence[Group], version: int) -> list[int]:
+        """Groups that no source gave; from here on they are as if leased under `version`. Returns their ids."""
+
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
         """The group is finished and will be trained on."""
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.states import Lease, Recovery
@@ -30,7 +29,7 @@ from agentrl.groups import Group, GroupStore, Kept
 from agentrl.sample import Sample
 
 
-class GroupQueue:
+class GroupQueue(GroupStore):
     """Joins a source, its filter and a ledger.
 
     Args:
@@ -66,11 +65,7 @@ class GroupQueue:
             source.load(self._state)
 
     def lease(self, n: int, version: int) -> list[Group]:
-        """Up to `n` groups to be played under `version`: those given back first, then new ones.
-
-        Returns:
-            fewer than `n` only when the source has come to its end.
-        """
+        """As of `GroupStore`: groups given back first, then new ones."""
         with self._alone:
             groups = [self._start(lease) for lease in self._lease_waiting(n, version)]
             if missing := n - len(groups):
@@ -110,7 +105,6 @@ class GroupQueue:
         return self._placed.build(lease.group_id, lease.place)
 
     def adopt(self, groups: Sequence[Group], version: int) -> list[int]:
-        """Groups that no source gave; from here on they are as if leased under `version`. Returns their ids."""
         return [lease.group_id for lease in self.ledger.lease_given(groups, version)]
 
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
@@ -123,36 +117,25 @@ class GroupQueue:
         self._completed[group_id] = list(samples) if self._placed is None else _compact(samples)
 
     def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
-        """The group will never be trained; lease another in its stead."""
         self.ledger.drop(group_id, reason)
         if self.trajectories is not None:
             self.trajectories.drop(samples, reason)
         self._completed.pop(group_id, None)
 
     def release(self, group_id: int, reason: str) -> None:
-        """Give the group back to be leased again."""
         self.ledger.release(group_id, reason)
 
     def kept(self, step: int) -> Kept:
-        """What waits for batch `step` or later ones."""
         return self.ledger.kept(step)
 
     def expire(self, oldest: int, reason: str, again: bool) -> int:
-        """Completed groups of versions before `oldest` are made `again`, or dropped; returns the number of their tokens."""
         expired = self.ledger.expire(oldest, reason, again=again)
         for group_id in expired:
             self._completed.pop(group_id, None)
         return sum(expired.values())
 
     def next_batch(self, n: int, step: int) -> list[Group]:
-        """The groups to train at `step`, lowest version first, then in the order in which they were completed.
-
-        Fixed at the first call, the same at every later one (see `Ledger.fix_batch`). A full batch is handed over:
-        the queue keeps its samples no longer, and a later call reads them from the ledger.
-
-        Returns:
-            `n` groups, or those that there are: fewer than `n` say that the batch is not full yet.
-        """
+        """As of `GroupStore`, and `Ledger.fix_batch`. A full batch is handed over: a later call reads it from the ledger."""
         ids = self.ledger.fix_batch(n, step)
         groups = [self._completed.get(group_id) or _compact(self.ledger.samples(group_id)) for group_id in ids]
         if len(ids) >= n:
@@ -176,10 +159,6 @@ class GroupQueue:
 
 def _compact(samples: Sequence[Sample]) -> Group:
     return [sample.compact() for sample in samples]
-
-
-if TYPE_CHECKING:
-    _: type[GroupStore] = GroupQueue
 
 
 def _draws_as_built_in(source: RolloutDataSource) -> bool:

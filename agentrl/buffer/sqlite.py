@@ -168,18 +168,21 @@ class LedgerFile:
             self._lock = None
 
 
-def last_checkpoint(path: Path) -> int | None:
-    """The last step that a checkpoint of this ledger covers, without opening it for writing; None if there is none.
+def read_meta(path: Path) -> dict[str, str]:
+    """What a ledger remembers of its run, without opening it for writing; nothing where there is none.
+
+    `checkpoint` is the last step that a checkpoint covers, or -1; `identity.*` are what its group numbers depend on, as JSON.
 
     Raises:
         LedgerError: it cannot be read.
     """
     if not path.is_file():
-        return None
+        return {}
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
-            row = db.execute("SELECT value FROM meta WHERE key='checkpoint'").fetchone()
-        return int(row[0]) if row is not None and int(row[0]) >= 0 else None
+            found = dict(db.execute("SELECT key, value FROM meta").fetchall())
+        int(found.get("checkpoint", -1))
+        return found
     except (sqlite3.Error, ValueError) as error:
         raise LedgerError(f"ledger {path} cannot be read: {error}; {RESTORE}") from error
 

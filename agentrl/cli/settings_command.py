@@ -114,8 +114,8 @@ def settings_command(
 def _dry_run(settings: RunSettings, purpose: Purpose, *, everything: bool) -> int:
     """Print, and then check what the run itself checks before it starts anything."""
     from agentrl.config.dry_run import show
-    from agentrl.run.epochs import whole_epochs
     from agentrl.run.preflight import preflight
+    from agentrl.run.resolving import whole_epochs
     from agentrl.run.resuming import changed
 
     with suppress(AgentRLError):  # what is wrong is said below

@@ -19,10 +19,10 @@ from agentrl.compat.sglang_rollout import apply_rollout_sample_hooks
 from agentrl.compat.source import as_slime
 from agentrl.engine.pool import EnginePool
 from agentrl.errors import PluginError, SettingsError
-from agentrl.groups import Group
+from agentrl.groups import Group, GroupStore
 from agentrl.plugins import describe_error, find_object, load_object
 from agentrl.rollout.functions import settle
-from agentrl.rollout.hooks import AdoptingStore, RolloutHooks
+from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.rewards import check_reward
 from agentrl.sample import Status
 from agentrl.tools.threads import run_in_daemon_thread
@@ -88,7 +88,7 @@ class SlimeRollouts(RolloutHooks):
         if self._process is not None:
             self._all.append(group)
 
-    def play(self, step: int, store: AdoptingStore) -> list[Group] | None:
+    def play(self, step: int, store: GroupStore) -> list[Group] | None:
         if self._play is None:
             return None
         wanted: int = self._args.rollout_batch_size
@@ -153,7 +153,7 @@ class SlimeRollouts(RolloutHooks):
 class _Leases:
     """The data source that a rollout function gets: groups of the ledger."""
 
-    def __init__(self, args: Any, store: AdoptingStore, step: int) -> None:
+    def __init__(self, args: Any, store: GroupStore, step: int) -> None:
         self._args, self._store, self._step = args, store, step
         self._leased: set[int] = set()
 

@@ -1,11 +1,15 @@
-"""Group filters: `fn(args, samples) -> bool` (or an object with `keep` and `reason`), asked once a finished group."""
+"""What becomes of a finished group: dropped with a reason, or kept, and what of it is trained.
+
+A group filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), asked once a finished group.
+"""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import AgentRLError, PluginError
+from agentrl.groups import Group
 from agentrl.plugins import defined_at, load_object
 from agentrl.rollout.failures import describe
 from agentrl.sample import Sample
@@ -53,12 +57,21 @@ def named_filter(group_filter: GroupFilter) -> str:
     return f"the group filter {name} ({defined_at(group_filter)})"
 
 
-def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]) -> FilterOutput:
-    """Ask the filter, if there is one."""
+def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any, scarce: bool = False) -> str | None:
+    """Why the group is not trained on; None if it is.
+
+    Args:
+        scarce: without it another group has to be played.
+
+    Raises:
+        PluginError: the group filter's own code failed.
+    """
+    if all(not sample.response_length or sample.remove_sample for sample in group):
+        return "nothing_to_train"
     if group_filter is None:
-        return FilterOutput(True)
+        return None
     try:
-        verdict = group_filter(args, list(samples))
+        verdict = group_filter(args, list(group))
     except AgentRLError:
         raise
     except Exception as raised:
@@ -68,5 +81,17 @@ def judge(group_filter: GroupFilter | None, args: Any, samples: Sequence[Sample]
     if not isinstance(keep, bool):
         what = named_filter(group_filter)
         raise PluginError(f"{what} must return a bool or an object with a bool `keep`, got {verdict!r:.80}")
-    reason = getattr(verdict, "reason", None) or (None if keep else "filtered")
-    return FilterOutput(keep, reason, bool(getattr(verdict, "keep_when_insufficient", False)))
+    if keep or (scarce and getattr(verdict, "keep_when_insufficient", False)):
+        return None
+    return getattr(verdict, "reason", None) or "filtered"
+
+
+def mask_older(sample: Sample, version: int) -> int:
+    """Train no token of weights before `version`; returns how many tokens that takes out."""
+    before = sample.trained_tokens
+    for segment in sample.segments:
+        known = segment.version is not None and segment.version.isdecimal()
+        if sample.loss_mask is not None and known and int(segment.version or 0) < version:
+            for at in range(segment.start, segment.end):  # a list, or an array, which takes no slice of a list
+                sample.loss_mask[at] = 0
+    return before - sample.trained_tokens

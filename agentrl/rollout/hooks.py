@@ -2,18 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from agentrl.engine.pool import EnginePool
 from agentrl.groups import Group, GroupStore
 from agentrl.plugins import optional
-
-
-class AdoptingStore(GroupStore, Protocol):
-    """A store that also takes groups that it did not lease."""
-
-    def adopt(self, groups: Sequence[Group], version: int) -> list[int]:
-        """From here on they are as if leased under `version`; returns their ids."""
 
 
 class RolloutHooks:
@@ -34,7 +27,7 @@ class RolloutHooks:
     def played(self, group: Group) -> None:
         """A group of training was played and rewarded; it may still be dropped."""
 
-    def play(self, step: int, store: AdoptingStore) -> list[Group] | None:
+    def play(self, step: int, store: GroupStore) -> list[Group] | None:
         """Play the rollout of `step` in the runner's place, in a thread; None: it plays it."""
         return None
 

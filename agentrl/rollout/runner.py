@@ -22,8 +22,7 @@ from agentrl.errors import AgentRLError, ungrouped
 from agentrl.groups import Group, GroupStore
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.failures import DropGroup
-from agentrl.rollout.filters import GroupFilter, named_filter
-from agentrl.rollout.finalize import mask_older, reason_to_drop
+from agentrl.rollout.filters import GroupFilter, mask_older, named_filter, reason_to_drop
 from agentrl.rollout.group import GroupPlayer, group_id
 from agentrl.rollout.stats import Account, RolloutStats, Tokens
 from agentrl.rollout.teacher import teach

@@ -6,25 +6,27 @@
 3. A conversation that is longer than the context is left out: the ledger has it as dropped, and a metric counts it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 from anyio import to_thread
 
+from agentrl.buffer.dump import dump_path
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.config import RunSettings
 from agentrl.data.source import RolloutDataSource
 from agentrl.errors import DataError
-from agentrl.groups import Group
+from agentrl.groups import Group, read_groups
 from agentrl.run.conversations import demonstrated, longest
-from agentrl.run.parts import Batch, Rollouts
+from agentrl.run.parts import Batch, Rollouts, WithoutEngines
 from agentrl.run.preflight import load_chat
-from agentrl.run.rollouts import DumpedRollouts, make_batch
+from agentrl.run.rollouts import make_batch
 from agentrl.runfolder import RunFolder
 from agentrl.sample import Sample
+from agentrl.train.hooks import hooks_of
 
 _TOO_LONG = "too_long"
 
@@ -40,7 +42,7 @@ def without_engines(settings: RunSettings, folder: RunFolder, resume_step: int |
         yield rollouts
 
 
-class Demonstrations(Rollouts):
+class Demonstrations(WithoutEngines):
     """Batches of conversations, one a group; made by `open`."""
 
     def __init__(self, settings: RunSettings, chat: Chat, source: RolloutDataSource, queue: GroupQueue) -> None:
@@ -109,11 +111,31 @@ class Demonstrations(Rollouts):
     async def checkpointed(self, step: int) -> None:
         await to_thread.run_sync(self._queue.checkpointed, step)
 
-    async def occupy(self, memory: frozenset[str]) -> None:
+
+class DumpedRollouts(WithoutEngines):
+    """The rollouts of a dump; there is no ledger to write.
+
+    Args:
+        template: `--load-debug-rollout-data`.
+    """
+
+    def __init__(self, settings: RunSettings, template: str) -> None:
+        self._settings, self._template, self._hooks = settings, template, hooks_of(settings.args)
+
+    async def next_batch(self, step: int) -> Batch | None:
+        groups = read_groups(dump_path(self._template, step))
+        if not groups:
+            raise DataError(f"--load-debug-rollout-data {self._template}: rollout {step} holds no groups")
+        share = self._settings.cluster.load_debug_rollout_data_subsample
+        if share is not None:
+            groups = groups[: max(1, round(len(groups) * share))]
+        return make_batch(self._settings, groups, {}, step, self._hooks)
+
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         pass
 
-    async def evaluate(self, done: int) -> Mapping[str, float]:
-        return {}
+    async def checkpointed(self, step: int) -> None:
+        pass
 
 
-_rollouts: type[Rollouts] = Demonstrations
+_implementations: tuple[type[Rollouts], ...] = (Demonstrations, DumpedRollouts)

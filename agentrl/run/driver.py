@@ -10,13 +10,11 @@ from pathlib import Path
 import anyio
 
 from agentrl.config import RunSettings
-from agentrl.config.placement import ClusterSettings
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
-from agentrl.run.devices import resolve_device, resolve_threads
-from agentrl.run.epochs import whole_epochs
 from agentrl.run.parts import Batch, Parts, Start, within
 from agentrl.run.preflight import preflight, resumed
+from agentrl.run.resolving import resolve_device, resolve_threads, whole_epochs
 from agentrl.run.resuming import changed
 from agentrl.run.schedule import Action, Cadence, Do, Schedule
 from agentrl.run.signals import stopped_by_sigterm
@@ -107,7 +105,7 @@ class Driver:
     def __init__(
         self, settings: RunSettings, parts: Parts, folder: RunFolder, logger: MetricsLogger, progress: Progress
     ) -> None:
-        self._settings, self._parts, self._folder = settings, parts, folder
+        self._settings, self._limits, self._parts, self._folder = settings, settings.cluster, parts, folder
         self._logger, self._progress = logger, progress
         self._batch: Batch | None = None
         self._began = self._waited = 0.0
@@ -122,23 +120,9 @@ class Driver:
             await self._do(action)
 
     async def _do(self, action: Action) -> None:
-        match action:
-            case Action(Do.SEND, version):
-                await self._send(version)
-            case Action(Do.NEXT_BATCH, step):
-                await self._next_batch(step)
-            case Action(Do.TRAIN, step):
-                await self._train(step)
-            case Action(Do.EVALUATE, step):
-                await self._evaluate(step)
-            case Action(Do.SAVE, step):
-                await self._save(step)
-            case Action(Do.EXPORT):
-                await self._export()
-
-    @property
-    def _limits(self) -> ClusterSettings:
-        return self._settings.cluster
+        calls = {Do.SEND: self._send, Do.NEXT_BATCH: self._next_batch, Do.TRAIN: self._train}
+        calls |= {Do.EVALUATE: self._evaluate, Do.SAVE: self._save, Do.EXPORT: self._export}
+        await calls[action.do](action.step)
 
     async def _send(self, version: int) -> None:
         assert self._parts.weights is not None
@@ -202,7 +186,7 @@ class Driver:
             for old in sorted(path.parent.glob("rollout_*"))[:-keep]:
                 shutil.rmtree(old)
 
-    async def _export(self) -> None:
+    async def _export(self, step: int) -> None:
         self._progress.phase("writing the model")
         with within(self._limits.train_timeout, "writing the model"):
             await self._parts.trainer.save_hf(self._folder.model)

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import anyio
 
-from agentrl.buffer.sqlite import last_checkpoint
+from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.rollout.group import group_id
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched
-from agentrl.run.epochs import whole_epochs
 from agentrl.run.evaluations import evaluations_in, refuse_others
 from agentrl.run.preflight import preflight
+from agentrl.run.resolving import whole_epochs
 from agentrl.run.rollouts import Generation, LedgerRollouts
 from agentrl.runfolder import BELOW, LEDGER
 
@@ -50,13 +50,12 @@ def rollout(settings: RunSettings) -> int:
     notes = preflight(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     refuse_others(settings)
-    done = last_checkpoint(folder / LEDGER)
-    return anyio.run(_rollout, settings, done, notes, backend_options={"use_uvloop": True})
+    first = int(read_meta(folder / LEDGER).get("checkpoint", -1)) + 1
+    return anyio.run(_rollout, settings, first, notes, backend_options={"use_uvloop": True})
 
 
-async def _rollout(settings: RunSettings, done: int | None, notes: Sequence[str]) -> int:
+async def _rollout(settings: RunSettings, first: int, notes: Sequence[str]) -> int:
     total, samples = settings.rollout.num_rollout, 0
-    first = 0 if done is None else done + 1
     with (
         open_folder(settings, "rollout") as folder,
         MetricsLogger(settings.observability, folder.path, resume_step=first) as logger,
@@ -75,7 +74,7 @@ async def _rollout(settings: RunSettings, done: int | None, notes: Sequence[str]
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
         async with (
             launched(settings, folder, progress) as urls,
-            LedgerRollouts.open(settings, folder, urls, done, kind="rollout") as rollouts,
+            LedgerRollouts.open(settings, folder, urls, first - 1 if first else None, kind="rollout") as rollouts,
         ):
             progress.begin("first rollout")
             for step in range(first, total):

@@ -15,32 +15,16 @@ from typing import Any, Protocol
 import anyio
 
 from agentrl.config import RunSettings
-from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
+from agentrl.engine.weights import WHOLE as WHOLE
+from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
+from agentrl.engine.weights import DiskUpdate as DiskUpdate
+from agentrl.engine.weights import TensorSpec as TensorSpec
+from agentrl.engine.weights import WeightGroup as WeightGroup
 from agentrl.errors import AgentRLError
-from agentrl.observability.progress import Progress, counted
+from agentrl.observability.progress import Progress as Progress
+from agentrl.observability.progress import counted as counted
 from agentrl.runfolder import RunFolder
-from agentrl.train.checkpoints import Found
-
-__all__ = [
-    "WHOLE",
-    "Batch",
-    "BroadcastUpdate",
-    "DiskUpdate",
-    "Found",
-    "PartLost",
-    "Parts",
-    "Progress",
-    "Rollouts",
-    "Start",
-    "TensorSpec",
-    "Trainer",
-    "WeightGroup",
-    "WeightSink",
-    "WeightSource",
-    "Weights",
-    "counted",
-    "within",
-]
+from agentrl.train.checkpoints import Found as Found
 
 
 class PartLost(AgentRLError):
@@ -79,6 +63,16 @@ class Rollouts(Protocol):
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
+
+
+class WithoutEngines(Rollouts):
+    """Rollouts that nobody generates: there is nothing to evaluate with."""
+
+    async def occupy(self, memory: frozenset[str]) -> None:
+        pass
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        return {}
 
 
 class Trainer(Protocol):

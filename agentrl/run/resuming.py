@@ -1,12 +1,10 @@
 """What is not as it was when a run's folder was last written to, found before anything is started."""
 
 import json
-import sqlite3
 from collections.abc import Collection
-from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
 
+from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.config.dry_run import render
 from agentrl.data.source import RolloutDataSource
@@ -45,17 +43,13 @@ def check_prompts(settings: RunSettings) -> None:
 
     Raises:
         SettingsError: says what differs.
+        LedgerError: the run's ledger cannot be read.
     """
     ledger = Path(settings.observability.output_dir).expanduser() / LEDGER
     own_source = settings.data.data_source_path is not None or settings.cluster.load_debug_rollout_data is not None
-    if own_source or not ledger.is_file():
+    if own_source or not (meta := read_meta(ledger)):
         return
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(ledger.resolve()))}?mode=ro", uri=True)) as db:
-            rows = db.execute("SELECT substr(key, 10), value FROM meta WHERE key LIKE 'identity.%'").fetchall()
-    except sqlite3.Error:
-        return  # the ledger says what is wrong with it when it is opened
-    before = {key: json.loads(value) for key, value in rows}
+    before = {key[9:]: json.loads(value) for key, value in meta.items() if key.startswith("identity.")}
     now = RolloutDataSource(settings.args.changed(prompt_data_check="lazy")).identity()
     differ = [
         f"{key} was {render(before[key])} and is {render(new)}"

@@ -3,7 +3,6 @@
 1. `Generation` plays groups and evaluates: all that `agentrl eval` needs.
 2. `LedgerRollouts` adds what training needs: it owns the data source, the admission and the ledger, and makes the
    train batch. `agentrl.cluster` runs it in an actor, `agentrl.run.local` beside the trainer.
-3. `DumpedRollouts` takes the batches from a dump instead.
 """
 
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from anyio import to_thread
 
-from agentrl.buffer.dump import dump_path, save_rollout
+from agentrl.buffer.dump import save_rollout
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.store import Kind, TrajectoryStore
@@ -26,8 +25,8 @@ from agentrl.data.user_source import load_source
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import HttpTransport
 from agentrl.envs import Kinds
-from agentrl.errors import DataError, SettingsError
-from agentrl.groups import Group, read_groups
+from agentrl.errors import SettingsError
+from agentrl.groups import Group
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import counted, evaluate
@@ -227,38 +226,6 @@ class LedgerRollouts(Rollouts, WeightSink):
         return await self.generation.evaluate(done)
 
 
-class DumpedRollouts(Rollouts):
-    """The rollouts of a dump; there is nothing to evaluate with and no ledger to write.
-
-    Args:
-        template: `--load-debug-rollout-data`.
-    """
-
-    def __init__(self, settings: RunSettings, template: str) -> None:
-        self._settings, self._template, self._hooks = settings, template, hooks_of(settings.args)
-
-    async def next_batch(self, step: int) -> Batch | None:
-        groups = read_groups(dump_path(self._template, step))
-        if not groups:
-            raise DataError(f"--load-debug-rollout-data {self._template}: rollout {step} holds no groups")
-        share = self._settings.cluster.load_debug_rollout_data_subsample
-        if share is not None:
-            groups = groups[: max(1, round(len(groups) * share))]
-        return make_batch(self._settings, groups, {}, step, self._hooks)
-
-    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
-        pass
-
-    async def checkpointed(self, step: int) -> None:
-        pass
-
-    async def occupy(self, memory: frozenset[str]) -> None:
-        pass
-
-    async def evaluate(self, done: int) -> Mapping[str, float]:
-        return {}
-
-
 def make_batch(
     settings: RunSettings,
     groups: Sequence[Group],
@@ -307,5 +274,5 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
     return min(known)
 
 
-_implementations: tuple[type[Rollouts], ...] = (LedgerRollouts, DumpedRollouts)
+_rollouts: type[Rollouts] = LedgerRollouts
 _sink: type[WeightSink] = LedgerRollouts

@@ -131,6 +131,9 @@ class Store:
             for at in given
         ]
 
+    def adopt(self, groups: Sequence[list[Sample]], version: int) -> list[int]:
+        raise NotImplementedError
+
     def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
         self.fate[group_id] = "completed"
         self.completed[group_id] = list(samples)
