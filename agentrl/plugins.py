@@ -13,11 +13,13 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from agentrl.errors import PluginError
+from agentrl.errors import AgentRLError, PluginError
 
 
 class Foreign(Protocol):
@@ -138,12 +140,33 @@ def _load_module(source: str, what: str) -> ModuleType:
         raise PluginError(f"{what}: {source} failed to import: {describe_error(error)}") from error
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """The error and the user's line that it came out of; a syntax error's text names its own."""
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return said
     return f"{said}{raised_at(error)}"
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Whatever the code inside raises, but for our own errors, is a `PluginError` that begins with `what`."""
+    try:
+        yield
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what} raised {describe_error(error)}") from error
+
+
+def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that a call may fill by their place.
+
+    Raises:
+        ValueError: Python does not know the signature.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 _OTHERS = tuple(f"{Path(folder)}{os.sep}" for folder in {*map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))})

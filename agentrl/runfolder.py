@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.errors import SettingsError
 from agentrl.files import write_atomic
 
-METRICS, SETTINGS, LEDGER, MANIFEST = "metrics.jsonl", "settings.json", "ledger.sqlite", "manifest.json"
+METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
 """Files of a run, and the file that makes a checkpoint's folder complete."""
 
 LEDGER, TRAJECTORIES, EVALUATIONS = "ledger.sqlite", "trajectories.sqlite", "evaluations.jsonl"

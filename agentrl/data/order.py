@@ -75,14 +75,9 @@ class PromptOrder:
         if self.rows < 1:
             raise DataError(f"expected at least one prompt row, got {self.rows}")
 
-    @property
-    def total(self) -> int | None:
-        """Number of positions, or None for no end."""
-        return None if self.num_epoch is None else self.rows * self.num_epoch
-
     def at(self, position: int) -> Place | None:
         """The row at `position` (from 0), or None after the last epoch."""
-        if self.total is not None and position >= self.total:
-            return None
         epoch, index = divmod(position, self.rows)
+        if self.num_epoch is not None and epoch >= self.num_epoch:
+            return None
         return Place(epoch, permute(index, self.rows, seed=self.seed, epoch=epoch) if self.shuffle else index)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,9 @@ from agentrl.data.source import (
     load_buffer_filter,
     take_from_buffer,
 )
-from agentrl.errors import AgentRLError, PluginError
+from agentrl.errors import PluginError
 from agentrl.groups import Group
-from agentrl.plugins import describe_error, load_object
+from agentrl.plugins import load_object, positional, user_code
 from agentrl.sample import Sample
 
 
@@ -40,7 +39,7 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
         return (RolloutDataSourceWithBuffer if settings.buffer_filter_path else RolloutDataSource)(args)
     found = _find(path)
     if inspect.isclass(found):
-        with _user_code(f"--data-source-path {path!r}: {found.__name__}()"):
+        with user_code(f"--data-source-path {path!r}: {found.__name__}()"):
             source = _construct(found, settings, args)
     else:
         source = found
@@ -72,17 +71,6 @@ def _find(path: str) -> Any:
     return load_object(path, what="--data-source-path", default_names=("DataSource", "RolloutDataSource"))
 
 
-@contextmanager
-def _user_code(what: str) -> Iterator[None]:
-    """Name the user's code in front of whatever it raises."""
-    try:
-        yield
-    except AgentRLError:
-        raise
-    except Exception as error:
-        raise PluginError(f"{what} raised {describe_error(error)}") from error
-
-
 def _check_methods(source: Any, name: str) -> None:
     for method in ("get_samples", "add_samples"):
         if not callable(getattr(source, method, None)):
@@ -92,22 +80,20 @@ def _check_methods(source: Any, name: str) -> None:
 def _construct(kind: type, settings: DataSettings, args: Any) -> Any:
     path = settings.data_source_path
     try:
-        parameters = inspect.signature(kind).parameters.values()
+        parameters = positional(kind)
     except ValueError as error:
         raise PluginError(f"--data-source-path {path!r}: cannot see how to build {kind.__name__}: {error}") from error
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p for p in positional if p.default is p.empty]
-    if issubclass(kind, RolloutDataSource) and not positional:
+    needed = [p for p in parameters if p.default is p.empty]
+    if issubclass(kind, RolloutDataSource) and not parameters:
         return kind(args)
     if len(needed) > 2:
         raise PluginError(
             f"--data-source-path {path!r}: {kind.__name__} needs {', '.join(p.name for p in needed)}; "
             "a data source is built as (dataset, args), (args) or ()"
         )
-    both = len(needed) == 2 or [p.name for p in positional[:2]] == ["dataset", "args"]
-    if both:
+    if len(needed) == 2 or [p.name for p in parameters[:2]] == ["dataset", "args"]:
         return kind(open_prompts(settings), args)
-    return kind(args) if positional else kind()
+    return kind(args) if parameters else kind()
 
 
 class SourceAdapter:
@@ -128,7 +114,7 @@ class SourceAdapter:
             PluginError: not a list of groups or samples, an empty group, or more groups than asked for.
             SampleError: a sample's fields are of wrong types or disagree.
         """
-        with _user_code(f"{self._name}.get_samples"):
+        with user_code(f"{self._name}.get_samples"):
             given = self.source.get_samples(num_groups)
         if not isinstance(given, (list, tuple)):
             hint = "; it must be a plain function, not async" if inspect.isawaitable(given) else ""
@@ -153,7 +139,7 @@ class SourceAdapter:
 
     def add_samples(self, groups: Sequence[Group]) -> None:
         """Hand groups to the user's source."""
-        with _user_code(f"{self._name}.add_samples"):
+        with user_code(f"{self._name}.add_samples"):
             self.source.add_samples(list(groups))
 
     def save(self, path: str | Path) -> None:
@@ -170,7 +156,7 @@ class SourceAdapter:
 
     def _optional(self, method: str, *values: Any) -> None:
         if callable(found := getattr(self.source, method, None)):
-            with _user_code(f"{self._name}.{method}"):
+            with user_code(f"{self._name}.{method}"):
                 found(*values)
 
     def __len__(self) -> int:

@@ -65,11 +65,7 @@ async def closing(live: Callable[[], Environment | None], sample: Sample) -> Asy
 
 
 async def _close(env: Environment | None) -> None:
-    """Call `close`, also on the way out of a cancelled trajectory.
-
-    Raises:
-        EnvFailure: it raised or took too long.
-    """
+    """Call `close`, also on the way out of a cancelled trajectory."""
     if env is None:
         return
     with anyio.CancelScope(shield=True):
@@ -181,18 +177,15 @@ class LiveEnvironment:
         self._check_messages("step", step.messages)
         if not isinstance(step.info, Mapping):
             raise bad_result(f"{self._name}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}")
-        if step.reward is not None:
-            self._check_reward(step.reward)
+        reward: object = 0.0 if step.reward is None else step.reward
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+            raise bad_result(f"{self._name}.step: Step.reward must be a finite number or None, got {reward!r:.200}")
         if not step.done and not step.messages:
             raise bad_result(
                 f"{self._name}.step returned no messages and done=False: the model would be asked again with "
                 "nothing new to answer; return messages or done=True"
             )
         return step
-
-    def _check_reward(self, reward: object) -> None:
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-            raise bad_result(f"{self._name}.step: Step.reward must be a finite number or None, got {reward!r:.200}")
 
     def _check_messages(self, method: str, messages: object) -> None:
         if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from agentrl.clock import Deadline
 from agentrl.errors import AgentRLError, EnvFailure, Failure, Place, SampleError, first_error
-from agentrl.plugins import raised_at
+from agentrl.plugins import describe_error
 from agentrl.sample import Sample, Status
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ async def guarded(
 
 def describe(what: str, error: BaseException) -> str:
     """`what` raised `error`, with the line of the user's code that it came out of."""
-    return f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
+    return f"{what} raised {describe_error(error)}"
 
 
 def bad_result(message: str) -> EnvFailure:

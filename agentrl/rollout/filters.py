@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import AgentRLError, PluginError
+from agentrl.errors import PluginError
 from agentrl.groups import Group
-from agentrl.plugins import defined_at, load_object
-from agentrl.rollout.failures import describe
+from agentrl.plugins import defined_at, load_object, user_code
 from agentrl.sample import Sample
 
 
@@ -70,16 +69,12 @@ def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any, sc
         return "nothing_to_train"
     if group_filter is None:
         return None
-    try:
+    what = named_filter(group_filter)
+    with user_code(what):
         verdict = group_filter(args, list(group))
-    except AgentRLError:
-        raise
-    except Exception as raised:
-        raise PluginError(describe(named_filter(group_filter), raised)) from raised
     keep = getattr(verdict, "keep", verdict)
     keep = keep.item() if hasattr(keep, "item") else keep  # a number of torch's or numpy's
     if not isinstance(keep, bool):
-        what = named_filter(group_filter)
         raise PluginError(f"{what} must return a bool or an object with a bool `keep`, got {verdict!r:.80}")
     if keep or (scarce and getattr(verdict, "keep_when_insufficient", False)):
         return None

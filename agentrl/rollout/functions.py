@@ -20,7 +20,7 @@ import anyio
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, PluginError, SampleError
-from agentrl.plugins import defined_at, load_object
+from agentrl.plugins import defined_at, load_object, positional
 from agentrl.rollout.failures import bad_result
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread
@@ -69,14 +69,10 @@ class GenerateFunction:
                 f"{name}: expected an async function, got {_function_kind(function)}; write `async def generate(...)`"
             )
         parameters = inspect.signature(function).parameters
-        positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         takes_evaluation = "evaluation" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         # What has a default is the user's own option, except the third form's parameters under their own name.
-        required = [
-            n
-            for n in positional
-            if n != "evaluation" and (parameters[n].default is inspect.Parameter.empty or n == "sampling_params")
-        ]
+        own = [p for p in positional(function) if p.name != "evaluation"]
+        required = [p for p in own if p.default is p.empty or p.name == "sampling_params"]
         if len(required) not in (2, 3):
             raise PluginError(
                 f"{name}: expected (args, samples) or (args, sample, sampling_params), each optionally with "
@@ -178,9 +174,7 @@ class RewardFunction:
         """Inspect a function; `name` is used in messages."""
         if not callable(function):
             raise PluginError(f"{name}: expected a function, got {_kind(function)}")
-        parameters = inspect.signature(function).parameters.values()
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        required = [p for p in positional if p.default is p.empty]
+        required = [p for p in positional(function) if p.default is p.empty]
         if len(required) not in (1, 2):
             raise PluginError(
                 f"{name}: expected (args, sample), (args, samples) or (samples), got {len(required)} arguments"
@@ -197,10 +191,8 @@ class RewardFunction:
         """The raw rewards of `samples`, in order; checked for number, not yet for value."""
         if not self.group:
             return await self._each(args, samples)
-        call = (
-            partial(self.function, list(samples)) if self.samples_only else partial(self.function, args, list(samples))
-        )
-        rewards = await _invoke(call)
+        given = [list(samples)] if self.samples_only else [args, list(samples)]
+        rewards = await _invoke(partial(self.function, *given))
         if not isinstance(rewards, (list, tuple)) or len(rewards) != len(samples):
             size = len(rewards) if isinstance(rewards, (list, tuple)) else _kind(rewards)
             raise AgentRLError(

@@ -17,6 +17,7 @@ from agentrl.data.prompts import PromptData
 from agentrl.data.source import pending_group
 from agentrl.errors import AgentRLError, SettingsError
 from agentrl.groups import Group
+from agentrl.rowfiles import split_slice
 
 _LENGTHS = ("max_prompt_len", "max_context_len")
 _OF_SETS = {f"eval_{name}": f"rollout_{name}" for name in _LENGTHS} | {
@@ -176,7 +177,7 @@ def name_paths(values: tuple[str, ...]) -> list[tuple[str, str]]:
         SettingsError: a name without a path.
     """
     if len(values) == 1:
-        return [(Path(values[0].split("@")[0]).stem, values[0])]
+        return [(Path(split_slice(values[0])[0]).stem, values[0])]
     if len(values) % 2:
         raise SettingsError(f"--eval-prompt-data expects NAME PATH pairs, got {' '.join(values)}")
     return list(zip(values[::2], values[1::2], strict=True))

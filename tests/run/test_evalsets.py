@@ -11,7 +11,7 @@ from anyio import to_thread
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
 from agentrl.run.driver import open_folder
-from agentrl.run.evalsets import eval_sets
+from agentrl.run.evalsets import eval_sets, name_paths
 from agentrl.run.preflight import preflight
 from agentrl.run.rollouts import Generation, LedgerRollouts
 from tests.run.test_rollouts import Engines, settings
@@ -94,6 +94,10 @@ def test_slimes_file_loads() -> None:
     assert sample.metadata == {"rm_type": "gpqa", "choices": 4, "attempt": "eval"}
     assert gpqa.settings.rollout.rollout_stop == ("</answer>",)
     assert gpqa.settings.args.eval_prompt_data == ("gpqa", "b.jsonl@[0:1]")
+
+
+def test_a_set_without_a_name_takes_its_files_whatever_the_folder_is_called() -> None:
+    assert name_paths(("me@home/held.jsonl@[0:2]",)) == [("held", "me@home/held.jsonl@[0:2]")]
 
 
 def test_fields_and_lengths_of_all_sets_give_way_to_a_sets_own() -> None:
