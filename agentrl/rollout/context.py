@@ -104,8 +104,9 @@ class RolloutContext:
         """`params` for one turn: no longer than `budget` tokens, and with the turn's own seed."""
         seed = turn_seed(self.settings.rollout_seed, sample, turn) if self.settings.rollout_deterministic else None
         most = budget if params.max_new_tokens is None else min(params.max_new_tokens, budget)
-        start = params.routed_experts_start_len  # what is known already is not asked again
-        start = start if start is None else len(() if (rows := sample.rollout_routed_experts) is None else rows)
+        start, rows = params.routed_experts_start_len, sample.rollout_routed_experts
+        if start is not None and rows is not None:
+            start = len(rows)  # what is known already is not asked again
         return replace(params, max_new_tokens=most, sampling_seed=seed, routed_experts_start_len=start)
 
 

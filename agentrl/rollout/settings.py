@@ -191,14 +191,10 @@ class RolloutSettings(Settings):
         return value
 
     @property
-    def truncated(self) -> bool:
-        """Whether training's sampling cuts tokens off the distribution."""
-        return self.rollout_top_p < 1 or self.rollout_top_k > 0
-
-    @property
     def replays_truncation(self) -> bool:
         """Whether the trainer's log-probs are among the tokens that the engine was left to sample from."""
-        return self.truncated and not self.allow_truncated_sampling
+        truncated = self.rollout_top_p < 1 or self.rollout_top_k > 0
+        return truncated and not self.allow_truncated_sampling
 
     def action(self, blame: Blame) -> FailureAction:
         """What the policy table says about a failure caused by `blame`."""
