@@ -187,12 +187,10 @@ _COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECU
 
 
 def _check_tokens(ids: list[int], asked: Asked) -> None:
-    if not ids:
-        return
-    if min(ids) < 0 or (asked.vocab_size is not None and max(ids) >= asked.vocab_size):
+    least, most = min(ids, default=0), max(ids, default=0)
+    if least < 0 or (asked.vocab_size is not None and most >= asked.vocab_size):
         known = "" if asked.vocab_size is None else f" to {asked.vocab_size - 1}; does it serve the model of this run?"
-        bad = min(ids) if min(ids) < 0 else max(ids)
-        _malformed("meta_info.output_token_logprobs", f"ids from 0{known}", bad)
+        _malformed("meta_info.output_token_logprobs", f"ids from 0{known}", least if least < 0 else most)
     if asked.max_new_tokens is not None and len(ids) > asked.max_new_tokens:
         _malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
 
@@ -222,31 +220,28 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: Asked) -> tuple[list[arra
     return kept, _triples(triples, _MASK[1])[1]
 
 
-NO_ROUTING: Final = (
-    "the engine does not say which experts its tokens went to (return_routed_experts): start SGLang with "
-    "--enable-return-routed-experts, use --engine embedded, or leave --use-rollout-routing-replay out"
-)
-
-
 def _routed(meta: dict[str, Any], count: int, finish: FinishReason, asked: Asked) -> NDArray[np.int16] | None:
     """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
     import numpy as np
 
-    name, text = "routed_experts", meta.get("routed_experts")
+    name, text = "meta_info.routed_experts", meta.get("routed_experts")
     if not count or (text is None and finish.type == "abort"):
         return None
     if text is None:
-        raise EngineRejected(NO_ROUTING, status=200, kind="no_routed_experts")
+        raise EngineRejected(
+            "the engine does not say which experts its tokens went to (return_routed_experts): start SGLang with "
+            "--enable-return-routed-experts, use --engine embedded, or leave --use-rollout-routing-replay out",
+            status=200,
+            kind="no_routed_experts",
+        )
     rows = asked.prompt_tokens + count - 1 - (asked.routed_from or 0)
     try:
         numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
     except (TypeError, ValueError):
-        _malformed(f"meta_info.{name}", "base64 of int32 numbers", text)
+        _malformed(name, "base64 of int32 numbers", text)
     experts = numbers.astype(np.int16)
     if rows < 1 or not numbers.size or numbers.size % rows or (experts != numbers).any() or experts.min() < 0:
-        _malformed(
-            f"meta_info.{name}", f"numbers of experts, as many for each of {rows} tokens", f"{numbers.size} numbers"
-        )
+        _malformed(name, f"numbers of experts, as many for each of {rows} tokens", f"{numbers.size} numbers")
     return experts.reshape(rows, -1)
 
 
@@ -289,8 +284,5 @@ def _get(data: Any, key: str, want: type[Any], prefix: str) -> Any:
 
 
 def _malformed(where: str, expected: str, came: Any) -> NoReturn:
-    shown = repr(came)
-    shown = shown if len(shown) <= 120 else shown[:120] + "..."
-    raise EngineRejected(
-        f"malformed engine answer: {where} should be {expected}, got {shown}", status=200, kind="malformed_answer"
-    )
+    said = f"malformed engine answer: {where} should be {expected}, got {came!r:.120}"
+    raise EngineRejected(said, status=200, kind="malformed_answer")

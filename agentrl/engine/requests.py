@@ -3,12 +3,10 @@
 1. A lost connection, a malformed answer and the statuses 408, 429 and 5xx rest the member, and the request goes to
    another one under a fresh id; so does a session. Every other status raises at once.
 2. While nobody is free of failures a retry waits, as long as the member says (Retry-After) or twice as long each time;
-   while nobody can be reached at all, up to `engine_absence_timeout` for one that is started again.
+   while nobody can be reached at all, up to `engine_absence_timeout`, which does not count as failing.
 3. An answer by weights that were not the pool's while it was sampled is not returned: the member has strayed.
-4. What `Requests.interrupt` ends goes on, once the hold is open again; what `abort` ends, or what never was sent,
-   or had its last token by then, returns with what there is. An abort that nobody here asked for is gone on from too, or
-   is a failure (1) without a token.
-5. What is `relay`ed cannot go on: it is asked again from its start.
+4. What `Requests.interrupt` ends goes on; what `abort` ends, or what had its last token by then, returns with what there
+   is. An abort that nobody here asked for is gone on from too, or is a failure (1) without a token.
 """
 
 import re
@@ -192,7 +190,8 @@ class Requests:
             finally:
                 self._roster.balance.release(member.state)
             if failed and not self._roster.balance.any_usable(anyio.current_time()):
-                await self._roster.wait(max(self._backoff(failed), reply.retry_after))
+                backoff = min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)
+                await self._roster.wait(max(backoff, reply.retry_after))
 
     async def _exchange(self, call: Call, member: Member, path: str, payload: Mapping[str, Any] | None) -> Reply:
         """The member's answer; `_UNSENT` where nothing may be sent now, or the member has gone."""
@@ -200,10 +199,9 @@ class Requests:
         async with member.places:
             if self._held.closed or member.life != life:
                 return _UNSENT
-            sent, adapter = self._roster.folder, {}
-            if sent is not None and sent.adapter is not None:
-                adapter["lora_path"] = sent.adapter
-            body = None if payload is None else orjson.dumps({**payload, **adapter, "rid": call.rid})
+            adapter = self._roster.folder and self._roster.folder.adapter
+            added = {"rid": call.rid} | ({"lora_path": adapter} if adapter else {})
+            body = None if payload is None else orjson.dumps({**payload, **added})
             call.member, call.interrupted, call.versions = member, False, {self._roster.version}
             self._sent += 1
             try:
@@ -230,21 +228,14 @@ class Requests:
             raise EngineRejected(f"{error} (from {member.url})", status=error.status, kind=error.kind) from None
         call.rid = uuid.uuid4().hex
         if got.finish_reason.type == "abort" and not (got.ids or call.interrupted or call.aborted):
-            raise EngineRejected(
-                f"{member.url} aborted the request before its first token, and nobody here had asked for it; does somebody "
-                "else control this engine?",
-                status=200,
-                kind="aborted",
-            )
+            said = f"{member.url} aborted the request before its first token, and nobody here had asked for it"
+            raise EngineRejected(f"{said}; does somebody else control this engine?", status=200, kind="aborted")
         if None in call.versions:  # no weights were sent yet: those that it has are right
             return got
-        strange = {version for version, _, _ in got.weight_versions} - call.versions
-        if strange:
+        if strange := {version for version, _, _ in got.weight_versions} - call.versions:
+            said = f"{member.url} answered with weights of version {sorted(strange)}; expected {self._roster.version}"
             raise EngineRejected(
-                f"{member.url} answered with weights of version {sorted(strange)}; expected {self._roster.version}; was it "
-                "started again, or does somebody else send weights?",
-                status=200,
-                kind="other_weights",
+                f"{said}; was it started again, or does somebody else send weights?", status=200, kind="other_weights"
             )
         mode = self._settings.pause_generation_mode
         if len(call.versions) > 1 and mode != "abort" and "weight_versions" not in got.meta_info:
@@ -285,9 +276,6 @@ class Requests:
             )
         await self._roster.wait(_MAX_BACKOFF)
 
-    def _backoff(self, failed: int) -> float:
-        return min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)
-
 
 def _routed_on(params: SamplingParams, parts: Sequence[Generation]) -> SamplingParams:
     """How to ask for the next part: for the experts of those tokens alone of which the parts so far do not say them."""
@@ -298,11 +286,8 @@ def _routed_on(params: SamplingParams, parts: Sequence[Generation]) -> SamplingP
 
 def _refusal(reply: Reply, member: Member) -> EngineRejected:
     message = error_message(reply.body, reply.status)
-    return EngineRejected(
-        f"{member.url} answered {reply.status}: {message}",
-        status=reply.status,
-        kind=error_kind(reply.status, message),
-    )
+    kind = error_kind(reply.status, message)
+    return EngineRejected(f"{member.url} answered {reply.status}: {message}", status=reply.status, kind=kind)
 
 
 def _finish(got: Generation, params: SamplingParams) -> FinishReason:

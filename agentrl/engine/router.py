@@ -1,7 +1,6 @@
 """One address over all engines of a pool, for programs that speak HTTP: `/generate`, and what else an engine answers.
 
-1. A request goes to the engine that holds its conversation (by the header `X-SMG-Routing-Key`, or by `memory`), to another
-   where that one fails, and waits for weight updates, as the pool does it.
+1. A request goes to the engine that holds its conversation (by the header `X-SMG-Routing-Key`, or by `memory`).
 2. `/generate` with one prompt goes on with its tokens after an update; everything else is asked again from its start.
 3. A stream is sent when its answer is whole: until then another engine may have to give it.
 4. Pauses and weights are the run's: they cannot be asked for here.
