@@ -24,21 +24,18 @@ from agentrl.rm_hub.running.summary import Summary
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.settings import flag_of
 
-_OWN = ("grader_processes", "grader_timeout")
+_SHORT = {"grader_processes": ["--processes"], "grader_timeout": ["--timeout"]}
 Outcome = Grade | GraderFailure
 
 
 def _grader_settings(function: Any) -> Any:
-    """A flag for every other setting of the graders, under its own name."""
+    """A flag for every setting of the graders, under its own name."""
     for name, info in reversed(RmHubSettings.model_fields.items()):
-        if name in _OWN:
-            continue
         choices = typing.get_args(info.annotation) if typing.get_origin(info.annotation) is Literal else ()
         kind = click.Choice(choices) if choices else None
         shown = "" if info.default is None else f" [default: {info.default}]"
-        flag = flag_of(name)
-        metavar = None if choices else "VALUE"
-        function = click.option(flag, name, type=kind, metavar=metavar, help=f"{info.description}{shown}")(function)
+        flags, metavar = [flag_of(name), *_SHORT.get(name, [])], None if choices else "VALUE"
+        function = click.option(*flags, name, type=kind, metavar=metavar, help=f"{info.description}{shown}")(function)
     return function
 
 
@@ -73,22 +70,6 @@ def _key(name: str, what: str) -> Callable[[Any], Any]:
     "--reader",
     type=click.Choice(("strict", "lenient")),
     help="How answers are found in a text, for rows whose metadata do not say it. [default: strict]",
-)
-@click.option(
-    "--processes",
-    "grader_processes",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Worker processes. [default: one a core, at most 8]",
-)
-@click.option(
-    "--timeout",
-    "grader_timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Most time for one answer.",
 )
 @_grader_settings
 @debug_option
