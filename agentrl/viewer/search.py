@@ -64,11 +64,11 @@ class TextIndex:
 
     def _start(self) -> None:
         with self._mutex:
-            if self._failed:
-                raise DataError(self._failed)
             now = stamp(self._store, self._store.with_name(f"{self._store.name}-wal"))
+            if now == self._read and self._failed:
+                raise DataError(self._failed)
             if now != self._read and not _alive(self._thread):
-                self._read = now
+                self._read, self._failed = now, ""
                 self._thread = threading.Thread(target=self._build, name="text index", daemon=True)
                 self._thread.start()
 

@@ -103,6 +103,19 @@ def test_texts_are_found_also_those_added_since(tmp_path: Path) -> None:
     assert again.find("seven") == source.index.find("seven"), "the file is kept"
 
 
+def test_an_index_that_failed_is_tried_again_when_there_is_more(tmp_path: Path) -> None:
+    source = Library([write_run(tmp_path / "a", steps=1)]).source(0)
+    source.index.path.mkdir()  # in its place
+    source.index._start()
+    assert source.index.wait(10)
+    with pytest.raises(DataError, match="cannot be indexed"):
+        source.index.find("seven")
+    source.index.path.rmdir()
+    with TrajectoryStore(source.path, 1000) as store:
+        write_step(store, 1)
+    assert found(source.index, "seven")
+
+
 def test_the_table_and_its_choices_follow_the_store(tmp_path: Path) -> None:
     library = Library([write_run(tmp_path / "a", steps=1)])
     source, query = library.source(0), Query({"search": "seven"})
