@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -21,49 +20,15 @@ from agentrl.errors import DataError, SampleError, TrainError
 from agentrl.sample import Sample
 from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, weighed, weights_of
 
-FORMAT = 4
-"""Version of the file format written by `save`."""
-
-_OPTIONAL = {
-    "rollout_log_probs",
-    "teacher_log_probs",
-    "step_rewards",
-    "loss_weights",
-    "kept_ids",
-    "kept_offsets",
-    "routed_experts",
-    "metadata",
-}
-_PER_TOKEN = (
+_PER_TOKEN = ("tokens", "routed_experts")
+_PER_RESPONSE_TOKEN = (
     *("loss_mask", "rollout_log_probs", "teacher_log_probs", "turns", "staleness"),
     *("step_rewards", "states", "loss_weights"),
 )
 _PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices", "metadata")
-_DTYPES = {
-    "tokens": np.int32,
-    "offsets": np.int64,
-    "loss_mask": np.uint8,
-    "rollout_log_probs": np.float32,
-    "teacher_log_probs": np.float32,
-    "turns": np.int32,
-    "staleness": np.int64,
-    "step_rewards": np.float64,
-    "states": np.int32,
-    "loss_weights": np.float32,
-    "response_offsets": np.int64,
-    "rewards": np.float64,
-    "group_ids": np.int64,
-    "rollout_ids": np.int64,
-    "group_indices": np.int64,
-    "sample_indices": np.int64,
-    "kept_ids": np.int32,
-    "kept_offsets": np.int64,
-    "routed_experts": np.int16,
-    "metadata": np.bytes_,
-}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainBatch:
     """S samples with T tokens and R response tokens in all.
 
@@ -98,12 +63,12 @@ class TrainBatch:
     tokens: NDArray[np.int32]
     offsets: NDArray[np.int64]
     loss_mask: NDArray[np.uint8]
-    rollout_log_probs: NDArray[np.float32] | None
+    rollout_log_probs: NDArray[np.float32] | None = None
     turns: NDArray[np.int32]
     staleness: NDArray[np.int64]
-    step_rewards: NDArray[np.float64] | None
+    step_rewards: NDArray[np.float64] | None = None
     states: NDArray[np.int32]
-    loss_weights: NDArray[np.float32] | None
+    loss_weights: NDArray[np.float32] | None = None
     response_offsets: NDArray[np.int64]
     rewards: NDArray[np.float64]
     group_ids: NDArray[np.int64]
@@ -117,31 +82,27 @@ class TrainBatch:
     metadata: NDArray[np.bytes_] | None = None
 
     def __post_init__(self) -> None:
+        declared = {f.name: str(f.type).partition("]")[0].removeprefix("NDArray[np.") for f in fields(self)}
         for name, array in self.arrays().items():
-            dims = "two" if name == "routed_experts" else "one"
-            if array.dtype.type is not _DTYPES[name] or array.ndim != {"one": 1, "two": 2}[dims]:
+            dims = 2 if name == "routed_experts" else 1
+            if array.dtype.type.__name__ != declared[name] or array.ndim != dims:
                 raise DataError(
-                    f"train batch: {name} must be {dims}-dimensional {_DTYPES[name].__name__}, "
-                    f"got {array.dtype} of shape {array.shape}"
+                    f"train batch: {name} must be {declared[name]} of {dims} dimension(s), got {array.dtype} of shape "
+                    f"{array.shape}"
                 )
             array.flags.writeable = False
         self._check_lengths()
 
     def _check_lengths(self) -> None:
+        tokens, responses = int(self.offsets[-1]), int(self.response_offsets[-1])
         want = dict.fromkeys(_PER_SAMPLE, len(self)) | dict.fromkeys(("offsets", "response_offsets"), len(self) + 1)
-        want |= dict.fromkeys(("tokens", "routed_experts"), int(self.offsets[-1])) | dict.fromkeys(
-            _PER_TOKEN, int(self.response_offsets[-1])
-        )
-        kept = 0 if self.kept_offsets is None else int(self.kept_offsets[-1])
-        want |= {"kept_ids": kept, "kept_offsets": int(self.response_offsets[-1]) + 1}
+        want |= dict.fromkeys(_PER_TOKEN, tokens) | dict.fromkeys(_PER_RESPONSE_TOKEN, responses)
+        want["kept_ids"] = 0 if self.kept_offsets is None else int(self.kept_offsets[-1])
+        want["kept_offsets"] = responses + 1
         for name, array in self.arrays().items():
             if len(array) != want[name]:
                 raise DataError(f"train batch: {name} has {len(array)} entries, expected {want[name]}")
-        if (
-            (self.response_lengths > self.lengths).any()
-            or (self.lengths < 0).any()
-            or (self.response_lengths < 0).any()
-        ):
+        if (self.response_lengths > self.lengths).any() or (self.response_lengths < 0).any():
             raise DataError("train batch: offsets give a sample a negative length, or a response longer than itself")
 
     # ---- building -----------------------------------------------------------------------------------------
@@ -293,16 +254,15 @@ class TrainBatch:
         chosen = np.asarray(indices, dtype=np.int64).reshape(-1)
         if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
             raise IndexError(f"sample indices must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
-        response, arrays = self.response_positions(chosen), self.arrays()
-        kept = {name: arrays[name][response] for name in _PER_TOKEN if name in arrays}
-        kept |= {name: arrays[name][chosen] for name in _PER_SAMPLE if name in arrays}
-        whole = _ranges(self.offsets, chosen)
-        kept |= {name: arrays[name][whole] for name in ("tokens", "routed_experts") if name in arrays}
+        response, whole = self.response_positions(chosen), _ranges(self.offsets, chosen)
+        places = ((_PER_RESPONSE_TOKEN, response), (_PER_SAMPLE, chosen), (_PER_TOKEN, whole))
+        arrays = self.arrays()
+        kept = {name: arrays[name][at] for names, at in places for name in names if name in arrays}
         kept["offsets"] = _offsets(self.lengths[chosen])
         kept["response_offsets"] = _offsets(self.response_lengths[chosen])
         if sets := self.kept_sets(response):
             kept["kept_ids"], kept["kept_offsets"] = sets
-        return type(self)(**{name: kept.get(name) for name in _DTYPES})  # type: ignore[arg-type]
+        return type(self)(**kept)
 
     def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
         """Sample indices of each of `num_steps` optimizer steps: whole trajectories in order, as even as they come.
@@ -314,30 +274,6 @@ class TrainBatch:
         trajectories = int(trajectory_of_sample.max()) + 1 if len(self) else 0
         for chunk in np.array_split(np.arange(trajectories), max(1, min(num_steps, trajectories))):
             yield np.flatnonzero(np.isin(trajectory_of_sample, chunk))
-
-    # ---- files --------------------------------------------------------------------------------------------
-
-    def save(self, path: str | Path) -> None:
-        """Write an uncompressed `.npz`; it holds no pickled objects."""
-        arrays: dict[str, Any] = self.arrays()
-        with Path(path).open("wb") as file:
-            np.savez(file, allow_pickle=False, format=np.array(FORMAT), **arrays)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            DataError: the file is not a train batch, or of another format version.
-        """
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-        version = found.pop("format", None)
-        if version is None or int(version) != FORMAT:
-            raise DataError(f"{path}: expected a train batch of format {FORMAT}, got {version}")
-        if set(found) | _OPTIONAL != set(_DTYPES):
-            raise DataError(f"{path}: expected the arrays {sorted(_DTYPES)}, got {sorted(found)}")
-        return cls(**{name: found.get(name) for name in _DTYPES})  # type: ignore[arg-type]
 
 
 def _check(sample: Sample, supervised: bool) -> None:
@@ -467,6 +403,3 @@ def _ranges(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np
     starts, lengths = offsets[chosen], np.diff(offsets)[chosen]
     first = np.repeat(starts - (_offsets(lengths)[:-1]), lengths)
     return first + np.arange(int(lengths.sum()), dtype=np.int64)
-
-
-__all__ = ["FORMAT", "TrainBatch"]
