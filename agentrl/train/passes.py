@@ -201,15 +201,10 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, sums: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _summed(sums, group)
+        ctx.group, total = group, sums.clone()
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _summed(grads[0], ctx.group), None
-
-
-def _summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = values.clone()
-    dist.all_reduce(total, group=group)
-    return total
+        return _Joined.apply(grads[0], ctx.group), None

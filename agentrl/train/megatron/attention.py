@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region as gathered
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
@@ -41,23 +41,6 @@ class Pack(PackedSeqParams):
     sin: Tensor
     routing: Tensor | None = None
     qkv_format: str = "thd"
-
-
-class _Gather(torch.autograd.Function):
-    """All-gather on a new leading axis; the backward pass sums over the group and keeps this rank's slice."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        parts = [torch.empty_like(x) for _ in range(group.size())]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.stack(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        grad = grads[0].contiguous()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad[ctx.group.rank()], None
 
 
 class PackedAttention(MegatronModule):
@@ -107,5 +90,5 @@ class PackedAttention(MegatronModule):
                 rotated(x, pack.cos, pack.sin, interleaved=self.config.rotary_interleaved) for x in (query, key)
             )
         if pack.order is not None:
-            key, value = (_Gather.apply(x, self.cp_group).flatten(0, 1)[pack.order] for x in (key, value))
+            key, value = (gathered(x, group=self.cp_group)[pack.order] for x in (key, value))
         return attention(query, key, value, pack.parts, self.scale, kernel_for(query)).flatten(-2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -113,94 +114,50 @@ class ModelShape:
         return 2 * tokens * self._matrices + squares * self.layers * self._channels
 
 
-Split = Callable[[Sequence[Tensor], int, int, ModelShape], Tensor]
-"""(HF tensors, rank, ranks, shape) -> this rank's megatron tensor."""
-Merge = Callable[[Sequence[Tensor], ModelShape], list[Tensor]]
-"""(the megatron tensors of all ranks, shape) -> HF tensors."""
-
-
-def _split_whole(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
-    return hf[0]
-
-
-def _merge_whole(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
-    return [parts[0]]
-
-
-def _split_rows(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
-    return hf[0].chunk(ranks, 0)[rank]
-
-
-def _merge_rows(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
-    return [torch.cat(list(parts), 0)]
-
-
-def _split_columns(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
-    return hf[0].chunk(ranks, 1)[rank]
-
-
-def _merge_columns(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
-    return [torch.cat(list(parts), 1)]
-
-
-def _split_vocab(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
-    """Rows, after padding with zeros to a multiple of the ranks."""
-    padding = -hf[0].size(0) % ranks
-    padded = torch.cat([hf[0], hf[0].new_zeros(padding, hf[0].size(1))]) if padding else hf[0]
-    return padded.chunk(ranks, 0)[rank]
-
-
-def _merge_vocab(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
-    return [torch.cat(list(parts), 0)[: shape.vocab]]
-
-
-def _split_gated(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
-    return torch.cat([t.chunk(ranks, 0)[rank] for t in hf])
-
-
-def _merge_gated(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
-    pairs = [part.chunk(2, 0) for part in parts]
-    return [torch.cat([pair[i] for pair in pairs]) for i in (0, 1)]
-
-
-def _split_joined(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
-    """As gated, of one tensor that has the gate above."""
-    return _split_gated(hf[0].chunk(2, 0), rank, ranks, shape)
-
-
-def _merge_joined(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
-    return [torch.cat(_merge_gated(parts, shape))]
-
-
-def _split_qkv(hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
-    """Megatron keeps, for each key-value group, its queries, its key and its value together (weights and biases)."""
-    rest = hf[0].shape[1:]
-    blocks = torch.cat([t.view(shape.groups, -1, *rest) for t in hf], 1)
-    return blocks.chunk(ranks, 0)[rank].reshape(-1, *rest)
-
-
-def _merge_qkv(parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
-    whole = torch.cat(list(parts), 0)
-    rest = whole.shape[1:]
-    sizes = [shape.heads // shape.groups * shape.head_dim, shape.head_dim, shape.head_dim]
-    blocks = whole.view(shape.groups, sum(sizes), *rest).split(sizes, 1)
-    return [block.reshape(-1, *rest) for block in blocks]
-
-
 class Layout(Enum):
     """How a parameter is cut over the tensor-parallel ranks, and how HF's tensors are joined in megatron's."""
 
-    WHOLE = (_split_whole, _merge_whole)
-    ROWS = (_split_rows, _merge_rows)
-    COLUMNS = (_split_columns, _merge_columns)
-    VOCAB = (_split_vocab, _merge_vocab)
-    GATED = (_split_gated, _merge_gated)
-    JOINED = (_split_joined, _merge_joined)
-    QKV = (_split_qkv, _merge_qkv)
+    WHOLE = "whole"
+    ROWS = "rows"
+    COLUMNS = "columns"
+    VOCAB = "rows, padded with zeros to a multiple of the ranks"
+    GATED = "the ranks' rows of each of two tensors"
+    JOINED = "as gated, of one tensor that has the gate above"
+    QKV = "for each key-value group its queries, its key and its value together, weights and biases"
 
-    def __init__(self, split: Split, merge: Merge) -> None:
-        self.split = split
-        self.merge = merge
+    def split(self, hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
+        """A rank's megatron tensor of HF's whole ones."""
+        if self is Layout.WHOLE:
+            return hf[0]
+        if self is Layout.COLUMNS:
+            return hf[0].chunk(ranks, 1)[rank]
+        if self is Layout.QKV:
+            rest = hf[0].shape[1:]
+            blocks = torch.cat([t.view(shape.groups, -1, *rest) for t in hf], 1)
+            return blocks.chunk(ranks)[rank].reshape(-1, *rest)
+        if self is Layout.VOCAB:
+            hf = [F.pad(hf[0], (0, 0, 0, -len(hf[0]) % ranks))]
+        if self is Layout.JOINED:
+            hf = hf[0].chunk(2)
+        return torch.cat([t.chunk(ranks)[rank] for t in hf])
+
+    def merge(self, parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
+        """HF's tensors of the megatron tensors of all ranks."""
+        if self is Layout.WHOLE:
+            return [parts[0]]
+        if self in (Layout.GATED, Layout.JOINED):
+            pairs = zip(*(part.chunk(2) for part in parts), strict=True)
+            halves = [torch.cat(pair) for pair in pairs]
+            return halves if self is Layout.GATED else [torch.cat(halves)]
+        whole = torch.cat(list(parts), 1 if self is Layout.COLUMNS else 0)
+        if self is Layout.QKV:
+            rest, sizes = (
+                whole.shape[1:],
+                [shape.heads // shape.groups * shape.head_dim, shape.head_dim, shape.head_dim],
+            )
+            blocks = whole.view(shape.groups, sum(sizes), *rest).split(sizes, 1)
+            return [block.reshape(-1, *rest) for block in blocks]
+        return [whole[: shape.vocab] if self is Layout.VOCAB else whole]
 
 
 @dataclass(frozen=True, slots=True)
