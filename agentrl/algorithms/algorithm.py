@@ -40,7 +40,7 @@ class Algorithm(ABC):
     """As the command line and messages spell it."""
     takes: ClassVar[frozenset[str]]
     """The fields of `AlgorithmSettings` that have an effect beside `WEIGHTS`; others are refused if they are given."""
-    hints: ClassVar[Mapping[str, str]] = {}
+    hints: ClassVar[dict[str, str]] = {}
     """For settings that are refused: why, and what to do instead."""
     supervised: ClassVar[bool] = False
     """Whether it needs neither rewards nor log-probs of samples."""
@@ -64,7 +64,7 @@ class Algorithm(ABC):
 
     @property
     def distills(self) -> bool:
-        """Whether the log-ratio of student and teacher is subtracted from its advantages; see `ops.distillation`."""
+        """Whether the log-ratio of student and teacher is subtracted from its advantages; see `ops.kl`."""
         return False
 
     @property
@@ -109,11 +109,11 @@ class Algorithm(ABC):
         )
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> TokenLoss:
-        """The critic's loss [N] of each token, where `reads` names "values"; by default `ops.values.value_loss`.
+        """The critic's loss [N] of each token, where `reads` names "values"; by default `ops.clipping.value_loss`.
 
         `values` [N] have a gradient; `old_values` are those before the rollout's first step, `returns` of `Estimate`.
         """
-        from agentrl.algorithms.ops.values import value_loss
+        from agentrl.algorithms.ops.clipping import value_loss
 
         return value_loss(values, old_values, returns, clip=self.settings.value_clip)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from agentrl.algorithms.base import AdvantageInputs
 from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
@@ -29,8 +29,7 @@ class GroupRelative(PolicyGradient):
     """
 
     takes = PolicyGradient.takes | {"turn_credit"}
-    hints: ClassVar[Mapping[str, str]] = {
-        **ONE_EACH,
+    hints = ONE_EACH | {
         "gamma": ", which has one advantage a sample; leave it out, or set turn_credit to returns or gigpo",
         "turn_credit_weight": "; it is the weight of turn_credit gigpo",
     }

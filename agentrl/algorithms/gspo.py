@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from agentrl.algorithms.base import TokenLoss, TokenView, need
 from agentrl.algorithms.grpo import GRPO
@@ -19,8 +17,7 @@ class GSPO(GRPO):
 
     name = "gspo"
     takes = GRPO.takes - {"turn_credit"}
-    hints: ClassVar[Mapping[str, str]] = {
-        **GRPO.hints,
+    hints = GRPO.hints | {
         "turn_credit": ", whose ratio is the sample's, so that a turn's advantage would move all of it; use grpo",
     }
 

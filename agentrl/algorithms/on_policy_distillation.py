@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class OnPolicyDistillation(PolicyGradient):
-    """A_t = -opd_kl_coef * (log p_student - log p_teacher), see `ops.distillation`: no rewards, no groups.
+    """A_t = -opd_kl_coef * (log p_student - log p_teacher), see `ops.kl`: no rewards, no groups.
 
     slime's form of it is grpo under use_opd with rewards of 0.
     """

@@ -5,7 +5,7 @@ A subclass gives `advantages`, and its own `surrogate` where the policy term is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -24,14 +24,14 @@ CORRECTIONS = frozenset(
 )
 """The settings of `ops.corrections`."""
 
-ONE_EACH: Final[Mapping[str, str]] = {
+ONE_EACH: Final[dict[str, str]] = {
     "gamma": ", which has one advantage a sample; leave it out",
     "lambd": ", which has one advantage a sample; leave it out",
     "value_clip": ", which has no critic; leave it out",
 }
 """Why estimators that compare whole samples take no settings of steps."""
 
-TOKEN_REWARDS: Final[Mapping[str, str]] = {
+TOKEN_REWARDS: Final[dict[str, str]] = {
     "turn_credit": ", whose tokens are credited with the rewards of the turns after them as it is; leave it out"
 }
 """Why estimators with token rewards take no turn credit."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from agentrl.algorithms.base import AdvantageInputs, Computed, need
 from agentrl.algorithms.policy import TOKEN_REWARDS, PolicyGradient
@@ -17,7 +16,7 @@ class PPO(PolicyGradient):
 
     name = "ppo"
     takes = PolicyGradient.takes | {"gamma", "lambd", "value_clip"}
-    hints: ClassVar[Mapping[str, str]] = TOKEN_REWARDS
+    hints = TOKEN_REWARDS
 
     @property
     def reads(self) -> frozenset[Computed]:

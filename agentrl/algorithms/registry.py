@@ -86,7 +86,7 @@ def compute_advantages(
     Raises:
         PluginError: the algorithm gave something else than a finite number for each trained token.
     """
-    from agentrl.algorithms.ops.distillation import reverse_kl
+    from agentrl.algorithms.ops.kl import reverse_kl
     from agentrl.algorithms.ops.normalization import spread, whiten
     from agentrl.algorithms.ops.returns import overlong_shaped
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from agentrl.algorithms.base import AdvantageInputs
 from agentrl.algorithms.policy import ONE_EACH, TOKEN_REWARDS, PolicyGradient
@@ -20,7 +19,7 @@ class ReinforcePlusPlus(PolicyGradient):
 
     name = "reinforce_plus_plus"
     takes = PolicyGradient.takes | {"gamma"}
-    hints: ClassVar[Mapping[str, str]] = {**TOKEN_REWARDS, "value_clip": ONE_EACH["value_clip"]}
+    hints = TOKEN_REWARDS | {"value_clip": ONE_EACH["value_clip"]}
     whitened = True
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from agentrl.algorithms.group_relative import GroupRelative
 
@@ -19,8 +18,7 @@ class RLOO(GroupRelative):
     """
 
     name = "rloo"
-    hints: ClassVar[Mapping[str, str]] = {
-        **GroupRelative.hints,
+    hints = GroupRelative.hints | {
         "rewards_normalization": ", which always subtracts the mean of the others; leave it out",
         "grpo_std_normalization": ", which never divides by the standard deviation; leave it out",
     }

@@ -16,7 +16,7 @@ from agentrl.algorithms.ops.returns import (
     sample_rewards,
     token_rewards,
 )
-from agentrl.algorithms.ops.values import value_loss
+from agentrl.algorithms.ops.clipping import value_loss
 from agentrl.errors import SettingsError, TrainError
 
 

@@ -1,6 +1,6 @@
-"""Per-token estimators of KL(policy || reference) from log-probs of tokens that the policy sampled.
+"""How far the policy is from a reference or a teacher, from log-probs of tokens that it sampled.
 
-Source: J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html, with
+Estimators of KL(policy || reference): J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html, with
 `x ~ policy` and `log_ratio = log policy(x) - log reference(x)`:
 
 1. k1 = log_ratio: unbiased, high variance, can be negative.
@@ -13,28 +13,24 @@ Source: J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-ap
 from collections.abc import Callable
 from typing import Final
 
+import torch
 from torch import Tensor
 
+from agentrl.algorithms.base import AdvantageInputs, need
 from agentrl.errors import SettingsError
 
 
-def k1(log_ratio: Tensor) -> Tensor:
-    """log_ratio itself."""
-    return log_ratio
-
-
-def k2(log_ratio: Tensor) -> Tensor:
-    """Half the squared log-ratio."""
-    return log_ratio.square() / 2
-
-
-def k3(log_ratio: Tensor) -> Tensor:
-    """exp(-log_ratio) - 1 + log_ratio, with a log-ratio of at least -20."""
+def _k3(log_ratio: Tensor) -> Tensor:
     bounded = log_ratio.clamp(min=-20.0)
     return (-bounded).expm1() + bounded
 
 
-KL_ESTIMATORS: Final[dict[str, Callable[[Tensor], Tensor]]] = {"k1": k1, "k2": k2, "k3": k3, "low_var_kl": k3}
+_ESTIMATORS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "k1": lambda log_ratio: log_ratio,
+    "k2": lambda log_ratio: log_ratio.square() / 2,
+    "k3": _k3,
+    "low_var_kl": _k3,
+}
 
 
 def approximate_kl(
@@ -54,8 +50,23 @@ def approximate_kl(
     Raises:
         SettingsError: unknown `kind`.
     """
-    if kind not in KL_ESTIMATORS:
-        raise SettingsError(f"kl_loss_type must be one of {sorted(KL_ESTIMATORS)}, got {kind!r}")
-    kl = KL_ESTIMATORS[kind](log_probs - reference_log_probs)
+    if kind not in _ESTIMATORS:
+        raise SettingsError(f"kl_loss_type must be one of {sorted(_ESTIMATORS)}, got {kind!r}")
+    kl = _ESTIMATORS[kind](log_probs - reference_log_probs)
     kl = kl if weight is None else weight * kl
     return kl.clamp(-10.0, 10.0) if kind == "low_var_kl" else kl
+
+
+def reverse_kl(inputs: AdvantageInputs) -> Tensor:
+    """log p_student - log p_teacher of the sampled tokens [N] float64, in nats; 0 where the mask is 0.
+
+    Over tokens that the student sampled this is in the mean KL(student || teacher) of the next token, the reverse KL
+    (K. Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025; GKD, arXiv:2306.13649). The student's are the
+    old log-probs. Subtracted from the advantage of its own token, it moves no token for what comes after it.
+
+    Raises:
+        TrainError: the student's or the teacher's log-probs are missing.
+    """
+    student = need(inputs.old_log_probs, "old_log_probs", "on-policy distillation").double()
+    teacher = need(inputs.teacher_log_probs, "teacher_log_probs", "on-policy distillation").double()
+    return torch.where(inputs.loss_mask > 0, student - teacher, 0.0)

@@ -7,10 +7,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.errors import TrainError
 from agentrl.exact import exactly
@@ -18,15 +21,15 @@ from agentrl.lora import merged, off
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.fsdp.attention import Pack
-from agentrl.train.fsdp.checkpoint import FsdpStore
 from agentrl.train.fsdp.model import Shape, config_of, load, sizes_of
 from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
 from agentrl.train.fsdp.routing import replaying
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import Packer, Rows
-from agentrl.train.network import Network, Place, frozen, idle, learning
+from agentrl.train.network import Network, Place, Store, frozen, idle, learning
 from agentrl.train.packing import Plan
 from agentrl.train.passes import OnOutput, Passes
+from agentrl.train.ranks import Ranks
 from agentrl.train.routing import routing_of
 
 _LAYER = re.compile(r".*?\.\d+\.")
@@ -55,6 +58,27 @@ class FsdpPasses(Passes):
                 loss.backward()
             found.append(result)
         return found
+
+
+class FsdpStore(Store):
+    """Checkpoints by torch, which loads into other shards than it has saved; states are tensors by name, loaded in place."""
+
+    def save(self, state: dict[str, Any], folder: Path) -> None:
+        save(state, checkpoint_id=str(folder))
+
+    def load(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        load_in_place(state, checkpoint_id=str(folder))
+        return state
+
+    def random(self, ranks: Ranks) -> dict[str, Any]:
+        found = {f"cpu_{ranks.rank}": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            found[f"cuda_{ranks.rank}"] = torch.cuda.get_rng_state()
+        return found
+
+    def restore_random(self, loaded: dict[str, Any]) -> None:
+        for name, state in loaded.items():
+            (torch.set_rng_state if name.startswith("cpu") else torch.cuda.set_rng_state)(state)
 
 
 class FsdpNetwork(Network):

@@ -6,6 +6,8 @@ the tensor-parallel ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +15,12 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
+from torch import Tensor
 
 from agentrl.train.megatron.attention import PackedAttention
 from agentrl.train.megatron.families import Family
 from agentrl.train.megatron.latent import LatentAttention
+from agentrl.train.routing import Replay
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -80,3 +84,21 @@ def _layer(config: Any, family: Family, experts: int | None) -> Any:
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return spec
+
+
+class _Replay(Replay):
+    """In the place of megatron's `RouterReplay`, of which there is one list for all the models of a process."""
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, groups: int | None, group_topk: int | None, choose: Callable[..., Any]
+    ) -> tuple[Tensor, Tensor]:
+        return self.pick(scores, choose(scores, topk, groups, group_topk)[1])
+
+
+def replaying(model: Any) -> None:
+    """Have the routers of a `GPTModel` read `Pack.routing` from now on, which its layers get as `packed_seq_params`."""
+    for layer in model.decoder.layers:
+        if router := getattr(layer.mlp, "router", None):
+            router.router_replay = _Replay()
+            hand = partial(router.router_replay.hand, "packed_seq_params", layer.layer_number - 1)
+            layer.register_forward_pre_hook(hand, with_kwargs=True)

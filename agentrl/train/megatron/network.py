@@ -16,11 +16,11 @@ from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.adapters import Adapter, adapt, gathered
 from agentrl.train.megatron.checkpoint import MegatronStore
 from agentrl.train.megatron.families import family_of, shape_of
+from agentrl.train.megatron.layers import replaying
 from agentrl.train.megatron.model import build_model, keep_gradients_flowing, transformer_config, unwrap
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
 from agentrl.train.megatron.passes import MegatronPasses
 from agentrl.train.megatron.rope import Rope
-from agentrl.train.megatron.routing import replaying
 from agentrl.train.megatron.weights import WeightMap, stored
 from agentrl.train.microbatches import Packer
 from agentrl.train.network import Network, Place, frozen
@@ -42,7 +42,7 @@ class MegatronNetwork(Network):
         self.weights.load(model, folder)
         self.rope = Rope.of(folder.config)
         if replays := learns and not values:
-            replaying(model)
+            replaying(unwrap(model))
         self.adapters: dict[str, Adapter] = {}
         self.model = self._learning(model) if learns else model.requires_grad_(False)
         self.passes = MegatronPasses(

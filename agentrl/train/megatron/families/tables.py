@@ -1,22 +1,81 @@
-"""The families: each a model type and its rules."""
+"""The families: the rules that they share, by the parts of a layer, and for each model type those that make it."""
 
 from dataclasses import replace
 
-from agentrl.train.megatron.families.base import Family
-from agentrl.train.megatron.families.rules import (
-    AFTER,
-    ATTENTION,
-    DENSE,
-    EXPERTS,
-    GATED_EXPERT,
-    JOINED_MLP,
-    LATENT,
-    MLP,
-    NORMS,
-    QK_NORM,
-    SIGMOID_EXPERTS,
-    qkv_bias,
+from agentrl.train.megatron.families.base import Family, Layout, Rule
+
+HF, MEGATRON = "model.layers.{}.", "decoder.layers.{}."
+
+
+def rule(megatron: str, hf: str, layout: Layout = Layout.WHOLE, when: str = "") -> Rule:
+    """A layer's rule; `hf` names one tensor or several, with spaces between."""
+    return Rule(MEGATRON + megatron, tuple(HF + name for name in hf.split()), layout, when)
+
+
+def _named(names: str, kind: str) -> str:
+    return " ".join(f"self_attn.{name}_proj.{kind}" for name in names.split())
+
+
+NORMS = (
+    rule("input_layernorm.weight", "input_layernorm.weight"),
+    rule("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
 )
+AFTER = tuple(rule(f"{name}.weight", f"{name}.weight") for name in ("post_self_attn_layernorm", "post_mlp_layernorm"))
+"""Norms of what attention and MLP give, before it is added."""
+ATTENTION = (
+    rule("self_attention.linear_qkv.weight", _named("q k v", "weight"), Layout.QKV),
+    rule("self_attention.linear_proj.weight", _named("o", "weight"), Layout.COLUMNS),
+)
+QK_NORM = tuple(rule(f"self_attention.{x}_layernorm.weight", f"self_attn.{x}_norm.weight") for x in "qk")
+MLP = (
+    rule("mlp.linear_fc1.weight", "mlp.gate_proj.weight mlp.up_proj.weight", Layout.GATED),
+    rule("mlp.linear_fc2.weight", "mlp.down_proj.weight", Layout.COLUMNS),
+)
+JOINED_MLP = (rule("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", Layout.JOINED), MLP[1])
+"""Gate and up projection in one tensor."""
+LATENT = (
+    rule("self_attention.linear_q_proj.weight", _named("q", "weight"), Layout.ROWS, "!q_lora_rank"),
+    rule("self_attention.linear_q_down_proj.weight", _named("q_a", "weight"), Layout.ROWS, "q_lora_rank"),
+    rule("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight", when="q_lora_rank"),
+    rule("self_attention.linear_q_up_proj.weight", _named("q_b", "weight"), Layout.ROWS, "q_lora_rank"),
+    rule("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", Layout.ROWS),
+    rule("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
+    rule("self_attention.linear_kv_up_proj.weight", _named("kv_b", "weight"), Layout.ROWS),
+    ATTENTION[1],
+)
+"""Multi-latent attention."""
+
+
+def qkv_bias(when: str = "") -> tuple[Rule, ...]:
+    """Biases of queries, keys and values, where the config's `when` is true."""
+    return (rule("self_attention.linear_qkv.bias", _named("q k v", "bias"), Layout.QKV, when),)
+
+
+def _gated(megatron: str, hf: str) -> tuple[Rule, ...]:
+    return (
+        rule(f"mlp.{megatron}.linear_fc1.weight", f"mlp.{hf}.gate_proj.weight mlp.{hf}.up_proj.weight", Layout.GATED),
+        rule(f"mlp.{megatron}.linear_fc2.weight", f"mlp.{hf}.down_proj.weight", Layout.COLUMNS),
+    )
+
+
+EXPERTS = (
+    rule("mlp.router.weight", "mlp.gate.weight"),
+    *_gated("experts.local_experts.{expert}", "experts.{expert}"),
+)
+"""A layer's experts, of which a router chooses some for a token by a softmax."""
+GATED_EXPERT = (
+    *_gated("shared_experts", "shared_expert"),
+    rule("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
+)
+"""One that every token goes to, weighed by a gate of its own."""
+SIGMOID_EXPERTS = (
+    *EXPERTS,
+    rule("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias"),
+    *_gated("shared_experts", "shared_experts"),
+)
+"""Scored by a sigmoid and chosen with a bias, which is not trained; with one more for all (DeepSeek-V3, arXiv:2412.19437)."""
+DENSE = (*NORMS, *ATTENTION, *MLP)
+"""A pre-norm, gated, grouped-query decoder layer as Llama laid it out."""
 
 _GLM = Family("glm", (*NORMS, *ATTENTION, *qkv_bias("attention_bias"), *JOINED_MLP), interleaved=True, partial=True)
 _GLM_MOE = (*DENSE, *(replace(rule, when="use_qk_norm") for rule in QK_NORM), *qkv_bias("attention_bias"))
