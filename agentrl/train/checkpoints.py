@@ -27,9 +27,8 @@ FORMAT = 1
 TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron's file that names the newest checkpoint of a folder: `release`, or the number of `iter_0000010`."""
 
-_DIGESTED = (
-    2**26
-)  # of larger files, which hold tensors, the size has to do: to read them again takes as long as to save
+_DIGESTED = 2**26
+"""Bytes; of larger files, which hold tensors, the size has to do: to read them again takes as long as to save."""
 _ENTRIES = {"step": int, "stepped": bool, "layout": dict, "model": dict, "optimizer": dict}
 
 
@@ -48,10 +47,6 @@ class Identity:
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
 
-    def entries(self) -> dict[str, Any]:
-        """For the manifest."""
-        return {"model": self.model, "optimizer": self.optimizer}
-
     def check(self, path: Path, manifest: Mapping[str, Any]) -> None:
         """Raises `CheckpointError`, which says what differs, if the checkpoint at `path` is damaged or another one's."""
         files = manifest.get("files")  # there is none in checkpoints of before it was written
@@ -69,13 +64,9 @@ def check_critic(path: Path, *, wanted: bool) -> None:
     """Raises `CheckpointError` unless the checkpoint at `path` holds a critic exactly if one is wanted."""
     if (path / CRITIC / MANIFEST).is_file() == wanted:
         return
-    differ = (
-        "it holds no critic, and this run's algorithm learns one"
-        if wanted
-        else "it holds a critic, and this run has none"
-    )
+    holds = "no critic, and this run's algorithm learns one" if wanted else "a critic, and this run has none"
     raise CheckpointError(
-        f"{path}: {differ}; use its --advantage-estimator to go on, or start another --output-dir from its model: "
+        f"{path}: it holds {holds}; use its --advantage-estimator to go on, or start another --output-dir from its model: "
         "--hf-checkpoint with the folder that its run wrote"
     )
 

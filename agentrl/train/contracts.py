@@ -1,9 +1,9 @@
-"""`TrainBackend`: what a run asks of a training framework, as three contracts that the type checker holds.
+"""`TrainBackend`: what a run asks of a training framework.
 
 1. One backend object lives in each trainer process; all processes make the same calls in the same order, because
    most of them are collective.
 2. A batch goes in whole on every rank (it is shared memory); the backend takes its own part by the same pure plan
-   (`packing.plan`) on every rank, so nothing needs to be scattered.
+   (`packing.make_plan`) on every rank, so nothing needs to be scattered.
 3. Weights leave under Hugging Face names and in Hugging Face layout, whatever the parallel layout inside.
 4. `backends.backend_class` is the only place that knows which backends there are.
 """
@@ -66,12 +66,40 @@ class Prepared:
     metrics: Mapping[str, float]
 
 
-class Training(ABC):
-    """Optimizer steps, log-probabilities and values.
+class TrainBackend(ABC):
+    """One rank of a trainer. All backends are made with the same arguments; `init` does the work.
 
     A critic with processes of its own takes part in a rollout so: its processes give `values`, the actor's `prepare` the
     batch with them, and both `train` on what was prepared.
+
+    Args:
+        settings: the trainer's settings; `hf_checkpoint` names the starting weights.
+        algorithm: the objective's settings.
+        rollout_temperature: the sampling temperature, by which logits are divided.
+        total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
+        device: `cuda`, `cpu`, or whichever this machine has.
+        learners: the models that learn in this process; one of the critic alone knows values, training and checkpoints.
+        hooks: code in another trainer's form; by default there is none.
     """
+
+    @final
+    def __init__(
+        self,
+        settings: TrainSettings,
+        algorithm: AlgorithmSettings,
+        *,
+        rollout_temperature: float = 1.0,
+        total_steps: int | None = None,
+        device: Device = "auto",
+        learners: Learners = "all",
+        hooks: TrainHooks = NO_HOOKS,
+    ) -> None:
+        if settings.hf_checkpoint is None:
+            raise TrainError("the trainer needs hf_checkpoint, the Hugging Face folder to start from")
+        self.settings, self.algorithm, self.hooks = settings, hooks.objective(algorithm), hooks
+        self.temperature, self.total_steps, self.device_kind = rollout_temperature, total_steps, device
+        self.learners = learners
+        self.folder = HFFolder(settings.hf_checkpoint)
 
     @abstractmethod
     def init(self, where: RankInfo) -> None:
@@ -143,9 +171,7 @@ class Training(ABC):
     def close(self) -> None:
         """Leave all process groups. Collective."""
 
-
-class Weights(ABC):
-    """The actor's weights on their way to the engines."""
+    # ---- the actor's weights on their way to the engines -------------------------------------------------
 
     @abstractmethod
     def weight_specs(self) -> list[WeightSpec]:
@@ -188,9 +214,7 @@ class Weights(ABC):
     def close_weight_group(self) -> None:
         """Leave the group that `init_weight_group` opened, if any."""
 
-
-class Memory(ABC):
-    """What the rank gives back while engines on the same devices generate. Nothing else is called in between."""
+    # ---- memory while engines on the same devices generate: nothing else is called in between ------------
 
     @abstractmethod
     def offload(self) -> None:
@@ -204,9 +228,7 @@ class Memory(ABC):
     def onload(self) -> None:
         """Bring it all back, bit for bit but for gradients, which are zero; twice is once."""
 
-
-class Durable(ABC):
-    """What outlives the process."""
+    # ---- what outlives the process -----------------------------------------------------------------------
 
     @abstractmethod
     def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
@@ -236,36 +258,3 @@ class Durable(ABC):
 
         `served`: engines are about to read it.
         """
-
-
-class TrainBackend(Training, Weights, Memory, Durable, ABC):
-    """One rank of a trainer. All backends are made with the same arguments; `init` does the work.
-
-    Args:
-        settings: the trainer's settings; `hf_checkpoint` names the starting weights.
-        algorithm: the objective's settings.
-        rollout_temperature: the sampling temperature, by which logits are divided.
-        total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
-        device: `cuda`, `cpu`, or whichever this machine has.
-        learners: the models that learn in this process; one of the critic alone knows values, training and checkpoints.
-        hooks: code in another trainer's form; by default there is none.
-    """
-
-    @final
-    def __init__(
-        self,
-        settings: TrainSettings,
-        algorithm: AlgorithmSettings,
-        *,
-        rollout_temperature: float = 1.0,
-        total_steps: int | None = None,
-        device: Device = "auto",
-        learners: Learners = "all",
-        hooks: TrainHooks = NO_HOOKS,
-    ) -> None:
-        if settings.hf_checkpoint is None:
-            raise TrainError("the trainer needs hf_checkpoint, the Hugging Face folder to start from")
-        self.settings, self.algorithm, self.hooks = settings, hooks.objective(algorithm), hooks
-        self.temperature, self.total_steps, self.device_kind = rollout_temperature, total_steps, device
-        self.learners = learners
-        self.folder = HFFolder(settings.hf_checkpoint)

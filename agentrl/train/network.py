@@ -49,11 +49,25 @@ class Shape(Protocol):
     @property
     def vocab(self) -> int: ...
     @property
-    def attention_crossover(self) -> int:
-        """The length, in tokens, at which a sequence's causal attention costs as much as everything else."""
+    def matrices(self) -> int:
+        """Matrix weights that a token is multiplied with; of experts those that it meets."""
 
-    def forward_flops(self, lengths: NDArray[np.int64]) -> float:
-        """Operations of a forward pass over sequences of these lengths, each by itself."""
+    @property
+    def channels(self) -> int:
+        """Of keys and of values, over all heads and layers."""
+
+
+def attention_crossover(shape: Shape) -> int:
+    """The length, in tokens, at which a sequence's causal attention costs as much as everything else.
+
+    A token costs 2 operations a matrix weight; attention over n tokens, halved by causality, n^2 a channel.
+    """
+    return 2 * shape.matrices // shape.channels
+
+
+def forward_flops(shape: Shape, lengths: NDArray[np.int64]) -> float:
+    """Operations of a forward pass over sequences of these lengths, each by itself, attention halved by causality."""
+    return 2 * float(lengths.sum()) * shape.matrices + float((lengths.astype(np.float64) ** 2).sum()) * shape.channels
 
 
 class Network(ABC):

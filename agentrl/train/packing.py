@@ -19,7 +19,6 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from agentrl.errors import TrainError
-from agentrl.train.settings import TrainSettings
 from agentrl.train.tree import Prefixes, Tree
 
 Microbatch = tuple[int, ...]
@@ -50,31 +49,6 @@ class Plan:
     def num_microbatches(self) -> int:
         """Microbatches of each rank."""
         return len(self.ranks[0])
-
-
-def plan(
-    lengths: Sequence[int],
-    prefixes: Prefixes | None,
-    settings: TrainSettings,
-    data_parallel_size: int,
-    attention_crossover: int | None = None,
-) -> Plan:
-    """The plan that the settings ask for; `lengths` [S] are tokens that each sample puts in."""
-    budget = None
-    if settings.use_dynamic_batch_size and settings.max_tokens_per_gpu is not None:
-        budget = settings.max_tokens_per_gpu * settings.context_parallel_size
-    cp = settings.context_parallel_size
-    return make_plan(
-        lengths,
-        data_parallel_size,
-        prefixes=prefixes,
-        max_tokens=budget,
-        micro_batch_size=settings.micro_batch_size,
-        # Context parallelism cuts each run of tokens into 2 * cp equal chunks (zigzag).
-        alignment=2 * cp if cp > 1 else 1,
-        balance=settings.balance_data,
-        attention_crossover=attention_crossover,
-    )
 
 
 def make_plan(

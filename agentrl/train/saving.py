@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -39,17 +40,15 @@ def save(
     ranks, store = slot.place.ranks, slot.network.store
     stepped = slot.optimizer.stepped and not slot.place.settings.no_save_optim
     state = slot.state(stepped=stepped, is_loading=False) | {"rng": store.random(ranks)}
-    manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **slot.identity.entries()}
+    manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **dataclasses.asdict(slot.identity)}
     if reference is not None:
         state[_REFERENCE], manifest[_REFERENCE] = reference.network.state(f"{_REFERENCE}."), True
     manifest["lr_decay_end"] = end_of_decay(slot.place.settings, slot.optimizer.total_steps)
     with writing(path, manifest, leader=ranks.rank == 0, barrier=dist.barrier) as partial:
         try:
             store.save(state, partial)
-        except (
-            Exception,
-            CheckpointException,
-        ) as error:  # torch's writer has no type for a full disk, and no word for it
+        # Torch's writer has no type for a full disk, and no word for it.
+        except (Exception, CheckpointException) as error:
             free = shutil.disk_usage(partial.parent).free / 2**20
             raise CheckpointError(
                 f"{path} could not be written, with {free:.1f} MiB free on its disk: {_last_line(error)}; earlier "

@@ -2,6 +2,7 @@
 
 import os.path
 import re
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -217,61 +218,45 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = [*self._batch_problems(), *self._schedule_problems(), *self._layout_problems()]
-        if problems:
+        if problems := [text for wrong, text in self._problems() if wrong]:
             raise ValueError("; ".join(problems))
         return self
 
-    def _batch_problems(self) -> list[str]:
-        problems = []
-        if self.use_dynamic_batch_size and self.max_tokens_per_gpu is None:
-            problems.append("use_dynamic_batch_size needs max_tokens_per_gpu")
-        if self.max_tokens_per_gpu is not None and not self.use_dynamic_batch_size:
-            problems.append("max_tokens_per_gpu has no effect without use_dynamic_batch_size; set that too")
-        return problems
-
-    def _schedule_problems(self) -> list[str]:
-        problems = []
-        if self.min_lr > self.lr:
-            problems.append(f"min_lr {self.min_lr} is above lr {self.lr}")
-        if self.lr_warmup_init > self.lr:
-            problems.append(f"lr_warmup_init {self.lr_warmup_init} is above lr {self.lr}")
-        if self.lr_warmup_iters and self.lr_warmup_fraction is not None:
-            problems.append("set lr_warmup_iters or lr_warmup_fraction, not both")
-        if self.lr_decay_iters is not None and self.lr_warmup_iters >= self.lr_decay_iters:
-            problems.append(f"lr_warmup_iters {self.lr_warmup_iters} must be below lr_decay_iters")
-        if self.lr_decay_iters is not None and self.critic_lr_warmup_iters >= self.lr_decay_iters:
-            problems.append(f"critic_lr_warmup_iters {self.critic_lr_warmup_iters} must be below lr_decay_iters")
-        if self.lr_decay_style == "WSD" and self.lr_wsd_decay_iters is None:
-            problems.append("lr_decay_style WSD needs lr_wsd_decay_iters")
-        if self.muon_lr is not None and self.optimizer != "muon":
-            problems.append("muon_lr has no effect with optimizer adam; set optimizer to muon")
-        if all(getattr(self, name) for name in PATTERNS):
-            problems.append(f"{' and '.join(PATTERNS)} both say what learns; leave one of them out")
-        return problems
-
-    def _layout_problems(self) -> list[str]:
-        problems = []
-        if self.optimizer == "muon" and self.tensor_model_parallel_size > 1:
-            problems.append("optimizer muon needs whole matrices: set tensor_model_parallel_size to 1, or use adam")
-        if self.optimizer == "muon" and self.expert_model_parallel_size > 1:
-            problems.append("optimizer muon needs all experts: set expert_model_parallel_size to 1, or use adam")
-        if self.optimizer == "muon" and self.use_distributed_optimizer:
-            problems.append("optimizer muon cannot be sharded: turn use_distributed_optimizer off, or use adam")
-        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
-            problems.append("sequence_parallel needs tensor_model_parallel_size above 1")
-        if self.recompute_granularity == "full" and (
-            self.recompute_method is None or self.recompute_num_layers is None
-        ):
-            problems.append("recompute_granularity full needs recompute_method and recompute_num_layers")
-        for name in ("recompute_method", "recompute_num_layers"):
-            if self.recompute_granularity != "full" and getattr(self, name) is not None:
-                problems.append(f"{name} needs recompute_granularity full")
-        if not self.attention_softmax_in_fp32:
-            problems.append(
-                "attention_softmax_in_fp32 cannot be turned off: torch's attention always works so; leave it out"
-            )
-        return problems
+    def _problems(self) -> Iterator[tuple[object, str]]:
+        """What would be wrong with the settings, and whether it is."""
+        dynamic, most = self.use_dynamic_batch_size, self.max_tokens_per_gpu
+        yield dynamic and most is None, "use_dynamic_batch_size needs max_tokens_per_gpu"
+        useless = "max_tokens_per_gpu has no effect without use_dynamic_batch_size; set that too"
+        yield most is not None and not dynamic, useless
+        for name in ("min_lr", "lr_warmup_init"):
+            yield (rate := getattr(self, name)) > self.lr, f"{name} {rate} is above lr {self.lr}"
+        both = self.lr_warmup_iters and self.lr_warmup_fraction is not None
+        yield both, "set lr_warmup_iters or lr_warmup_fraction, not both"
+        for name in ("lr_warmup_iters", "critic_lr_warmup_iters"):
+            late = self.lr_decay_iters is not None and getattr(self, name) >= self.lr_decay_iters
+            yield late, f"{name} {getattr(self, name)} must be below lr_decay_iters"
+        endless = self.lr_decay_style == "WSD" and self.lr_wsd_decay_iters is None
+        yield endless, "lr_decay_style WSD needs lr_wsd_decay_iters"
+        both = all(getattr(self, name) for name in PATTERNS)
+        yield both, f"{' and '.join(PATTERNS)} both say what learns; leave one of them out"
+        muon, tp = self.optimizer == "muon", self.tensor_model_parallel_size
+        useless = "muon_lr has no effect with optimizer adam; set optimizer to muon"
+        yield self.muon_lr is not None and not muon, useless
+        cut = "optimizer muon needs whole matrices: set tensor_model_parallel_size to 1, or use adam"
+        yield muon and tp > 1, cut
+        cut = "optimizer muon needs all experts: set expert_model_parallel_size to 1, or use adam"
+        yield muon and self.expert_model_parallel_size > 1, cut
+        cut = "optimizer muon cannot be sharded: turn use_distributed_optimizer off, or use adam"
+        yield muon and self.use_distributed_optimizer, cut
+        lonely = self.sequence_parallel and tp == 1
+        yield lonely, "sequence_parallel needs tensor_model_parallel_size above 1"
+        full, how = self.recompute_granularity == "full", ("recompute_method", "recompute_num_layers")
+        lacks = any(getattr(self, name) is None for name in how)
+        yield full and lacks, f"recompute_granularity full needs {' and '.join(how)}"
+        for name in how:
+            yield not full and getattr(self, name) is not None, f"{name} needs recompute_granularity full"
+        always = "attention_softmax_in_fp32 cannot be turned off: torch's attention always works so; leave it out"
+        yield not self.attention_softmax_in_fp32, always
 
     @property
     def of_critic(self) -> "TrainSettings":

@@ -25,9 +25,9 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import Identity
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import Rows, inputs_of
-from agentrl.train.network import Place, frozen
+from agentrl.train.network import Place, attention_crossover, frozen
 from agentrl.train.objective import StepInputs
-from agentrl.train.packing import Plan, plan
+from agentrl.train.packing import Plan, make_plan
 from agentrl.train.tree import Prefixes
 
 
@@ -48,7 +48,17 @@ class ModelSlot:
         inputs = inputs_of(batch)
         self.network.check(max(map(len, inputs), default=0))
         prefixes = Prefixes.of(inputs) if chosen.share_prefixes else None
-        return plan(list(map(len, inputs)), prefixes, chosen, dp, self.shape.attention_crossover)
+        cp, most = chosen.context_parallel_size, chosen.max_tokens_per_gpu
+        return make_plan(
+            list(map(len, inputs)),
+            dp,
+            prefixes=prefixes,
+            max_tokens=most and most * cp,
+            micro_batch_size=chosen.micro_batch_size,
+            alignment=2 * cp if cp > 1 else 1,  # context parallelism cuts each run of tokens into 2 * cp equal chunks
+            balance=chosen.balance_data,
+            attention_crossover=attention_crossover(self.shape),
+        )
 
     def log_probs(self, batch: TrainBatch, rows: Rows) -> NDArray[np.float32]:
         """Natural-log probabilities [R] in the batch's flat response layout, 0 where `rows` leaves out, on every rank."""

@@ -18,6 +18,7 @@ import random
 import tempfile
 import time
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -40,7 +41,8 @@ from agentrl.train.contracts import ModelRole, Prepared, RankInfo, TrainBackend,
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
 from agentrl.train.microbatches import Rows
-from agentrl.train.network import Network, Place
+from agentrl.train.network import Network, Place, forward_flops
+from agentrl.train.objective import estimate, explained_variance, step_inputs
 from agentrl.train.profiling import memory, profiled
 from agentrl.train.ranks import Ranks, pick
 from agentrl.train.slots import CriticSlot, ModelSlot, TrainedSlot, Unadapted
@@ -65,7 +67,7 @@ class Trainer(TrainBackend):
     """Whether the reference is no longer the model that it was loaded from."""
     _group: WeightGroup | None = None
     _parked: Parked | None = None
-    _seconds: dict[str, float]
+    _seconds: defaultdict[str, float]
     _details: Mapping[str, NDArray[np.float16]]
 
     # ---- start --------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ class Trainer(TrainBackend):
         torch.use_deterministic_algorithms(self.settings.deterministic_mode)
         self.ranks = self.join(where)
         self.seed(self.settings.seed)
-        self._seconds = {}
+        self._seconds = defaultdict(float)
         self.hooks.started()
         place = Place(self.settings, self.ranks, self.device, self.temperature, self.hooks, self.network)
         if self.learners != "critic":
@@ -136,11 +138,11 @@ class Trainer(TrainBackend):
         if slot is None:
             what, remedy = _ABSENT[model]
             raise TrainError(f"there is no {what} model: set {remedy} to have one loaded")
-        self.hooks.before_log_probs(slot.network.model, "" if model == "actor" else f"{model}_")
+        prefix = "" if model == "actor" else f"{model}_"
+        self.hooks.before_log_probs(slot.network.model, prefix)
         started = time.perf_counter()
         found = slot.log_probs(batch, rows)
-        name = _TIMED[model]
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+        self._seconds[f"{prefix}log_probs"] += time.perf_counter() - started
         return found
 
     def values(self, batch: TrainBatch) -> NDArray[np.float32]:
@@ -172,7 +174,7 @@ class Trainer(TrainBackend):
 
     def _train(self, batch: TrainBatch, step: int, prepared: Prepared | None) -> dict[str, float]:
         started = time.perf_counter()
-        self._seconds = {}
+        self._seconds = defaultdict(float)
         prepared = prepared or self.prepare(batch)
         learning = time.perf_counter()
         arrays: Mapping[str, Tensor]
@@ -187,7 +189,7 @@ class Trainer(TrainBackend):
         times = {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
         if self.learners != "critic":
             times["perf/actor_train_time"] = time.perf_counter() - learning
-            done = 3 * self.actor.shape.forward_flops(np.diff(batch.offsets)) / self.ranks.world
+            done = 3 * forward_flops(self.actor.shape, np.diff(batch.offsets)) / self.ranks.world
             times["perf/actor_train_tflops"] = done / times["perf/actor_train_time"] / 1e12
         apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
         if self.algorithm.use_rollout_logprobs:
@@ -212,8 +214,6 @@ class Trainer(TrainBackend):
         return self._details
 
     def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
-        from agentrl.train.objective import estimate, explained_variance
-
         self._check_ids(batch, self.actor, self.folder.path)
         if self.teacher is not None:
             self._check_ids(batch, self.teacher, self.settings.opd_teacher_load)
@@ -273,8 +273,6 @@ class Trainer(TrainBackend):
         seen: NDArray[np.float32],
     ) -> dict[str, float]:
         """One optimizer step on the samples at `indices`; `seen` [R] takes their log-probs."""
-        from agentrl.train.objective import step_inputs
-
         algorithm = algorithm_of(self.algorithm)
         part, inputs = step_inputs(batch, indices, arrays, algorithm)
         learned = {} if self.critic is None else self.critic.step(part, inputs, algorithm, number)
@@ -400,5 +398,4 @@ def _details(batch: TrainBatch, arrays: Mapping[str, NDArray[np.float32]]) -> di
     return {name: np.where(batch.loss_mask == 1, half, np.float16(np.nan)) for name, half in clipped.items()}
 
 
-_TIMED = {"actor": "log_probs", "ref": "ref_log_probs", "teacher": "teacher_log_probs"}
 _ABSENT = {"ref": ("reference", "use_kl_loss or kl_coef"), "teacher": ("teacher", "use_opd and opd_teacher_load")}

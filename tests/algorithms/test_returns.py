@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
+from agentrl.algorithms.ops.clipping import value_loss
 from agentrl.algorithms.ops.returns import (
     discounted_returns,
     generalized_advantages,
@@ -16,7 +17,6 @@ from agentrl.algorithms.ops.returns import (
     sample_rewards,
     token_rewards,
 )
-from agentrl.algorithms.ops.clipping import value_loss
 from agentrl.errors import SettingsError, TrainError
 
 

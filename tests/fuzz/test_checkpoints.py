@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import random
@@ -14,7 +15,7 @@ from agentrl.train.checkpoints import Found, Identity, latest, read_manifest, wr
 from tests.fuzz.mutate import counts, fuzz, of_bytes, of_tree
 
 IDENTITY = Identity({"layers": 2, "hidden": 64}, {"optimizer": "adam"})
-ENTRIES = {"step": 3, "stepped": True, "layout": {"tp": 1, "dp": 2}, **IDENTITY.entries()}
+ENTRIES = {"step": 3, "stepped": True, "layout": {"tp": 1, "dp": 2}, **dataclasses.asdict(IDENTITY)}
 
 
 @counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ IDENTITY = Identity({"layers": 2, "hidden": 64}, {"optimizer": "adam"})
 
 
 def manifest(step: int) -> dict[str, object]:
-    return {"step": step, "stepped": True, "layout": {"tp": 1}, **IDENTITY.entries()}
+    return {"step": step, "stepped": True, "layout": {"tp": 1}, **dataclasses.asdict(IDENTITY)}
 
 
 def write(path: Path, step: int, content: str = "weights", interrupted: bool = False) -> None:

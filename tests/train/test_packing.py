@@ -1,6 +1,8 @@
 """Plans: what always holds, and how good they are beside simpler ones and the optimum."""
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import TrainError
-from agentrl.train.packing import Plan, balanced_partition, first_fit_decreasing, make_plan, padded, plan
+from agentrl.sample import Sample
+from agentrl.train.batch import TrainBatch
+from agentrl.train.packing import Plan, balanced_partition, first_fit_decreasing, make_plan, padded
 from agentrl.train.settings import TrainSettings
+from agentrl.train.slots import ModelSlot
 from agentrl.train.tree import LEAST, Ids, Prefixes, Tree
 from tests.train.test_tree import sequences
 
@@ -71,7 +76,6 @@ def test_a_long_sample_counts_for_more_than_its_tokens() -> None:
     assert rank_tokens(lengths, make_plan(lengths, 2, max_tokens=800)) == [600, 600]
     by_work = make_plan(lengths, 2, max_tokens=800, attention_crossover=1)
     assert sorted(rank_tokens(lengths, by_work)) == [400, 800]
-    assert plan(lengths, None, TrainSettings(use_dynamic_batch_size=True, max_tokens_per_gpu=800), 2, 1) == by_work
 
 
 @given(lengths_st, st.integers(1, 300))
@@ -150,15 +154,6 @@ def test_the_plan_is_the_same_every_time() -> None:
     assert make_plan(lengths, 2, max_tokens=16) == make_plan(list(lengths), 2, max_tokens=16)
 
 
-def test_settings_become_a_plan() -> None:
-    settings = TrainSettings(use_dynamic_batch_size=True, max_tokens_per_gpu=16, context_parallel_size=2)
-    made = plan([5, 9, 30], None, settings, 1)
-    assert made.alignment == 4
-    assert made.num_microbatches == 2  # 32 tokens over two devices; 8 + 12 go together
-    fixed = plan([5, 9, 30], None, TrainSettings(micro_batch_size=2, balance_data=False), 1)
-    assert fixed.ranks == (((0, 1), (2,)),)
-
-
 def computed(found: list[Ids], samples: tuple[int, ...]) -> int:
     """Tokens of a microbatch's tree."""
     chosen = [found[i] for i in samples]
@@ -221,3 +216,21 @@ def test_short_questions_after_one_system_prompt_do_not_overfill() -> None:
     for microbatch in (mb for rank in made.ranks for mb in rank):
         own = [samples[i] for i in microbatch]
         assert Tree.of([len(ids) for ids in own], Prefixes.of(own)).tokens <= 2048
+
+
+def test_settings_become_a_plan() -> None:
+    def planned(**chosen: Any) -> Plan:
+        place = SimpleNamespace(settings=TrainSettings(share_prefixes=False, **chosen), ranks=SimpleNamespace(dp=1))
+        network, shape = SimpleNamespace(check=lambda _: None), SimpleNamespace(matrices=1, channels=1)
+        slot: Any = SimpleNamespace(place=place, network=network, shape=shape)
+        samples = []
+        for length in (5, 9, 30):
+            samples.append(sample := Sample(reward=0.0))
+            sample.set_prompt_tokens([1] * length)
+            sample.append_model([2], [-1.0])
+        return ModelSlot.plan(slot, TrainBatch.from_samples([samples]))
+
+    made = planned(use_dynamic_batch_size=True, max_tokens_per_gpu=16, context_parallel_size=2)
+    assert made.alignment == 4
+    assert made.num_microbatches == 2  # 32 tokens over two devices; 8 + 12 go together
+    assert planned(micro_batch_size=2, balance_data=False).ranks == (((0, 1), (2,)),)

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
@@ -177,20 +175,15 @@ class Values(torch.nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What planning and measuring need of a model's sizes: see `train.network.Shape`.
-
-    Attributes:
-        matrices: weights that a token is multiplied with; of experts those that it meets.
-        channels: of queries, over all heads and layers.
-    """
+class ModelShape:
+    """See `train.network.Shape`."""
 
     vocab: int
     matrices: int
     channels: int
 
     @classmethod
-    def of(cls, model: Any) -> Shape:
+    def of(cls, model: Any) -> ModelShape:
         """Of a transformers model."""
         config = getattr(model, "model", model).config
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -200,12 +193,4 @@ class Shape:
             if parameter.dim() > 1 and parameter is not unused:
                 met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
                 matrices += int(parameter.numel() * (met or 1))
-        return cls(config.vocab_size, matrices, config.num_hidden_layers * config.num_attention_heads * dim)
-
-    @property
-    def attention_crossover(self) -> int:
-        return self.matrices // self.channels
-
-    def forward_flops(self, lengths: NDArray[np.int64]) -> float:
-        tokens, squares = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
-        return 2 * tokens * self.matrices + 2 * squares * self.channels
+        return cls(config.vocab_size, matrices, 2 * config.num_hidden_layers * config.num_attention_heads * dim)

@@ -21,7 +21,7 @@ from agentrl.lora import merged, off
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.fsdp.attention import Pack
-from agentrl.train.fsdp.model import Shape, config_of, load, sizes_of
+from agentrl.train.fsdp.model import ModelShape, config_of, load, sizes_of
 from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
 from agentrl.train.fsdp.routing import replaying
 from agentrl.train.hf import HFFolder
@@ -90,7 +90,7 @@ class FsdpNetwork(Network):
         self.place, self.sizes = place, sizes_of(folder)
         self.config = config_of(folder)
         self.model = load(folder, place, values=values, learns=learns)
-        self.shape = Shape.of(self.model)
+        self.shape = ModelShape.of(self.model)
         if learns and frozen(place.settings):
             parameters = dict(self.model.named_parameters())
             chosen = learning(place.settings, [(name,) for name in parameters])

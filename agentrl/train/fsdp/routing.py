@@ -50,12 +50,8 @@ def replaying(model: Any) -> tuple[list[bool], int, int]:
     sparse, experts = [False] * config.num_hidden_layers, 0
     for name, module in modules.items():
         if (place := _LAYER.fullmatch(name)) and not isinstance(module, torch.nn.ModuleList):
-            replay, mixture, layer, experts = (
-                Replay(),
-                modules[name.rpartition(".")[0]],
-                int(place[2]),
-                module.num_experts,
-            )
+            mixture, layer = modules[name.rpartition(".")[0]], int(place[2])
+            replay, experts = Replay(), module.num_experts
             modules[place[1]].register_forward_pre_hook(partial(replay.hand, "pack", layer), with_kwargs=True)
             mixture.forward = partial(_forward, mixture.forward, replay, experts)
             sparse[layer] = True

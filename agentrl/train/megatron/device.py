@@ -89,17 +89,11 @@ class _TorchOnCpu(types.ModuleType):
 
 
 def _patch_torch() -> None:
-    def nothing(*_args: Any, **_kwargs: Any) -> None:
-        return None
-
-    def same(self: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        return self
-
     cuda: Any = torch.cuda
-    cuda.current_device = lambda: CPU
-    cuda.synchronize = cuda.current_stream = cuda.default_stream = nothing
     tensor: Any = torch.Tensor
-    tensor.cuda = same
+    cuda.synchronize = cuda.current_stream = cuda.default_stream = lambda *_, **__: None
+    cuda.current_device = lambda: CPU
+    tensor.cuda = lambda self, *_, **__: self
 
 
 def _patch_experts() -> None:
@@ -187,16 +181,12 @@ def _patch_rng() -> None:
                 finally:
                     self.states_[name] = torch.get_rng_state()
 
-    def get_state(*_args: Any, **_kwargs: Any) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_state(state: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
-        torch.set_rng_state(state)
-
-    megatron_random._CUDA_RNG_STATE_TRACKER = CpuRngTracker()
-    megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
-    megatron_random._get_cuda_rng_state = get_state
-    megatron_random._set_cuda_rng_state = set_state
+    vars(megatron_random).update(
+        _CUDA_RNG_STATE_TRACKER=CpuRngTracker(),
+        _CUDA_RNG_STATE_TRACKER_INITIALIZED=True,
+        _get_cuda_rng_state=lambda *_, **__: torch.get_rng_state(),
+        _set_cuda_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
+    )
 
 
 def mend_distributed_optimizer(cls: Any) -> None:

@@ -26,6 +26,18 @@ from agentrl.train.megatron.layers import block_spec
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.settings import TrainSettings
 
+_ALIKE = {
+    *(
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "sequence_parallel",
+        "bf16",
+    ),
+    *("attention_softmax_in_fp32", "recompute_granularity", "recompute_method", "recompute_num_layers"),
+}
+"""Settings that megatron calls so too."""
+
 
 def transformer_config(shape: ModelShape, family: Family, settings: TrainSettings, device: torch.device) -> Any:
     """Megatron's config for a model's sizes and the run's settings.
@@ -53,19 +65,10 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
         rotary_interleaved=family.interleaved and not shape.latent,  # `LatentAttention` always does
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        tensor_model_parallel_size=settings.tensor_model_parallel_size,
-        pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
-        context_parallel_size=settings.context_parallel_size,
-        sequence_parallel=settings.sequence_parallel,
         variable_seq_lengths=settings.pipeline_model_parallel_size > 1,
         moe_token_dispatcher_type="alltoall",  # which takes packs of any length
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        bf16=settings.bf16,
-        attention_softmax_in_fp32=settings.attention_softmax_in_fp32,
-        recompute_granularity=settings.recompute_granularity,
-        recompute_method=settings.recompute_method,
-        recompute_num_layers=settings.recompute_num_layers,
         calculate_per_token_loss=True,
         use_cpu_initialization=device.type == "cpu",
         # Not for the values, which are loaded: it is here that megatron marks parameters as tensor-parallel, by which
@@ -78,6 +81,7 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         cross_entropy_loss_fusion=False,
+        **settings.model_dump(include=_ALIKE),
         **_of_experts(shape.mixture, family, settings),
     )
 

@@ -20,6 +20,12 @@ from agentrl.train.network import frozen
 from agentrl.train.optimizer import Optimizer
 from agentrl.train.settings import TrainSettings
 
+_ALIKE = {
+    *("lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16"),
+    "use_distributed_optimizer",
+}
+"""Settings that megatron calls so too."""
+
 
 def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) -> torch.nn.Module:
     """Wrap the model with megatron's gradient buffers and data-parallel reductions (in float32).
@@ -59,16 +65,8 @@ class MegatronOptimizer(Optimizer):
         self.sharding = sharding(settings, layout)
         config = OptimizerConfig(
             optimizer="adam",
-            lr=settings.lr,
-            min_lr=settings.min_lr,
-            weight_decay=settings.weight_decay,
-            adam_beta1=settings.adam_beta1,
-            adam_beta2=settings.adam_beta2,
-            adam_eps=settings.adam_eps,
-            clip_grad=settings.clip_grad,
-            bf16=settings.bf16,
             params_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
-            use_distributed_optimizer=settings.use_distributed_optimizer,
+            **settings.model_dump(include=_ALIKE),
         )
         if settings.optimizer == "muon":
             self.inner: Any = _muon(model, settings, config, layout)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import ModelShape
+from agentrl.train.network import forward_flops
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
@@ -26,9 +27,9 @@ def test_operations_are_those_that_torch_counts(arch: Arch, tmp_path: Path) -> N
     with FlopCounterMode(display=False) as counted, torch.no_grad():
         model(torch.zeros(1, length, dtype=torch.int64))
     attention = 2 * 2 * length**2 * shape.layers * shape.heads * shape.head_dim  # torch computes the masked half too
-    assert shape.forward_flops(np.array([length])) == counted.get_total_flops() - attention / 2
-    both = shape.forward_flops(np.array([length, length]))
-    assert both == 2 * shape.forward_flops(np.array([length]))
+    assert forward_flops(shape, np.array([length])) == counted.get_total_flops() - attention / 2
+    both = forward_flops(shape, np.array([length, length]))
+    assert both == 2 * forward_flops(shape, np.array([length]))
 
 
 def test_a_rollout_says_what_it_took_and_is_profiled_where_that_was_asked_for(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_a_rollout_says_what_it_took_and_is_profiled_where_that_was_asked_for(tm
         rows = [made.train(batch, 2 * rollout) for rollout in range(2)]
         shape = made.actor.shape
     for row in rows:
-        done = 3 * shape.forward_flops(np.diff(batch.offsets))
+        done = 3 * forward_flops(shape, np.diff(batch.offsets))
         assert row["perf/actor_train_tflops"] * row["perf/actor_train_time"] == pytest.approx(done / 1e12)
         parts = [row[f"perf/{name}_time"] for name in ("log_probs", "ref_log_probs", "actor_train")]
         assert 0 < sum(parts) <= row["train_seconds"]

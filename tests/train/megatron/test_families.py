@@ -22,6 +22,7 @@ from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.model import transformer_config
+from agentrl.train.network import forward_flops
 from tests.engine.embedded.driver import make_engine, make_job, prompt, run
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
@@ -184,7 +185,7 @@ def test_what_latent_attention_costs(tmp_path: Path) -> None:
         shape = shape_of(folder.config)
         names = [n for n in folder.files if ".layers.0." in n and folder.tensor(n).dim() == 2]
         weights = sum(folder.tensor(n).numel() for n in names) * shape.layers + shape.hidden * shape.vocab
-        alone = shape.forward_flops(np.array([1])) - shape.layers * 4 * (24 + shape.value_dim)
+        alone = forward_flops(shape, np.array([1])) - shape.layers * 4 * (24 + shape.value_dim)
         assert alone == 2 * weights
 
 

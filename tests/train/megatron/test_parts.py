@@ -28,6 +28,7 @@ from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import FAMILIES, Family, Layout, ModelShape, family_of
 from agentrl.train.megatron.rope import Rope
 from agentrl.train.microbatches import Packer, inputs_of
+from agentrl.train.network import attention_crossover
 from agentrl.train.packing import make_plan
 from agentrl.train.tree import Prefixes
 from agentrl.train.weight_group import WeightGroup
@@ -330,7 +331,7 @@ def test_the_crossover_is_where_attention_costs_as_much_as_the_matrices() -> Non
               "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
     shape = ModelShape.from_config(config)
     weights = 4 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 24) + 8 * 100
-    n = shape.attention_crossover
+    n = attention_crossover(shape)
     assert attention_operations(n) <= 2 * n * weights
     assert attention_operations(n + 1) > 2 * (n + 1) * weights
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.train.megatron.families.mixture import Mixture
@@ -83,21 +81,13 @@ class ModelShape:
         return self.latent.value if self.latent else self.head_dim
 
     @property
-    def attention_crossover(self) -> int:
-        """The length, in tokens, at which a sequence's causal attention costs as much as the matrices.
-
-        A token costs 2 operations for each of a layer's P matrix weights; attention over n tokens, halved by causality,
-        n^2 per layer and channel of the heads' keys and values.
-        """
-        return self._matrices * 2 // (self.layers * self._channels)
+    def channels(self) -> int:
+        """See `train.network.Shape`."""
+        return self.layers * self.heads * (self.head_dim + self.value_dim)
 
     @property
-    def _channels(self) -> int:
-        return self.heads * (self.head_dim + self.value_dim)
-
-    @property
-    def _matrices(self) -> int:
-        """The matrix weights that a token meets."""
+    def matrices(self) -> int:
+        """See `train.network.Shape`."""
         attention = self.hidden * (self.heads + self.groups) * (self.head_dim + self.value_dim)
         if z := self.latent:
             queries, keys = self.heads * self.head_dim, self.heads * (self.head_dim - z.rotated + z.value)
@@ -107,11 +97,6 @@ class ModelShape:
         if not self.mixture:
             return rest + self.layers * dense
         return rest + sum(self.mixture.active(self.hidden) if has else dense for has in self.mixture.layers)
-
-    def forward_flops(self, lengths: NDArray[np.int64]) -> float:
-        """Operations of a forward pass over sequences of these lengths, each by itself, attention halved by causality."""
-        tokens, squares = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum())
-        return 2 * tokens * self._matrices + squares * self.layers * self._channels
 
 
 class Layout(Enum):
