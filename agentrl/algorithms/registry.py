@@ -1,9 +1,4 @@
-"""From a run's settings to its algorithm: the one place where names are known.
-
-1. `--loss-type` names an algorithm that has no advantages to estimate; with policy_loss and custom_loss
-   `--advantage-estimator` does.
-2. A name with a colon is a path to a user's `Estimator` or `Algorithm`, loaded when first used.
-"""
+"""From a run's settings to its algorithm: the one place where names are known."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """`TrainBatch`: what crosses from rollout to training, as flat numpy arrays.
 
-1. All samples' tokens lie one after the other in one array; offsets say where each sample begins. Nothing is padded.
-2. It is immutable (arrays are read-only) and holds arrays only, so Ray's object store shares it without copies.
-3. Sample order is kept; `select` and `split` give new batches of whole samples.
-4. `from_samples` is the check at the door: what a trainer cannot use is refused here, with the sample's index.
+All samples' tokens lie one after the other; offsets say where each begins. It is immutable and holds arrays only, so Ray's
+object store shares it without copies. `from_samples` refuses what a trainer cannot use, with the sample's index.
 """
 
 from __future__ import annotations

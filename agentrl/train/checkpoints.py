@@ -3,9 +3,7 @@
 1. A checkpoint is written into a hidden folder beside its place and renamed when complete; `manifest.json` is the
    last file in it. A folder without one is not a checkpoint, so an interrupted save is never found. It names the files,
    so that damage is noticed before anything is loaded.
-2. The manifest names the model's sizes and the kind of optimizer state; loading into another model, or under another
-   kind of optimizer state, says which of them differ.
-3. Nothing heavy is imported: a run looks for its checkpoints before it starts anything.
+2. Nothing heavy is imported: a run looks for its checkpoints before it starts anything.
 """
 
 import hashlib

@@ -1,10 +1,7 @@
 """Hugging Face model folders: read tensor by tensor, written atomically.
 
-1. `HFFolder(path)` reads `config.json` and safetensors weights (one file, or shards with an index). Tensors are read
-   one at a time; nothing is loaded before it is asked for. Those in blocks of float8, as DeepSeek's are published, are
-   multiplied out.
-2. `write(...)` takes a stream of named tensors and makes a whole folder: weights, config, and the tokenizer files of
-   the folder the model came from. The folder appears under its final name only when it is complete.
+Tensors are read one at a time, when they are asked for. Those in blocks of float8, as DeepSeek's are published, are
+multiplied out.
 """
 
 from __future__ import annotations
@@ -97,12 +94,12 @@ def write(
     source: HFFolder,
     max_shard_bytes: int = 4 << 30,
 ) -> None:
-    """Write a model folder atomically, replacing one of the same name.
+    """Write a whole model folder atomically, replacing one of the same name.
 
     Args:
         path: the folder to make.
         tensors: (name, tensor) pairs; each is moved to the CPU as it comes.
-        source: the folder whose config and tokenizer files are copied.
+        source: the folder that the model came from, whose config and tokenizer files are copied.
         max_shard_bytes: start a new weight file when the current one would grow past this.
     """
     target = Path(path)

@@ -1,8 +1,7 @@
 """From a batch and log-probs to what one optimizer step needs: advantages, weights per token, the loss's view of them.
 
-1. Advantages are computed over the whole rollout before its first step, so a step may hold part of a group.
-2. Weights are computed over one step's samples, so that a step's loss is their weighted sum in every layout. What the
-   user weighs multiplies them.
+Advantages are computed over the whole rollout before its first step, so a step may hold part of a group. Weights are computed
+over one step's samples, so that a step's loss is their weighted sum in every layout. What the user weighs multiplies them.
 """
 
 from __future__ import annotations

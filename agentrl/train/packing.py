@@ -1,7 +1,6 @@
 """Who computes what: samples spread over data-parallel ranks and packed into microbatches.
 
-1. Pure functions of the lengths, of what the samples begin with in common and of the layout: every rank computes the
-   same plan and takes its own row.
+1. Every rank computes the same plan and takes its own row.
 2. Every sample is in exactly one microbatch of one rank, and all ranks have the same number of microbatches (their
    collectives must match). Where a rank has fewer samples than that, its last microbatches are empty and the
    backend runs a dummy sequence with weight 0 for them.

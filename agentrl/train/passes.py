@@ -1,10 +1,7 @@
 """Passes over a batch: from what a model says of each microbatch to log-probs, a step's loss and its statistics.
 
-1. The loss of a step is `sum(weight * token loss)` over the whole step, with weights fixed beforehand. Gradients are plain
-   sums over microbatches, data-parallel and context-parallel ranks, under every layout: a backend divides by nothing.
-2. Every rank on which the model ends computes its own tokens; results are then summed over data and context
-   parallelism, so that all ranks hold the same numbers.
-3. How a microbatch goes through the model is the backend's: `run`.
+The loss of a step is `sum(weight * token loss)` over the whole step, with weights fixed beforehand. Gradients are plain sums
+over microbatches, data-parallel and context-parallel ranks, under every layout: a backend divides by nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Checkpoints of a trained slot and the random state, through the backend's `Store`.
 
-1. The tensors are saved under one layout and loadable under another.
-2. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
-3. The critic's part is a checkpoint in the actor's, so that it does not matter which processes wrote it.
-4. A reference that has followed the actor is in the actor's checkpoint; before, it is what `--ref-load` says.
-5. What makes a folder a checkpoint, and of which model, is `agentrl.train.checkpoints`'.
+The random state is restored only under the layout that saved it; elsewhere the seed's stands. The critic's part is a
+checkpoint in the actor's, so that it does not matter which processes wrote it. A reference that has followed the actor is in
+the actor's checkpoint; before, it is what `--ref-load` says.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.errors import CheckpointError
-from agentrl.runfolder import CRITIC, MANIFEST
-from agentrl.train.checkpoints import Found, latest, read_manifest, replace_folder, writing
+from agentrl.runfolder import CRITIC
+from agentrl.train.checkpoints import read_manifest, replace_folder, writing
 from agentrl.train.learning_rate import end_of_decay
 from agentrl.train.slots import ModelSlot, TrainedSlot
 
@@ -60,47 +58,34 @@ def save(
             replace_folder(critic, partial / CRITIC)
 
 
-def newest_of(path: Path) -> Found:
-    """The checkpoint at `path`, or the newest one in a folder of several.
+def load(path: Path, slot: TrainedSlot, reference: ModelSlot | None = None) -> bool:
+    """Restore the checkpoint at `path`; returns whether `reference` was in it. Collective.
 
     Raises:
-        CheckpointError: nothing complete is there.
+        CheckpointError: it is not complete, of another model, or damaged.
     """
-    newest = latest(path)
-    if newest is None:
-        raise CheckpointError(f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)")
-    return newest
-
-
-def load(path: Path, slot: TrainedSlot, reference: ModelSlot | None = None) -> tuple[int, bool]:
-    """Restore a checkpoint as `newest_of` finds it; returns its step, and whether `reference` was in it. Collective.
-
-    Raises:
-        CheckpointError: nothing complete is there, it is of another model, or it is damaged.
-    """
-    newest = newest_of(path)
-    manifest = read_manifest(newest.path)
-    slot.identity.check(newest.path, manifest)
+    manifest = read_manifest(path)
+    slot.identity.check(path, manifest)
     ranks, store, stepped = slot.place.ranks, slot.network.store, manifest["stepped"]
     state = slot.state(stepped=stepped, is_loading=True)
-    followed = reference is not None and bool(manifest.get(_REFERENCE))
-    if reference is not None and followed:
-        state[_REFERENCE] = reference.network.state(f"{_REFERENCE}.")
+    followed = reference if manifest.get(_REFERENCE) else None
+    if followed:
+        state[_REFERENCE] = followed.network.state(f"{_REFERENCE}.")
     same_layout = manifest["layout"] == ranks.describe()
     if same_layout:
         state["rng"] = store.random(ranks)
     try:
-        loaded = store.load(state, newest.path)
+        loaded = store.load(state, path)
         slot.restore(loaded, stepped=stepped)
-        if reference is not None and followed:
-            reference.network.take(loaded[_REFERENCE], f"{_REFERENCE}.")
+        if followed:
+            followed.network.take(loaded[_REFERENCE], f"{_REFERENCE}.")
         if same_layout:
             store.restore_random(loaded["rng"])
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
-            f"{newest.path} is damaged: {_last_line(error)}; move it away to resume from the checkpoint before it"
+            f"{path} is damaged: {_last_line(error)}; move it away to resume from the checkpoint before it"
         ) from error
-    return newest.step, followed
+    return followed is not None
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,10 +1,6 @@
 """Models in one trainer process: a slot is one model with everything that belongs to it.
 
-1. `ModelSlot` computes log-probabilities. It stays as it was loaded, on the device: the reference model.
-2. `TrainedSlot` also learns: gradients, an optimizer, and its part of a checkpoint: the actor.
-3. `CriticSlot` learns values instead of log-probabilities, by its own learning rate.
-4. Slots share the `Place` and nothing else, so another model is another slot. What a framework makes of a model is its
-   `Network`.
+Slots share the `Place` and nothing else, so another model is another slot. What a framework makes of a model is its `Network`.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from agentrl.train.tree import Prefixes
 
 
 class ModelSlot:
-    """A model as it lies in `folder`, on the device, without gradients."""
+    """A model that stays as it lies in `folder`, on the device, without gradients: the reference, a teacher."""
 
     ends_in_values: ClassVar[bool] = False
     learns: ClassVar[bool] = False

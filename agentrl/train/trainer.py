@@ -1,14 +1,10 @@
 """`Trainer`: what every train backend does, over slots; a backend adds how ranks meet and what a model is.
 
-1. All ranks make the same calls in the same order; every call but `weight_specs` is collective.
-2. Every rank has the whole batch and computes the same plan from it, so nothing is scattered. Results (log-probs,
-   metrics) are the same on every rank.
-3. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the
+1. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the
    trainer's own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a
    pass over the batch is saved).
-4. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
-5. The reference, and a teacher of any size, are models of their own that stay on the device: they cost the memory of
-   the weights alone, and their passes move none of them.
+2. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
+3. The reference, and a teacher of any size, are models of their own that stay on the device.
 """
 
 from __future__ import annotations
@@ -30,13 +26,13 @@ from torch import Tensor
 
 from agentrl.algorithms.ops.mismatch import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
-from agentrl.errors import TrainError
+from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import LoraShape, write_adapter
 from agentrl.parked import Parked
-from agentrl.runfolder import CRITIC
+from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train import saving
 from agentrl.train.batch import TrainBatch
-from agentrl.train.checkpoints import check_critic, foreign, replace_folder
+from agentrl.train.checkpoints import check_critic, foreign, latest, replace_folder
 from agentrl.train.contracts import ModelRole, Prepared, RankInfo, TrainBackend, WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
@@ -348,12 +344,15 @@ class Trainer(TrainBackend):
             saving.save(Path(path), self.actor, step, part, self.reference if self._followed else None)
 
     def load(self, path: str | Path) -> int:
-        newest = saving.newest_of(Path(path))
+        if (newest := latest(path)) is None:
+            raise CheckpointError(
+                f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)"
+            )
         check_critic(newest.path, wanted=self.algorithm.needs_critic)
         if self.critic is not None:
             saving.load(newest.path / CRITIC, self.critic)
         if self.learners != "critic":
-            _, self._followed = saving.load(newest.path, self.actor, self.reference)
+            self._followed = saving.load(newest.path, self.actor, self.reference)
         return newest.step
 
     def save_hf(self, path: str | Path, *, served: bool = False) -> None:

@@ -1,8 +1,7 @@
 """How per-token losses become one number: weights per token, computed once for a whole optimizer step.
 
-1. A step's loss is `(loss * weights).sum()`. With the usual denominator its weights sum to 1 (to 0 if nothing trains).
-2. Because the weights are fixed before any split, the sum is the same number under every split of the samples into
-   microbatches and data-parallel ranks: each part just adds up its own terms.
+Because they are fixed before any split, `(loss * weights).sum()` is the same number under every split of the samples into
+microbatches and data-parallel ranks. With the usual denominator weights sum to 1 (to 0 if nothing trains).
 """
 
 from typing import Literal

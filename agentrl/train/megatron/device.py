@@ -1,12 +1,6 @@
 """What lets megatron.core run without CUDA.
 
-1. `prepare()` comes before process groups and models; it makes these changes where they are needed, and no others.
-2. Without CUDA, `run_without_cuda` replaces only behaviour that would raise there: literal `device="cuda"` arguments
-   and pinned memory in a few megatron modules, `torch.cuda.current_device` and the stream calls, `.cuda()`, checks of
-   dtypes by type string, and the random-state tracker.
-3. Without Transformer Engine and Apex, on any device, `mend_distributed_optimizer` mends three faults of the
-   distributed optimizer's checkpoints with torch's own Adam: no state before the first step, no `step` in loaded
-   state, one `step` tensor shared by all.
+`prepare()` comes before process groups and models; it makes these changes where they are needed, and no others.
 """
 
 from __future__ import annotations
@@ -57,7 +51,11 @@ def prepare() -> None:
 
 
 def run_without_cuda() -> None:
-    """See point 2 of the module."""
+    """Replace only behaviour that would raise without CUDA.
+
+    That is literal `device="cuda"` arguments and pinned memory in a few megatron modules, `torch.cuda.current_device` and the
+    stream calls, `.cuda()`, checks of dtypes by type string, and the random-state tracker.
+    """
     _patch_torch()
     on_cpu = _TorchOnCpu("torch")
     for name in _MODULES:
@@ -190,7 +188,10 @@ def _patch_rng() -> None:
 
 
 def mend_distributed_optimizer(cls: Any) -> None:
-    """Checkpoints of the distributed optimizer over torch's Adam; see point 3 of the module."""
+    """Without Transformer Engine and Apex, mend three faults of the distributed optimizer's checkpoints with torch's Adam.
+
+    They are: no state before the first step, no `step` in loaded state, one `step` tensor shared by all.
+    """
     original_state, original_load = cls.state_dict, cls.load_state_dict
     original_set = cls._set_main_param_and_optimizer_states
 

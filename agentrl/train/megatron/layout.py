@@ -1,9 +1,7 @@
 """The process layout: process groups, ranks and sizes of tensor, pipeline, context and data parallelism.
 
-1. `Layout.join` starts torch.distributed (unless the process has), checks that the sizes fit, and builds megatron's
-   groups. It is the only place that reads megatron's global parallel state.
-2. `leave` undoes it, so that a process can join again with another layout. A default group that was there before
-   `join` is used as it is and stays.
+Only `Layout.join` reads megatron's global parallel state. `leave` undoes it, so that a process can join again with another
+layout.
 """
 
 from __future__ import annotations

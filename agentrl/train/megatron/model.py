@@ -1,8 +1,7 @@
 """A `GPTModel` from a Hugging Face config, for this process's place in the layout.
 
-1. Fusions that need Transformer Engine or Apex are off; the layers are those of `layers.py`; inputs are always packed.
-2. Parameters start random: `weights.load` fills every one of them.
-3. The output layer runs only on the positions asked for (`output_rows`), so that prompts cost no logits.
+Fusions that need Transformer Engine or Apex are off. The output layer runs only on the positions asked for (`output_rows`), so
+that prompts cost no logits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Forward and backward passes through megatron's schedules.
 
-1. Megatron is told to scale nothing (`calculate_per_token_loss` with a gradient finaliser that divides by nothing).
-2. What the last pipeline stage found is sent along the pipeline, so that all ranks hold the same numbers.
+Megatron is told to scale nothing: `calculate_per_token_loss` with a gradient finaliser that divides by nothing.
 """
 
 from __future__ import annotations

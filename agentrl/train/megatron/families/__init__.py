@@ -1,8 +1,7 @@
 """Model families: how Hugging Face names and shapes map to megatron's, as declarative tables.
 
-1. A family is data: which `model_type` it reads, and one `Rule` a parameter, by which it is known what the layers have.
-2. `family_of(config)` picks it from `config.json`; anything the tables cannot express is refused by name.
-3. What `config.json` leaves out is as in transformers' config class: `theirs(config)`.
+A family is data: which `model_type` it reads, and one `Rule` a parameter, by which it is known what the layers have. What
+`config.json` leaves out is as in transformers' config class.
 """
 
 from __future__ import annotations
