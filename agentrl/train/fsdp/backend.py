@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.train.checkpoints import torch_dist
-from agentrl.train.contracts import RankInfo, TrainBackend
+from agentrl.train.contracts import RankInfo
 from agentrl.train.fsdp.mesh import Mesh
 from agentrl.train.fsdp.network import FsdpNetwork
 from agentrl.train.hf import HFFolder
@@ -26,7 +26,3 @@ class FsdpBackend(Trainer):
 
     def join(self, where: RankInfo) -> Mesh:
         return Mesh.join(self.settings, where, self.device)
-
-
-_BACKEND: type[TrainBackend] = FsdpBackend
-"""For the type checker: every method of the contract is there."""

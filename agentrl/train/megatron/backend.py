@@ -7,7 +7,7 @@ from typing import cast
 
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from agentrl.train.contracts import RankInfo, TrainBackend
+from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
 from agentrl.train.megatron.folder import opened
@@ -32,7 +32,3 @@ class MegatronBackend(Trainer):
         seed += 100 * cast(Layout, self.ranks).pp_rank
         super().seed(seed)
         model_parallel_cuda_manual_seed(seed)
-
-
-_BACKEND: type[TrainBackend] = MegatronBackend
-"""For the type checker: every method of the contract is there."""
