@@ -183,7 +183,9 @@ class Driver:
         with within(self._limits.start_timeout, "recording the checkpoint"):
             await self._parts.rollouts.checkpointed(step)
         if keep := self._settings.train.keep_checkpoints:
-            for old in sorted(path.parent.glob("rollout_*"))[:-keep]:
+            # Not what a person has put aside there, and never the one that was just written.
+            found = path.parent.glob("rollout_" + "[0-9]" * 6)
+            for old in sorted(folder for folder in found if folder.name <= path.name)[:-keep]:
                 shutil.rmtree(old)
 
     async def _export(self, step: int) -> None:
