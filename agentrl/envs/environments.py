@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.envs.arguments import read_arguments
 from agentrl.envs.base import Environment
-from agentrl.envs.load import load_environment
+from agentrl.envs.load import load_environment, read_arguments
 from agentrl.errors import EnvFailure, PluginError, SettingsError
 from agentrl.sample import Sample
 

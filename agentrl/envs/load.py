@@ -1,7 +1,12 @@
-"""Finding an environment class by path, and checking its definition."""
+"""An environment class by its path, checked, and the arguments of its instances (`--env-args`)."""
 
+import difflib
 import inspect
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any, get_args, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from agentrl.envs.base import Environment, WhenInterrupted
 from agentrl.errors import PluginError
@@ -10,6 +15,8 @@ from agentrl.tools import Toolbox
 
 _ASYNC_METHODS = {"setup": 1, "teardown": 0, "reset": 1, "step": 1, "reward": 1, "close": 0}
 """And how many parameters each gets besides `cls` or `self`."""
+_KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 
 
 def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
@@ -71,6 +78,32 @@ def check_environment(cls: type[Environment]) -> None:
         _check_method(cls, method)
 
 
+def read_arguments(cls: type[Environment], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` as `cls(**arguments)` takes it: checked, and converted to the types of the parameters' hints.
+
+    Raises:
+        PluginError: names the class, the argument, and what it takes.
+    """
+    parameters = inspect.signature(cls).parameters
+    named = {name: p for name, p in parameters.items() if p.kind in _KEYWORDS}
+    others = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes = ", ".join(named) or "none: its class has no __init__ with parameters"
+    hints = _hints(cls) if given else {}
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in named and not others:
+            close = difflib.get_close_matches(name, named, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it takes {takes}"
+            raise PluginError(f"{cls.__name__} has no argument {name!r}; {hint}")
+        read[name] = _read(cls, name, hints.get(name, Any), value)
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in optional]
+    if missing := [name for name in required if name not in read]:
+        values = " ".join(f"{name}=..." for name in missing)
+        raise PluginError(f"{cls.__name__}.__init__ needs {', '.join(missing)}; give --env-args {values}")
+    return read
+
+
 def _check_method(cls: type[Environment], method: str) -> None:
     where = f"{cls.__name__}.{method}"
     function = getattr(cls, method)
@@ -97,3 +130,26 @@ def _what_is_it(found: Any) -> str:
     if inspect.ismodule(found):
         return f"{found.__name__} is a module, expected a class in it: '{found.__name__}:Name'"
     return f"expected a subclass of agentrl.Environment, got {type(found).__name__} {found!r}"
+
+
+def _hints(cls: type[Environment]) -> dict[str, Any]:
+    try:
+        return get_type_hints(inspect.unwrap(cls.__init__), include_extras=True)
+    except Exception as error:
+        raise PluginError(f"{cls.__name__}.__init__: its type hints cannot be read: {error}") from error
+
+
+def _read(cls: type[Environment], name: str, hint: Any, value: Any) -> Any:
+    where = f"{cls.__name__}'s argument {name}"
+    try:
+        adapter = TypeAdapter(hint, config=_ANY_CLASS)
+    except PydanticUserError:  # a hint with settings of its own
+        adapter = TypeAdapter(hint)
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        inside = "".join(f"[{part!r}]" for part in first["loc"])
+        number = first["type"] == "string_type" and isinstance(first["input"], int | float)
+        quote = f"; in quotes it is text: {name}='\"{value}\"'" if number else ""
+        raise PluginError(f"{where}{inside}: {first['msg']}; got {first['input']!r:.200}{quote}") from error

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from agentrl.config import Args
 from agentrl.envs import Environment, Environments, Kinds
-from agentrl.envs.arguments import read_arguments
+from agentrl.envs.load import read_arguments
 from agentrl.errors import AgentRLError, PluginError
 from agentrl.sample import Sample
 
