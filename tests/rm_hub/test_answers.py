@@ -108,3 +108,7 @@ def test_a_word_is_not_cut_into_another() -> None:
         before = f"At the casino {'x' * padding} the answer is 7."
         assert grade("math", after, "7").correct, after
         assert grade("math", before, "7").correct, before
+    for padding in range(280, 300):
+        words = ("wood " * 60)[:padding].rstrip()
+        for text in (f"The answer is 7 with {words} notices.", f"This motif {words} the answer is 7."):
+            assert grade("math", text, "7").correct, text

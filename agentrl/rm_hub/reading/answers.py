@@ -29,7 +29,7 @@ from agentrl.rm_hub.reading.boxed import Box, boxes
 from agentrl.rm_hub.reading.common import answer_blocks, one_of
 from agentrl.rm_hub.reading.latex import clean, squeeze
 from agentrl.rm_hub.reading.phrases import any_of, words
-from agentrl.rm_hub.reading.seen import ends, seen, sentence, sentence_start
+from agentrl.rm_hub.reading.seen import ends, following, seen, sentence, sentence_start
 from agentrl.rm_hub.reading.values import SAID, before_break
 from agentrl.rm_hub.reading.words import known_words
 
@@ -238,7 +238,7 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
     """The candidate with the standing that its own sentence and the next one give it."""
     before = text[sentence_start(text, candidate.start) : candidate.start]
     clause = _CLAUSE.split(before)[-1]
-    window = text[candidate.end : candidate.end + 300]
+    window = following(text, candidate.end)
     stop = next(ends(window), None)
     rest, end = (window[: stop.start()], candidate.end + stop.end()) if stop is not None else (window, len(text))
     if _DENIED.search(before):

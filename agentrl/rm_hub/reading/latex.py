@@ -54,22 +54,15 @@ _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\(?:q?quad|thinspace|enspace|hspace\{[
 _DELIMITERS = re.compile(r"\\[()\[\]]|\\?\$")
 _OUTER_DELIMITERS = re.compile(r"\\?\$|^\s*\\[(\[]|(?<!\\)\\[)\]](?=\s*[.,;:]?\s*$)")
 _SIGNS = {
-    "lt": "<",
-    "gt": ">",
-    "lbrace": r"\{",
-    "rbrace": r"\}",
-    "lbrack": "[",
-    "rbrack": "]",
-    "ast": "*",
-    "colon": ":",
-}
+    "lt": "<", "gt": ">", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "ast": "*", "colon": ":",
+}  # fmt: skip
 _SYNONYMS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:leq|leqslant|lt\s*=)(?![a-zA-Z])|<=|=<"), r"\\le "),
     (re.compile(r"\\(?:geq|geqslant)(?![a-zA-Z])|>="), r"\\ge "),
     (re.compile(r"\\(?:neq)(?![a-zA-Z])|!="), r"\\ne "),
     (re.compile(r"\\(?:varnothing|empty)(?![a-zA-Z])"), r"\\emptyset "),
-    (re.compile(r"\\(lt|gt|lbrace|rbrace|lbrack|rbrack|ast|colon)(?![a-zA-Z])"), lambda name: _SIGNS[name[1]]),
+    (re.compile(rf"\\({'|'.join(_SIGNS)})(?![a-zA-Z])"), lambda name: _SIGNS[name[1]]),
     (re.compile(r"\\(?:dots|cdots|dotsc)(?![a-zA-Z])|\.\.\."), r"\\ldots "),
     (re.compile(r"\\(?:land|wedge|lor|vee)(?![a-zA-Z])"), " and "),
     (re.compile(r"\\(?:simeq|thickapprox|doteq)(?![a-zA-Z])|~="), r"\\approx "),

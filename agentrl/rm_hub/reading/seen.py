@@ -30,6 +30,7 @@ _NEXT_TURN = re.compile(r"\n\s{0,4}(?:[*_#]{0,4})(?:Question|Q|Human|User)\s?\d{
 _REORDERED = re.compile("[\u202d\u202e]")
 _EMPHASIS = re.compile(r"(?<![\w*])(\*\*|__)(?=\S)([^*_\n]{1,200}?)(?<=\S)\1(?!\w)")
 
+_NEAR, _WORD_PART = 300, re.compile(r"\A\w{1,40}")
 _SENTENCE_END = re.compile(
     r"(?<![.\s])(?:[.?]+|!(?!\s*[=+*/)\\$-]))(?=[)\]\"'”*_$]{0,4}(?:\s+[^\s\d]|\s*$))|[。！？]|\n|(?<=\d)\.(?=[A-Z])"
 )
@@ -78,7 +79,15 @@ def ends(text: str) -> Iterator[re.Match[str]]:
 
 
 def sentence_start(text: str, position: int) -> int:
-    """Where the sentence begins that a position of a text is in, at most 300 characters before it."""
-    window = text[max(0, position - 300) : position]
+    """Where the sentence begins that a position of a text is in, at most 300 characters before it and not in a word."""
+    window = text[max(0, position - _NEAR) : position]
+    if position > _NEAR:
+        window = _WORD_PART.sub("", window)
     stops = [end.end() for end in ends(window + "x")]
     return position - len(window) + (stops[-1] if stops else 0)
+
+
+def following(text: str, position: int) -> str:
+    """What follows a position of a text, at most 300 characters and no part of a word."""
+    window = text[position : position + _NEAR]
+    return window if position + _NEAR >= len(text) else _WORD_PART.sub("", window[::-1])[::-1]
