@@ -39,22 +39,20 @@ def search_tool(
             what the model learns from.
     """
 
-    def shown(hits: Sequence[Hit]) -> str:
-        return format_hits(hits, max_passage_chars) or "No results."
-
-    def checked(query: str) -> str:
+    def asked(query: str) -> Any:
         if not query.strip():
             raise ToolError("the query is empty; say what to look for")
-        return query
+        return searcher.search([query], k)
+
+    def shown(found: list[list[Hit]]) -> str:
+        return format_hits(found[0], max_passage_chars) or "No results."
 
     def blocking(query: str) -> str:
-        hits: Any = searcher.search([checked(query)], k)
-        return shown(hits[0])
+        return shown(asked(query))
 
     async def waiting(query: str) -> str:
-        found: Any = searcher.search([checked(query)], k)
         try:
-            return shown((await found)[0])
+            return shown(await asked(query))
         except RetrievalError as error:  # `on_failure` decides, not the error
             raise ToolError(str(error), kind=OutcomeKind.RAISED) from error
 
