@@ -222,3 +222,11 @@ def test_a_turn_becomes_an_assistant_message() -> None:
         "reasoning_content": "r",
         "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}],
     }
+
+
+def test_qwen_agents_marks() -> None:
+    parser = make_parser("auto", "none", "✿FUNCTION✿: {{ name }}\n✿ARGS✿: {{ arguments }}")
+    turn = parser.parse('Let me see.\n✿FUNCTION✿: look_up\n✿ARGS✿: {"city": "Oslo"}\n✿RESULT✿')
+    assert [(call.name, call.arguments) for call in turn.tool_calls] == [("look_up", {"city": "Oslo"})]
+    assert (turn.content, turn.broken) == ("Let me see.", ())
+    assert parser.parse('✿FUNCTION✿: look_up\n✿ARGS✿: {"city": "Os').broken
