@@ -194,7 +194,7 @@ def test_a_teardown_that_fails_is_said_and_the_model_is_there(kit: RunKit) -> No
         ({"rollout_num_gpus": 2}, "one built-in engine, and --rollout-num-gpus is 2"),
         ({"engine_port_base": 9000}, "--engine-port-base 9000 has no effect"),
         ({"ray_address": "auto"}, "--ray-address has no effect"),
-        ({"critic_num_nodes": 1}, "--critic-num-nodes has no effect with --backend local, whose critic"),
+        ({"critic_num_nodes": 1}, "--critic-num-nodes has no effect with --backend local, which is one process"),
         ({"train_threads": 1, "embedded_threads": 2}, "share one number of threads"),
         ({"update_weight_mode": "broadcast"}, "sends weights by disk"),
     ],
