@@ -304,11 +304,10 @@ class Engine:
                 self._finish(job, {"type": "length", "length": 0})
             elif job.grammar is not None and (reason := job.grammar.advance(job.output)) is not None:
                 self._finish(job, reason)
-        ready = [pair for pair in ready if pair[0].finish is None]
-        if not ready:
+        jobs = [job for job, _ in ready if job.finish is None]
+        if not jobs:
             return
-        rows = logits[[row for _, row in ready]].float()
-        jobs = [job for job, _ in ready]
+        rows = logits[[row for job, row in ready if job.finish is None]].float()
         for i, job in enumerate(jobs):
             adjust(rows[i], job.params, job.prompt, job.output)
             if len(job.output) < job.params.min_new_tokens and job.stop.forbidden_early:
@@ -316,7 +315,7 @@ class Engine:
             if job.grammar is not None:
                 job.grammar.mask(rows[i])
         keep = [i for i, job in enumerate(jobs) if job.want.kept]
-        choice = choose(rows, [job.params for job in jobs], [job.randomness.draw() for job in jobs], keep)
+        choice = choose(rows, [job.params for job in jobs], [job.randomness.random() for job in jobs], keep)
         picked = torch.tensor(choice.tokens, device=self.device)[:, None]
         values = choice.log_probs.gather(1, picked)[:, 0].tolist()
         for i, job in enumerate(jobs):

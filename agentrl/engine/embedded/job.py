@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agentrl.engine.embedded.params import SamplingParams
 from agentrl.engine.embedded.routing import Rows
-from agentrl.engine.embedded.sampling import Kept, Randomness
+from agentrl.engine.embedded.sampling import Kept
 from agentrl.engine.embedded.stopping import StopRules
 
 if TYPE_CHECKING:
@@ -78,12 +78,13 @@ class Job:
     slot: int = -1
     filled: int = 0
     """Tokens (of prompt and output) whose KV is in the slot."""
-    randomness: Randomness = field(init=False)
     waits_for: "Job | None" = None
     waits_until: int = 0
 
-    def __post_init__(self) -> None:
-        self.randomness = Randomness(self.seed)
+    @functools.cached_property
+    def randomness(self) -> np.random.Generator:
+        """Of its uniform numbers, one for each token."""
+        return np.random.Generator(np.random.Philox(key=self.seed))
 
     @functools.cached_property
     def known(self) -> Ids:

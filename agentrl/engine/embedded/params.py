@@ -176,8 +176,6 @@ _DECODERS: dict[str, Decoder] = {
 def _check_ranges(p: SamplingParams, vocab_size: int) -> None:
     limit, last = p.max_new_tokens, vocab_size - 1
     most = math.inf if limit is None else limit
-    biased = next((i for i, _ in p.logit_bias if not 0 <= i <= last), None)
-    stopping = next((i for i in p.stop_token_ids if not 0 <= i <= last), None)
     checks = (
         ("temperature", math.isfinite(p.temperature) and p.temperature >= 0, "be a non-negative finite number"),
         ("top_p", 0 < p.top_p <= 1, "be in (0, 1]"),
@@ -195,7 +193,9 @@ def _check_ranges(p: SamplingParams, vocab_size: int) -> None:
     for name, fine, rule in checks:
         if not fine:
             raise refused(f"{name} must {rule}, got {getattr(p, name)}.")
-    if biased is not None:
-        raise refused(f"logit_bias must have keys in [0, {last}], got {biased}.")
-    if stopping is not None:
-        raise refused(f"stop_token_ids must be in [0, {last}], got {stopping}.")
+    for name, ids, rule in (
+        ("logit_bias", dict(p.logit_bias), "have keys"),
+        ("stop_token_ids", p.stop_token_ids, "be"),
+    ):
+        if wrong := [i for i in ids if not 0 <= i <= last]:
+            raise refused(f"{name} must {rule} in [0, {last}], got {wrong[0]}.")

@@ -19,17 +19,6 @@ from torch import Tensor
 
 from agentrl.engine.embedded.params import SamplingParams
 
-
-class Randomness:
-    """The uniform numbers of one request: `draw()` gives the next one, in [0, 1)."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.Generator(np.random.Philox(key=seed))
-
-    def draw(self) -> float:
-        return float(self._generator.random())
-
-
 Kept = tuple[NDArray[np.int32], float]
 """What the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them."""
 

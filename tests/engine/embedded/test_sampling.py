@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.engine.embedded.params import SamplingParams
-from agentrl.engine.embedded.sampling import Randomness, adjust, choose
+from agentrl.engine.embedded.sampling import adjust, choose
 
 LOGITS = st.lists(st.floats(-8, 8), min_size=2, max_size=40)
 FILTERS = st.fixed_dictionaries(
@@ -166,10 +166,3 @@ def test_penalties_follow_their_formulas() -> None:
     row = torch.tensor([1.0, 1.0, 1.0])
     adjust(row, params(frequency_penalty=0.5, presence_penalty=0.25), prompt=[2], output=[0, 0, 1])
     assert row.tolist() == [1 - 1.25, 1 - 0.75, 1.0]
-
-
-def test_the_same_seed_draws_the_same_numbers() -> None:
-    first, second, other = Randomness(7), Randomness(7), Randomness(8)
-    drawn = [first.draw() for _ in range(5)]
-    assert [second.draw() for _ in range(5)] == drawn
-    assert [other.draw() for _ in range(5)] != drawn
