@@ -96,6 +96,12 @@ class Share:
     length: int
     rows: list[int]
 
+    @functools.cached_property
+    def index(self) -> slice | Tensor:
+        """`rows`, as what picks them fastest."""
+        first, end = self.rows[0], self.rows[-1] + 1
+        return slice(first, end) if end - first == len(self.rows) else torch.tensor(self.rows)
+
 
 @dataclass
 class Plan:
@@ -236,11 +242,11 @@ def _attend_singles(
         if span.rows is not None:
             attended, mass = attended[span.rows], mass[span.rows]
     for share in shares:
-        rows = folded[share.rows].transpose(0, 1)
+        rows = folded[share.index].transpose(0, 1)
         read = (cache[share.root : share.root + 1, :, : share.length] for cache in (keys, values))
         common, its_mass = (part[0].unflatten(1, rows.shape[1:3]) for part in attend(rows.flatten(1, 2)[None], *read))
-        weight = torch.sigmoid(its_mass.transpose(0, 1) - mass[share.rows]).unsqueeze(-1).to(common.dtype)
-        attended[share.rows] = attended[share.rows].lerp(common.transpose(0, 1), weight)
+        weight = torch.sigmoid(its_mass.transpose(0, 1) - mass[share.index]).unsqueeze(-1).to(common.dtype)
+        attended[share.index] = attended[share.index].lerp(common.transpose(0, 1), weight)
     return attended.reshape(count, heads, -1)
 
 

@@ -37,8 +37,8 @@ LEAST_PREFILL = 32
 """Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
 WORTH_EXTENDING = 0.5
 """A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
-WORTH_SHARING = 512
-"""Cached tokens that reading a common prefix once must save in a step."""
+WORTH_SHARING = 1 << 17
+"""Numbers of one layer's cache that reading a common prefix once must save in a step."""
 NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
 
 MASK_LIMIT = 4096
@@ -283,7 +283,9 @@ class Engine:
             for root, own in rows.items()
             if len(own) > 1
         ]
-        return [share for share in found if share.length * (len(share.rows) - 1) >= WORTH_SHARING]
+        _, heads, _, dim = self.cache.keys[0].shape
+        least = WORTH_SHARING / (2 * heads * dim)
+        return [share for share in found if share.length * (len(share.rows) - 1) >= least]
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 
