@@ -23,12 +23,19 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
     Args:
         command: whose folder, a key of `BELOW`.
         only: the settings to look at; by default all.
+
+    Raises:
+        SettingsError: what the run wrote of its settings is damaged.
     """
-    try:
-        folder = Path(settings.observability.output_dir).expanduser() / BELOW[command]
-        before = json.loads((folder / SETTINGS).read_text())
-    except (OSError, ValueError):
+    file = Path(settings.observability.output_dir).expanduser() / BELOW[command] / SETTINGS
+    if not file.is_file():
         return []
+    try:
+        before = {section: dict(values) for section, values in json.loads(file.read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise SettingsError(
+            f"{file}: the settings of the run cannot be read ({error}); take the file away to go on without comparing them"
+        ) from error
     now, given = json.loads(json.dumps(settings.shown())), settings.given()
     pairs = ((n, old, now[s][n]) for s, values in before.items() for n, old in values.items() if n in now.get(s, {}))
     return [

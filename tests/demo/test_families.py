@@ -14,11 +14,17 @@ from agentrl.tiny import Arch
 from agentrl.tiny.warm_start import WarmStartSettings, in_own_process
 
 
+RECIPES: dict[Arch, dict[str, float]] = {"qwen2_moe": {"skill_muon_lr": 5e-3}}
+"""What a family needs to learn to copy; the others take the demo's recipe."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", get_args(Arch))
 def test_ten_steps_raise_the_reward(tmp_path: Path, arch: Arch) -> None:
-    model = in_own_process(tmp_path / "cache", CalculatorLessons(), WarmStartSettings(arch=arch))
+    model = in_own_process(
+        tmp_path / "cache", CalculatorLessons(), WarmStartSettings(arch=arch, **RECIPES.get(arch, {}))
+    )
     assert json.loads((model / "config.json").read_text())["model_type"] == arch
     problems = write_train_and_test(tmp_path / "data", train_count=160, seed=0)
     train(demo_settings(tmp_path / "run", model, *problems, steps=10).replace(train_backend="megatron"))

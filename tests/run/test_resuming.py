@@ -10,7 +10,7 @@ from agentrl.data.source import RolloutDataSource
 from agentrl.errors import SettingsError
 from agentrl.run.driver import open_folder
 from agentrl.run.resuming import changed, check_prompts
-from agentrl.runfolder import LEDGER
+from agentrl.runfolder import LEDGER, SETTINGS
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,14 @@ def test_changed_settings_are_told_with_both_values() -> None:
         "--global-batch-size 128 -> 32 (not given)",
         "--lr 1e-06 -> 0.001",
     ]
+
+
+@pytest.mark.parametrize("damaged", ["[1]", '{"train": 3}', "{", ""])
+def test_settings_that_cannot_be_read_are_named(damaged: str) -> None:
+    began()
+    Path("run", SETTINGS).write_text(damaged)
+    with pytest.raises(SettingsError, match=r"run/settings\.json: the settings of the run cannot be read"):
+        changed(build())
 
 
 @pytest.mark.parametrize(
