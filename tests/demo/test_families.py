@@ -13,7 +13,6 @@ from agentrl.demo.run import demo_settings
 from agentrl.tiny import Arch
 from agentrl.tiny.warm_start import WarmStartSettings, in_own_process
 
-
 RECIPES: dict[Arch, dict[str, float]] = {"qwen2_moe": {"skill_muon_lr": 5e-3}}
 """What a family needs to learn to copy; the others take the demo's recipe."""
 
