@@ -1,5 +1,6 @@
 """The batching loop against plain forward passes of transformers."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,4 +205,28 @@ def test_what_siblings_have_in_common_is_read_once(
     again += [make_job(prompt(60 + i, 60 + i), seed=i) for i in range(3)]
     run(engine, *again)
     for job in (other, late, *first, *again):
+        assert job.log_probs == pytest.approx(reference_log_probs(plain_model(), job), abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_comes_and_goes_sharing_changes_no_log_prob(
+    seed: int, folder: Folder, plain_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Siblings, prompts that go on where others ended, and retractions, in slots that are soon used again."""
+    monkeypatch.setattr("agentrl.engine.embedded.core.WORTH_SHARING", 1)
+    rng = random.Random(seed)
+    engine, jobs = make_engine(folder(), slots=5), list[Any]()
+    roots = [prompt(rng.randint(20, 60), root) for root in range(3)]
+    for number in range(30):
+        known = rng.choice(roots) if not jobs or rng.random() < 0.6 else (old := rng.choice(jobs)).prompt + old.output
+        cut = known[: rng.randint(len(known) // 2, len(known))] if rng.random() < 0.3 else known[:200]
+        jobs.append(make_job(cut + prompt(rng.randint(0, 3), number), seed=number, max_new_tokens=rng.randint(1, 12)))
+        engine.add(jobs[-1])
+        for _ in range(rng.choice((0, 0, 1, 3, 8))):
+            engine.step()
+        if rng.random() < 0.1:
+            engine.pause("retract")
+            engine.resume()
+    run(engine)
+    for job in jobs:
         assert job.log_probs == pytest.approx(reference_log_probs(plain_model(), job), abs=1e-5)
