@@ -68,7 +68,7 @@ def log(x: Tensor) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention [..., heads, queries, dim] as torch's, `mask` bool, and log-sum-exps [..., heads, queries] in float32."""
+    """Attention [..., heads, queries, dim] as torch's, and log-sum-exps [..., heads, queries] in float32."""
     if k.shape[-2] > MOST_KEYS:
         raise ValueError(f"exact attention reads at most {MOST_KEYS} tokens, got {k.shape[-2]}")
     groups = q.shape[-3] // k.shape[-3]
@@ -77,7 +77,8 @@ def attention(
     scores = product(q, k.mT) * factor
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    if mask is not None:
+        scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
     top = scores.amax(-1, keepdim=True)
     shares = exp(scores - top)
     # A value's size goes into its share, so that the grid of the values is the same for all keys.

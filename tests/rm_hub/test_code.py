@@ -219,7 +219,7 @@ async def test_the_fraction_can_be_the_score() -> None:
     assert (grade.score, grade.correct) == (0.5, False)
     async with CodeGrader(RmHubSettings()) as grader:
         assert (await grader.grade(fenced(SQUARE), label, {"code_score": "fraction"})).score == 0.5
-        with pytest.raises(GraderFailure, match="all or fraction"):
+        with pytest.raises(GraderFailure, match="one of all, fraction"):
             await grader.grade(fenced(SQUARE), label, {"code_score": "half"})
 
 
