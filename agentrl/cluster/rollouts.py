@@ -3,10 +3,10 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import ray
@@ -20,6 +20,7 @@ from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, Weig
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.runfolder import RunFolder
 
+T = TypeVar("T")
 _CLOSE_TIMEOUT = 15.0
 """Seconds that closing the environment, the pool and the ledger may take."""
 
@@ -60,7 +61,10 @@ class RolloutActor:
 
     async def call(self, name: str, *args: Any) -> Any:
         """What this method of the rollouts returns; `serve` may break it off."""
-        task = asyncio.ensure_future(getattr(self._rollouts, name)(*args))
+        return await self._breakable(getattr(self._rollouts, name)(*args))
+
+    async def _breakable(self, awaited: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(awaited)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return await task
@@ -68,7 +72,7 @@ class RolloutActor:
     @ray.method(num_returns=2)
     async def next_batch(self, step: int) -> tuple[Any, Batch | None]:
         """The payload, kept in the object store until the trainers take it, and the batch without it."""
-        batch = await self.call("next_batch", step)
+        batch = await self._breakable(self._rollouts.next_batch(step))
         return (None, None) if batch is None else (batch.payload, replace(batch, payload=None))
 
 
