@@ -41,7 +41,9 @@ def prepare() -> None:
     """Make megatron.core usable on this machine; idempotent."""
     from megatron.core.optimizer import distrib_optimizer
     from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.moe import moe_utils
 
+    vars(moe_utils).setdefault("te_general_gemm", None)  # which it asks for, and lacks without Transformer Engine
     if not isinstance(multi_latent_attention.TELinear, type):  # megatron asks whether a file of its own can be imported
         vars(multi_latent_attention)["HAVE_TE"] = False
     if not distrib_optimizer.HAVE_APEX_OR_TE:
@@ -95,8 +97,7 @@ def _patch_torch() -> None:
 
 
 def _patch_experts() -> None:
-    """Let megatron hand the tokens of a mixture out without streams; without Transformer Engine it lacks a name."""
-    from megatron.core.transformer.moe import moe_utils
+    """Let megatron hand the tokens of a mixture out without streams."""
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
     def to_host(self: Any, _point: str, tokens_per_expert: Any = None) -> Any:
@@ -107,7 +108,6 @@ def _patch_experts() -> None:
 
     dispatcher: Any = MoEAlltoAllTokenDispatcher
     dispatcher.cuda_dtoh_stream, dispatcher._maybe_dtoh_and_synchronize = CPU, to_host
-    vars(moe_utils).setdefault("te_general_gemm", None)
 
 
 def _patch_uneven() -> None:

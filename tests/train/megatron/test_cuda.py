@@ -14,7 +14,7 @@ import torch
 
 from agentrl.cli.main import main
 from agentrl.train.kernels import FlashOnCuda, Part, attention, kernel_for
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -78,14 +78,19 @@ def test_bfloat16_learns_what_float32_learns(tmp_path: Path) -> None:
     assert np.allclose(exact[2], rough[2], rtol=0.2)
 
 
-def test_a_run_whose_trainer_is_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("trainer", ["megatron", "fsdp"])
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe", "deepseek_v3"])
+def test_a_run_whose_trainer_is_on_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: Arch, trainer: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    make_tiny_model(tmp_path / "model", "qwen3")
+    make_tiny_model(tmp_path / "model", arch)
     rows = [json.dumps({"prompt": f"{a} + {a} =", "label": str(a + a)}) for a in range(8)]
     Path("rows.jsonl").write_text("\n".join(rows))
     flags = "--hf-checkpoint model --prompt-data rows.jsonl --input-key prompt --label-key label --rm-type exact_match"
     sizes = "--num-rollout 3 --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 24"
-    flags += f" {sizes} --backend local --device cuda --output-dir run --progress off --lr 1e-3 --no-bf16"
+    flags += f" {sizes} --backend local --device cuda --output-dir run --progress off --lr 1e-3 --no-bf16 --train-backend {trainer}"
+    flags += " --use-rollout-routing-replay" if arch != "qwen3" else ""
     with pytest.raises(SystemExit) as ended:
         main(["train", *flags.split()])
     assert ended.value.code in (0, None)
