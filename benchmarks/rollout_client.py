@@ -22,7 +22,9 @@ import aiohttp
 import anyio
 import orjson
 
-from agentrl.engine import EnginePool, EngineSettings, SamplingParams
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.wire import SamplingParams
 from agentrl.sample import Sample
 
 PROMPT = list(range(100, 4196))

@@ -43,9 +43,11 @@ from agentrl.chat import Chat, ChatSession, Conversation
 from agentrl.config import Args
 from agentrl.data.settings import DataSettings
 from agentrl.data.user_source import load_source
-from agentrl.engine import EnginePool, EngineSettings, SamplingParams
 from agentrl.engine.answers import Asked, parse
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
+from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environments
 from agentrl.groups import Group
 from agentrl.rm_hub import GraderRunner

@@ -22,7 +22,7 @@ N = TypeVar("N", int, float)
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
-    from agentrl.engine import EnginePool
+    from agentrl.engine.pool import EnginePool
     from agentrl.envs import Environments
 
 

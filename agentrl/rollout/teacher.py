@@ -20,7 +20,7 @@ from agentrl.rollout.stats import RolloutStats
 from agentrl.sample import Sample
 
 if TYPE_CHECKING:
-    from agentrl.engine import EnginePool
+    from agentrl.engine.pool import EnginePool
 
 _PIECES = 200
 

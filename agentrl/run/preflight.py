@@ -21,7 +21,8 @@ from agentrl.config import Purpose, RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.prompts import PromptRow
 from agentrl.data.user_source import check_source
-from agentrl.engine import EnginePool, check_launch
+from agentrl.engine.launcher import check_launch
+from agentrl.engine.pool import EnginePool
 from agentrl.envs import ALONE, Environment, Environments, Kinds
 from agentrl.errors import CheckpointError, DataError, SettingsError
 from agentrl.modelfolder import check_weights, is_float8, read_config

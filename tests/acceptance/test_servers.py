@@ -8,7 +8,10 @@ import anyio
 import pytest
 
 from agentrl.config import RunSettings
-from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, Generation, SamplingParams
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.weights import DiskUpdate
+from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import AgentRLError, EngineFailure
 from agentrl.run.driver import open_folder
 from agentrl.run.rollouts import Generation as Playing

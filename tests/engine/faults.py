@@ -13,7 +13,8 @@ import anyio
 import orjson
 from aiohttp import web
 
-from agentrl.engine import EngineSettings, SamplingParams
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.wire import SamplingParams
 
 FAST = EngineSettings(engine_retry_backoff=0.0, engine_max_retries=2, engine_absence_timeout=0.0)
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=4)

@@ -16,17 +16,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.engine import (
-    BroadcastUpdate,
-    DiskUpdate,
-    EnginePool,
-    EngineSettings,
-    Generation,
-    SamplingParams,
-    WeightGroup,
-)
 from agentrl.engine.member import PauseMode
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
+from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, WeightGroup
+from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.weightgroup import join_group
 
 PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]

@@ -9,8 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, SamplingParams
 from agentrl.engine.local import OwnTransport, in_process
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.weights import DiskUpdate
+from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineFailure
 from agentrl.lora import LoraShape, write_adapter
 

@@ -12,9 +12,12 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentrl.engine import EnginePool, EngineSettings, SamplingParams, check_launch, launch
 from agentrl.engine.embedded.server import build
 from agentrl.engine.embedded.service import Options
+from agentrl.engine.launcher import check_launch, launch
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineRejected, EngineUnreachable
 
 

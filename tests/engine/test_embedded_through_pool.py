@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engine import EnginePool, EngineSettings, launch
+from agentrl.engine.launcher import launch
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
 from tests.engine import protocol_checks as checks
 
 TOLERANCE = 1e-3

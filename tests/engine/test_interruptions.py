@@ -7,7 +7,8 @@ import anyio
 import pytest
 from aiohttp import web
 
-from agentrl.engine import EnginePool, Generation, SamplingParams
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineRejected
 from tests.engine.faults import FAST, PARAMS, FaultyServer, answer, late, ok, sent, serving, status, until
 

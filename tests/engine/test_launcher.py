@@ -13,18 +13,13 @@ from typing import Protocol
 import anyio
 import pytest
 
-from agentrl.engine import (
-    DiskUpdate,
-    EnginePool,
-    EngineSettings,
-    SamplingParams,
-    check_launch,
-    launch,
-    launch_blocking,
-    launcher,
-    process,
-)
+from agentrl.engine import launcher, process
 from agentrl.engine.commands import engine_command
+from agentrl.engine.launcher import check_launch, launch, launch_blocking
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.weights import DiskUpdate
+from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineUnreachable, SettingsError
 from tests.engine.faults import serving
 
@@ -184,7 +179,8 @@ async def test_the_built_in_server_picks_its_port_itself(tmp_path: Path, tiny_mo
 
 PARENT = """
 import sys, anyio
-from agentrl.engine import EngineSettings, launch
+from agentrl.engine.launcher import launch
+from agentrl.engine.settings import EngineSettings
 async def main() -> None:
     settings = EngineSettings(engine="sglang", sglang_cpu=True, engine_python=sys.argv[1], engine_start_timeout=100)
     async with launch(settings, "nowhere", log_dir=sys.argv[2]):

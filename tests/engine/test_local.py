@@ -10,9 +10,12 @@ import orjson
 import pytest
 import torch
 
-from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, Generation, SamplingParams
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.local import OwnTransport, in_process
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.weights import DiskUpdate
+from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineFailure, EngineUnreachable
 from tests.engine.protocol_checks import check_update_in_flight
 from tests.support.embedded_server import embedded_server

@@ -9,8 +9,10 @@ import anyio
 import pytest
 from aiohttp import web
 
-from agentrl.engine import DiskUpdate, EnginePool, EngineSettings
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionRefused, HttpTransport, Reply
+from agentrl.engine.weights import DiskUpdate
 from agentrl.errors import EngineRejected, EngineUnreachable, SettingsError
 from tests.engine.faults import (
     FAST,

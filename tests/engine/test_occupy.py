@@ -7,10 +7,12 @@ import anyio
 import orjson
 import pytest
 
-from agentrl.engine import DiskUpdate, EnginePool, EngineSettings, SamplingParams
 from agentrl.engine.local import in_process
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionLost, Reply
-from agentrl.engine.weights import WHOLE
+from agentrl.engine.weights import WHOLE, DiskUpdate
+from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineRejected
 from tests.engine.test_weight_update import Recorder
 

@@ -9,8 +9,9 @@ import anyio
 import pytest
 from aiohttp import web
 
-from agentrl.engine import EnginePool, EngineSettings
+from agentrl.engine.pool import EnginePool
 from agentrl.engine.requests import ROUTING_HEADER
+from agentrl.engine.settings import EngineSettings
 from agentrl.errors import EngineRejected, EngineTimeout, EngineUnreachable
 from agentrl.sample import Sample
 from tests.engine.faults import (

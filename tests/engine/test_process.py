@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.engine import EngineSettings
 from agentrl.engine.commands import EngineCommand
 from agentrl.engine.process import EngineProcess, _down, supervise
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
 from tests.engine.faults import ok, serving
 

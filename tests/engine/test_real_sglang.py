@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engine import EnginePool, EngineSettings, launch
+from agentrl.engine.launcher import launch
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
 from tests.engine import protocol_checks as checks
 
 PYTHON = Path(os.environ.get("AGENTRL_SGLANG_PYTHON", Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"))

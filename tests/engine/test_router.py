@@ -18,10 +18,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine import EnginePool, EngineSettings
 from agentrl.engine.local import in_process
 from agentrl.engine.memory import Memory, Piece, Prefixes
+from agentrl.engine.pool import EnginePool
 from agentrl.engine.router import _tokenizer, router
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.wire import FinishReason, Generation
 from tests.engine.faults import FAST, FaultyServer, answer, late, ok, sent, serving, status, until
 from tests.engine.test_interruptions import Sampler

@@ -9,9 +9,9 @@ import anyio
 import orjson
 import pytest
 
-from agentrl.engine import BroadcastUpdate, DiskUpdate, EnginePool, TensorSpec, WeightGroup
+from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import HttpTransport, Reply
-from agentrl.engine.weights import WeightUpdate
+from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup, WeightUpdate
 from agentrl.errors import EngineRejected, EngineUnreachable
 
 URLS = ["http://one", "http://two"]

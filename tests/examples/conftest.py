@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from agentrl import Sample
-from agentrl.engine import EnginePool
+from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import HttpTransport, Reply
 from tests.rollout.scripted import Store
 from tests.support.embedded_server import embedded_server

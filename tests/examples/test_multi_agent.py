@@ -13,7 +13,7 @@ from agentrl.algorithms.registry import algorithm_of
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.chat import Chat
 from agentrl.config import Args, RunSettings
-from agentrl.engine import EnginePool
+from agentrl.engine.pool import EnginePool
 from agentrl.envs import Environments, load_environment
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.functions import GenerateFunction

@@ -10,7 +10,7 @@ from agentrl.chat import Chat
 from agentrl.chat.demonstration import to_sample
 from agentrl.config import Args, RunSettings
 from agentrl.demo.example import held_out
-from agentrl.engine import EnginePool
+from agentrl.engine.pool import EnginePool
 from agentrl.envs import Environment, Environments, load_environment
 from agentrl.observability.metrics import read_metrics
 from agentrl.rm_hub import grade

@@ -9,7 +9,7 @@ import pytest
 from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.config import Args, RunSettings
-from agentrl.engine import EnginePool
+from agentrl.engine.pool import EnginePool
 from agentrl.envs import Environments, load_environment
 from agentrl.rm_hub import grade
 from agentrl.rollout.context import RolloutContext

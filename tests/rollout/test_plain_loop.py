@@ -9,8 +9,9 @@ from agentrl import Environment, Sample, Step
 from agentrl.chat import Chat
 from agentrl.chat.session import ChatSession
 from agentrl.config import Args
-from agentrl.engine import EnginePool, EngineSettings
 from agentrl.engine.local import in_process
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environments, Turn
 from agentrl.rollout.context import RolloutContext, turn_seed

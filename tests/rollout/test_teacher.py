@@ -8,7 +8,7 @@ from aiohttp import web
 
 from agentrl import Sample
 from agentrl.chat import Chat
-from agentrl.engine import EnginePool
+from agentrl.engine.pool import EnginePool
 from agentrl.errors import EngineRejected, EngineUnreachable, SettingsError
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from tests.engine.faults import FAST, FaultyServer, Reply, answer, serving, status

@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.config import RunSettings
-from agentrl.engine import EnginePool, EngineSettings, SamplingParams
 from agentrl.engine.local import in_process
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.wire import SamplingParams
 from agentrl.errors import SampleError, SettingsError, TrainError
 from agentrl.run.rollouts import make_batch as batch_of_run
 from agentrl.sample import Sample

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from agentrl.config import RunSettings
-from agentrl.engine import EnginePool, EngineSettings, SamplingParams
 from agentrl.engine.local import in_process
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.wire import SamplingParams
 from agentrl.errors import SampleError, SettingsError
 from agentrl.run.rollouts import make_batch
 from agentrl.sample import Sample
