@@ -13,7 +13,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 
 @dataclass(slots=True, eq=False)
@@ -33,23 +33,26 @@ class EngineState:
         return well and self.weights == "current"
 
 
-class Balance:
-    """Chooses engines; every `choose` that finds one is followed by exactly one `release` of it."""
+E = TypeVar("E", bound=EngineState)
 
-    def __init__(self, *engines: EngineState, max_sessions: int = 100_000) -> None:
-        self.engines, self._max_sessions = list(engines), max_sessions
-        self._sessions: OrderedDict[str, EngineState] = OrderedDict()
 
-    def add(self, engine: EngineState) -> None:
+class Balance(Generic[E]):
+    """Chooses among `members`; every `choose` that finds one is followed by exactly one `release` of it."""
+
+    def __init__(self, *members: E, max_sessions: int = 100_000) -> None:
+        self.members, self._max_sessions = members, max_sessions
+        self._sessions: OrderedDict[str, E] = OrderedDict()
+
+    def add(self, engine: E) -> None:
         """It may be chosen from now on."""
-        self.engines.append(engine)
+        self.members += (engine,)
 
-    def remove(self, engine: EngineState) -> None:
+    def remove(self, engine: E) -> None:
         """It is not chosen any more; what is in flight there is still released."""
-        self.engines.remove(engine)
+        self.members = tuple(member for member in self.members if member is not engine)
         self._sessions = OrderedDict((session, its) for session, its in self._sessions.items() if its is not engine)
 
-    def choose(self, session_id: str | None, now: float) -> EngineState | None:
+    def choose(self, session_id: str | None, now: float) -> E | None:
         """The engine for a request, which counts as in flight there; None if no engine may have it."""
         engine = None if session_id is None else self._sessions.get(session_id)
         if engine is None or not engine.usable(now):
@@ -65,28 +68,28 @@ class Balance:
         engine.in_flight += 1
         return engine
 
-    def release(self, engine: EngineState) -> None:
+    def release(self, engine: E) -> None:
         """The request is over, however it ended."""
         engine.in_flight -= 1
 
-    def failed(self, engine: EngineState, now: float, at_least: float = 0.0) -> None:
+    def failed(self, engine: E, now: float, at_least: float = 0.0) -> None:
         """No good answer came from there: rest it, at least so many seconds, and let its sessions move."""
         if now < engine.rests_until:
             return
         engine.rests_until = now + max(at_least, 2.0 ** min(engine.failures, 5))
         engine.failures += 1
 
-    def answered(self, engine: EngineState) -> None:
+    def answered(self, engine: E) -> None:
         """A good answer came from there."""
         engine.failures, engine.rests_until = 0, 0.0
 
     def any_usable(self, now: float) -> bool:
         """Whether any engine may be sent requests now."""
-        return any(engine.usable(now) for engine in self.engines)
+        return any(engine.usable(now) for engine in self.members)
 
-    def _least_loaded(self, now: float) -> EngineState | None:
-        usable = [engine for engine in self.engines if engine.usable(now)]
+    def _least_loaded(self, now: float) -> E | None:
+        usable = [engine for engine in self.members if engine.usable(now)]
         if usable:
             return min(usable, key=lambda engine: (engine.in_flight, engine.chosen))
-        left = [engine for engine in self.engines if engine.weights != "stale"]
+        left = [engine for engine in self.members if engine.weights != "stale"]
         return min(left, key=lambda engine: engine.rests_until, default=None)

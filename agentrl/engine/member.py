@@ -29,17 +29,17 @@ _FLUSH_TIMEOUT = 60.0
 _ABORT_TIMEOUT = 2.0
 
 
-class Member:
+class Member(EngineState):
     """The engine at `url`.
 
     Attributes:
         places: its requests that may be in flight at once.
-        state: what the balance knows of it.
         life: how many times it was out of reach: whatever it had joined before is gone.
     """
 
     def __init__(self, url: str, transport: HttpTransport, settings: EngineSettings) -> None:
-        self.url, self.state, self.life = url, EngineState(url), 0
+        super().__init__(url)
+        self.life = 0
         self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)
         self._transport, self._timeout = transport, settings.engine_control_timeout
         self._has_update_sessions = True

@@ -214,7 +214,7 @@ class EnginePool(Upkeep):
         request `failed`, and the `prefix_cache_hit_rate`, the share of the prompts' tokens that lay in a cache."""
         counts, self._roster.counts = self._roster.counts, Counter()
         return {
-            "engines/ready": float(sum(member.state.weights == "current" for member in self.members)),
+            "engines/ready": float(sum(member.weights == "current" for member in self.members)),
             "engines/lost": float(counts["lost"]),
             "engines/failed": float(counts["failed"]),
             "engines/prefix_cache_hit_rate": counts["cached_tokens"] / max(counts["prompt_tokens"], 1),

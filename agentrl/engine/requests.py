@@ -166,7 +166,7 @@ class Requests:
             if self._held.closed:
                 await self._held.wait_open()
                 began = anyio.current_time()
-            member = self._roster.choose(call.session_id)
+            member = self._roster.choose(call.session_id, anyio.current_time())
             if member is None:
                 await self._somebody(began)
                 continue
@@ -175,11 +175,11 @@ class Requests:
                 reply = await self._exchange(call, member, path, payload)
                 if reply.status:
                     got = read(reply, member)
-                    self._roster.balance.answered(member.state)
+                    self._roster.answered(member)
                     return got
             except EngineFailure as error:
                 failed += 1
-                gone = error.kind == "engine_refused" and not self._roster.balance.any_usable(anyio.current_time())
+                gone = error.kind == "engine_refused" and not self._roster.any_usable(anyio.current_time())
                 absent += gone
                 self._blame(member, error, reply.retry_after)
                 counted = failed if gone and not self._patient(began) else failed - absent
@@ -188,8 +188,8 @@ class Requests:
                     raise
                 call.rid = uuid.uuid4().hex
             finally:
-                self._roster.balance.release(member.state)
-            if failed and not self._roster.balance.any_usable(anyio.current_time()):
+                self._roster.release(member)
+            if failed and not self._roster.any_usable(anyio.current_time()):
                 backoff = min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)
                 await self._roster.wait(max(backoff, reply.retry_after))
 
@@ -257,7 +257,7 @@ class Requests:
         elif isinstance(error, EngineRejected) and (
             error.kind in ("malformed_answer", "aborted") or error.status in (408, 429) or error.status >= 500
         ):
-            self._roster.balance.failed(member.state, anyio.current_time(), retry_after)
+            self._roster.failed(member, anyio.current_time(), retry_after)
         else:
             raise error
 

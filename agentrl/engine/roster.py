@@ -20,7 +20,7 @@ from agentrl.errors import EngineFailure, EngineRejected, SettingsError
 T = TypeVar("T")
 
 
-class Roster:
+class Roster(Balance[Member]):
     """Members come by `join` and go by `leave`, in any number; `version` is None before the first update.
 
     Attributes:
@@ -32,11 +32,10 @@ class Roster:
     """
 
     def __init__(self, transport: HttpTransport, settings: EngineSettings) -> None:
-        self.members: tuple[Member, ...] = ()
+        super().__init__()
         self.version: str | None = None
         self.folder: DiskUpdate | None = None
         self.lost_at = 0.0
-        self.balance = Balance()
         self.counts: Counter[str] = Counter()
         self._transport, self._settings = transport, settings
         self._changed, self.trouble = anyio.Event(), anyio.Event()
@@ -47,9 +46,8 @@ class Roster:
         if any(member.url == url for member in self.members):
             raise SettingsError(f"the engine at {url} is a member of this pool already")
         member = Member(url, self._transport, self._settings)
-        member.state.weights = "current" if self.version is None else "unknown"
-        self.members += (member,)
-        self.balance.add(member.state)
+        member.weights = "current" if self.version is None else "unknown"
+        self.add(member)
         self._tell()
         return member
 
@@ -58,27 +56,21 @@ class Roster:
         member = next((m for m in self.members if m.url == normalise_url(url)), None)
         if member is None:
             raise SettingsError(f"no engine of this pool has the address {url}; it has {[m.url for m in self.members]}")
-        self.members = tuple(m for m in self.members if m is not member)
-        self.balance.remove(member.state)
+        self.remove(member)
         member.break_off()
-
-    def choose(self, session_id: str | None) -> Member | None:
-        """The member for a request, which counts as in flight there; None if nobody may have it."""
-        state = self.balance.choose(session_id, anyio.current_time())
-        return next((member for member in self.members if member.state is state), None)
 
     def lost(self, member: Member) -> None:
         """It is out of reach."""
-        self.balance.failed(member.state, anyio.current_time())
-        if member.state.weights == "current":
-            member.state.weights, self.lost_at = "unknown", anyio.current_time()
+        self.failed(member, anyio.current_time())
+        if member.weights == "current":
+            member.weights, self.lost_at = "unknown", anyio.current_time()
             self.counts["lost"] += 1
         member.break_off()  # also if it was lost before: where nobody is left, it has requests
 
     def strayed(self, member: Member) -> None:
         """It has other weights than it should."""
-        self.balance.failed(member.state, anyio.current_time())
-        member.state.weights, self.lost_at = "stale", anyio.current_time()
+        self.failed(member, anyio.current_time())
+        member.weights, self.lost_at = "stale", anyio.current_time()
         member.life += 1
         self.trouble.set()
 
@@ -86,7 +78,7 @@ class Roster:
         """These members have new weights, and nobody else has."""
         self.version, self.folder = version, folder
         for member in self.members:
-            member.state.weights = "current" if member in to else "stale"
+            member.weights = "current" if member in to else "stale"
         self._tell()
 
     async def regain(self, member: Member) -> None:
@@ -98,12 +90,12 @@ class Roster:
         """
         has = (await member.model_info()).get("weight_version")
         if self.version is not None and has != self.version:
-            member.state.weights = "stale"
+            member.weights = "stale"
             if self.folder is None:
                 return
             await member.load_folder(self.folder, self.version)
         await member.resume()  # whoever paused it may have gone
-        member.state.weights = "current"
+        member.weights = "current"
         self._tell()
 
     async def wait(self, seconds: float) -> None:

@@ -159,12 +159,12 @@ class Router:
         if request.method == "POST":
             url = request.query_params.get("url") or field(await object_body(request), "url", str)
             await self.pool.join(url) if request.url.path == "/add_worker" else self.pool.leave(url)
-        workers = [{"url": m.url, "is_healthy": _well(m), "load": m.state.in_flight} for m in self.pool.members]
+        workers = [{"url": m.url, "is_healthy": _well(m), "load": m.in_flight} for m in self.pool.members]
         return Json({"urls": self.pool.urls, "workers": workers})
 
 
 def _well(member: Member) -> bool:
-    return member.state.weights == "current" and not member.state.failures
+    return member.weights == "current" and not member.failures
 
 
 def _tokenizer(file: Path) -> Any:

@@ -67,7 +67,7 @@ class Upkeep:
         path = "/model_info" if self._updating else "/health"  # a paused server has no /health
         if await member.answers(path, self.settings.engine_probe_interval):
             del self._misses[member]
-            if member.state.weights != "current" and not self._updating:
+            if member.weights != "current" and not self._updating:
                 with anyio.CancelScope() as scope:
                     self._regains.append(scope)
                     await member.occupy(self._memory)
@@ -175,7 +175,7 @@ class Upkeep:
                 await self._roster.all(Member.end_update, group)
             except BaseException:
                 for member in group:  # some tensors are old and some are new, whatever it says
-                    member.state.weights = "stale"
+                    member.weights = "stale"
                 raise
             self._sent(version, None, group)
 

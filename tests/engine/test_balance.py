@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from agentrl.engine.balance import Balance, EngineState
 
 
-def of(*urls: str, max_sessions: int = 100) -> Balance:
+def of(*urls: str, max_sessions: int = 100) -> Balance[EngineState]:
     return Balance(*map(EngineState, urls), max_sessions=max_sessions)
 
 
-def choose(balance: Balance, session: str | None, now: float) -> EngineState:
+def choose(balance: Balance[EngineState], session: str | None, now: float) -> EngineState:
     engine = balance.choose(session, now)
     assert engine is not None
     return engine
@@ -39,7 +39,7 @@ def test_a_dead_engine_loses_its_sessions_and_comes_back_after_its_rest() -> Non
 
 def test_with_all_dead_the_first_to_come_back_is_tried() -> None:
     balance = of("a", "b")
-    a, b = balance.engines
+    a, b = balance.members
     balance.failed(a, 0.0)
     balance.failed(b, 0.5)
     assert not balance.any_usable(0.6)
@@ -55,7 +55,7 @@ def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple
     held: list[EngineState] = []
     homes: dict[str, EngineState] = {}
     for now, (action, number) in enumerate(steps):
-        engine = balance.engines[number % count]
+        engine = balance.members[number % count]
         if action == "choose":
             session = f"s{number}"
             chosen = choose(balance, session, float(now))
@@ -69,7 +69,7 @@ def test_loads_add_up_and_live_sessions_never_move(count: int, steps: list[tuple
             balance.failed(engine, float(now))
         elif action == "alive":
             balance.answered(engine)
-        assert sum(e.in_flight for e in balance.engines) == len(held)
+        assert sum(e.in_flight for e in balance.members) == len(held)
 
 
 def test_the_longest_unused_session_is_forgotten_first() -> None:
@@ -79,14 +79,14 @@ def test_the_longest_unused_session_is_forgotten_first() -> None:
     choose(balance, None, 0.0)
     choose(balance, None, 0.0)
     balance.answered(first)
-    other = next(engine for engine in balance.engines if engine is not first)
+    other = next(engine for engine in balance.members if engine is not first)
     balance.release(other)
     assert choose(balance, "s", 0.0) is other
 
 
 def test_an_engine_that_failed_gets_one_request_a_rest_until_it_answers_well() -> None:
     balance = of("a", "b")
-    sick = balance.engines[0]
+    sick = balance.members[0]
     balance.failed(sick, 0.0)
     for _ in range(5):  # those that were under way count once
         balance.failed(sick, 0.5)
@@ -101,13 +101,13 @@ def test_an_engine_that_failed_gets_one_request_a_rest_until_it_answers_well() -
 
 def test_an_engine_rests_as_long_as_it_says() -> None:
     balance = of("a")
-    balance.failed(balance.engines[0], 0.0, at_least=60.0)
-    assert balance.engines[0].rests_until == 60.0
+    balance.failed(balance.members[0], 0.0, at_least=60.0)
+    assert balance.members[0].rests_until == 60.0
 
 
 def test_stale_weights_are_never_chosen_unknown_ones_only_when_nothing_else_is_left() -> None:
     balance = of("a", "b")
-    a, b = balance.engines
+    a, b = balance.members
     a.weights = "unknown"
     assert [choose(balance, None, 0.0) for _ in range(3)] == [b, b, b]
     b.weights = "stale"
@@ -123,4 +123,4 @@ def test_engines_come_and_go() -> None:
     balance.remove(first)
     assert choose(balance, "s", 0.0) is second
     balance.release(first)
-    assert [engine.url for engine in balance.engines] == ["b"]
+    assert [engine.url for engine in balance.members] == ["b"]

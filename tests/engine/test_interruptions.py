@@ -130,7 +130,7 @@ async def test_a_call_in_a_back_off_can_be_aborted() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             await server.arrived.wait()
-            await until(lambda: pool.members[0].state.failures > 0)
+            await until(lambda: pool.members[0].failures > 0)
             await pool.abort("mine")
     assert got[0].finish_reason.type == "abort"
     assert len(server.generates) == 1

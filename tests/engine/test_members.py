@@ -148,7 +148,7 @@ async def test_a_hung_engine_is_broken_off_also_when_it_was_lost_before() -> Non
     settings = FAST.model_copy(update={"engine_probe_interval": 0.02, "engine_max_retries": 0})
     async with serving(silence) as hung, EnginePool([hung.url], settings, vocab_size=512) as pool:
         hung.deaf = True
-        await until(lambda: pool.members[0].state.weights == "unknown")
+        await until(lambda: pool.members[0].weights == "unknown")
         with pytest.raises(EngineUnreachable, match="does not answer any more"):
             await pool.generate([1], PARAMS, deadline=5.0)
 
@@ -170,12 +170,12 @@ async def test_an_engine_that_hangs_as_it_is_brought_back_keeps_nobody_waiting(t
         await until(lambda: len(hangs.loaded) == 2)
         for _ in range(3):
             pool._roster.lost(pool.members[1])
-            await until(lambda: pool.members[1].state.weights == "current")
+            await until(lambda: pool.members[1].weights == "current")
         assert len(hangs.loaded) == 2, "it is not asked again while it loads"
         hangs.load_gate = None
         with anyio.fail_after(5):
             await pool.receive(DiskUpdate("second"), "2")
-        assert [member.state.weights for member in pool.members] == ["current"] * 2
+        assert [member.weights for member in pool.members] == ["current"] * 2
         assert not pool.members[0]._calls, "nobody brings it back to the weights before"
         gate.set()
 
@@ -203,4 +203,4 @@ async def test_sessions_of_an_engine_that_leaves_while_it_is_updated_go_elsewher
             pool.leave(leaves.url)
             pool._roster.sent("1", None, (left, *pool.members))  # it took them, and then it was gone
             assert (await pool.generate([1], PARAMS, session_id="s", deadline=5.0)).ids == [6]
-        assert left.state.in_flight == 0
+        assert left.in_flight == 0

@@ -113,4 +113,4 @@ async def test_one_that_comes_back_meanwhile_gives_its_memory_back_too() -> None
         with anyio.fail_after(10):
             await engines.released.wait()
         assert engines.moved() == [("release", ["kv_cache", "weights"])]
-        assert pool.members[0].state.weights == "unknown", "it has none to play with"
+        assert pool.members[0].weights == "unknown", "it has none to play with"

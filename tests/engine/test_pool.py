@@ -298,7 +298,7 @@ async def test_an_engine_is_left_alone_as_long_as_it_says() -> None:
     ):
         assert [(await pool.generate([1], PARAMS)).ids for _ in range(4)] == [[5]] * 4
         assert len(busy.generates) == 1
-        rests = pool.members[0].state.rests_until - anyio.current_time()
+        rests = pool.members[0].rests_until - anyio.current_time()
     assert 3000 < rests <= 3600
 
 
@@ -319,7 +319,7 @@ async def test_requests_of_an_engine_that_hangs_go_elsewhere() -> None:
             await hung.arrived.wait()
             hung.deaf = True
         assert got[0].ids == [5]
-        assert pool.members[0].state.weights == "unknown"
+        assert pool.members[0].weights == "unknown"
         hung.deaf = False
-        await until(lambda: pool.members[0].state.weights == "current")
+        await until(lambda: pool.members[0].weights == "current")
     assert hung.aborts == [], "nobody waits for an engine that does not answer"

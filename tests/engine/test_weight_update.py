@@ -115,8 +115,8 @@ async def test_who_misses_an_update_is_left_out_and_samples_again(path: str) -> 
     await pool.receive(DiskUpdate("/weights/7"), "7")
     assert recorder.paths("one")[-1] == recorder.paths("two")[-1] == "/continue_generation"
     assert pool.version == "7"
-    assert pool.members[0].state.weights == "current"
-    assert pool.members[1].state.weights != "current"
+    assert pool.members[0].weights == "current"
+    assert pool.members[1].weights != "current"
 
 
 @pytest.mark.parametrize("path", PATHS[:3])
@@ -128,7 +128,7 @@ async def test_an_update_that_nobody_takes_fails_and_leaves_all_as_they_were(pat
         await pool.receive(DiskUpdate("/weights/7"), "7")
     assert recorder.paths("one")[-1] == recorder.paths("two")[-1] == "/continue_generation"
     assert pool.version is None
-    assert [member.state.weights for member in pool.members] == ["current", "current"]
+    assert [member.weights for member in pool.members] == ["current", "current"]
     assert not pool.held.closed
 
 
@@ -167,7 +167,7 @@ async def test_no_engine_at_all_has_a_name() -> None:
 async def test_one_late_answer_does_not_lose_an_engine() -> None:
     pool = pool_over(Recorder({(host, "/model_info"): [503] for host in ("one", "two")}))
     await pool.receive(DiskUpdate("/weights/7"), "7")
-    assert [member.state.weights for member in pool.members] == ["current"] * 2
+    assert [member.weights for member in pool.members] == ["current"] * 2
 
 
 async def test_a_broadcast_that_one_misses_fails_and_nobody_is_sampled_from() -> None:
@@ -175,7 +175,7 @@ async def test_a_broadcast_that_one_misses_fails_and_nobody_is_sampled_from() ->
     pool = await joined(pool_over(recorder), recorder)
     with pytest.raises(EngineRejected, match="/update_weights_from_distributed at http://two"):
         await pool.receive(BROADCAST, "7")
-    assert [member.state.weights for member in pool.members] == ["stale", "stale"]
+    assert [member.weights for member in pool.members] == ["stale", "stale"]
 
 
 async def test_a_group_of_whom_one_was_away_has_to_be_made_again() -> None:
