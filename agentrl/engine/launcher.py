@@ -25,7 +25,7 @@ from anyio.from_thread import start_blocking_portal
 
 from agentrl.engine.answers import NO_KEPT_SETS
 from agentrl.engine.background import beside
-from agentrl.engine.commands import EngineCommand, engine_command
+from agentrl.engine.commands import engine_command
 from agentrl.engine.member import Member
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
@@ -68,16 +68,15 @@ async def launch(
     engines = []
     try:
         host = host or settings.engine_host
-        commands: list[Callable[[int], EngineCommand]] = []
+        reach = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
         for i, port in enumerate(_ports(settings, host, count)):
             gpus = None if gpu_ids is None else tuple(gpu_ids[i * gpus_per_engine : (i + 1) * gpus_per_engine])
             command = partial(engine_command, settings, str(model_path), host=host)
-            commands.append(partial(command, gpus_per_engine=gpus_per_engine, gpu_ids=gpus))
-            reach = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-            engines.append(EngineProcess(f"http://{reach}:{port}", log_path=Path(log_dir) / f"engine_{i}.log"))
-            engines[-1].start(commands[-1](port))
+            command = partial(command, gpus_per_engine=gpus_per_engine, gpu_ids=gpus)
+            engines.append(EngineProcess(f"http://{reach}:{port}", command, Path(log_dir) / f"engine_{i}.log"))
+            engines[-1].start()
         await _all_healthy(engines, settings)
-        async with beside(supervise(engines, commands, settings)):
+        async with beside(supervise(engines, settings)):
             yield engines
     finally:
         with anyio.CancelScope(shield=True):

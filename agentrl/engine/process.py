@@ -33,16 +33,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class EngineProcess:
-    """One engine: its address and, unless it is external, its process (group) and log file."""
+    """One engine: its address and, unless it is external, what runs it at a port, its log file and its process (group)."""
 
     url: str
-    pid: int | None = None
+    command: Callable[[int], EngineCommand] | None = None
     log_path: Path | None = None
+    pid: int | None = None
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
-    def start(self, command: EngineCommand) -> None:
-        """Run it, under the guard."""
-        assert self.log_path is not None
+    def start(self) -> None:
+        """Run it at the port of its address, under the guard."""
+        assert self.command is not None and self.log_path is not None
+        command = self.command(int(self.url.rpartition(":")[2]))
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         prefix = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
         with self.log_path.open("wb" if self._process is None else "ab") as log:
@@ -130,19 +132,14 @@ def _listens(engine: EngineProcess) -> bool:
     return said is not None
 
 
-async def supervise(
-    engines: Sequence[EngineProcess], commands: Sequence[Callable[[int], EngineCommand]], settings: EngineSettings
-) -> None:
-    """Start engines again that ended or hang, at the same address; `commands` say what to run at which port."""
+async def supervise(engines: Sequence[EngineProcess], settings: EngineSettings) -> None:
+    """Start engines again that ended or hang, at the same address."""
     async with HttpTransport(settings) as transport, anyio.create_task_group() as group:
-        for engine, command in zip(engines, commands, strict=True):
-            group.start_soon(_supervise, engine, command, settings, transport)
+        for engine in engines:
+            group.start_soon(_supervise, engine, settings, transport)
 
 
-async def _supervise(
-    engine: EngineProcess, command: Callable[[int], EngineCommand], settings: EngineSettings, transport: HttpTransport
-) -> None:
-    port = int(engine.url.rpartition(":")[2])
+async def _supervise(engine: EngineProcess, settings: EngineSettings, transport: HttpTransport) -> None:
     for again in count(1):
         why = await _down(engine, settings, transport)
         if again > settings.engine_max_restarts:
@@ -151,7 +148,7 @@ async def _supervise(
         engine.kill()
         await engine.wait()
         _log.warning("the engine at %s %s; starting it again (%d)", engine.url, why, again)
-        engine.start(command(port))
+        engine.start()
         try:
             await healthy(engine, transport, settings.engine_start_timeout)
         except EngineUnreachable as error:

@@ -32,8 +32,8 @@ async def test_an_engine_that_is_not_started_again_any_more_is_reported(
     def command(port: int) -> EngineCommand:
         return EngineCommand(("false",), dict(os.environ))
 
-    engine = EngineProcess("http://127.0.0.1:9", log_path=tmp_path / "log")
-    engine.start(command(9))
+    engine = EngineProcess("http://127.0.0.1:9", command, tmp_path / "log")
+    engine.start()
     with caplog.at_level(logging.WARNING), anyio.fail_after(20):
-        await supervise([engine], [command], EngineSettings(engine_max_restarts=1))
+        await supervise([engine], EngineSettings(engine_max_restarts=1))
     assert "ended with status 1; not started again (--engine-max-restarts)" in caplog.text
