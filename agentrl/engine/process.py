@@ -43,7 +43,8 @@ class EngineProcess:
 
     def start(self) -> None:
         """Run it at the port of its address, under the guard."""
-        assert self.command is not None and self.log_path is not None
+        assert self.command is not None
+        assert self.log_path is not None
         command = self.command(int(self.url.rpartition(":")[2]))
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         prefix = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
