@@ -7,18 +7,12 @@ a pool finds it there, and gives it the weights that it missed.
 import errno
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    ExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 import anyio
 from anyio.from_thread import start_blocking_portal
@@ -31,9 +25,6 @@ from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, normalise_url
 from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError, ungrouped
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -139,17 +130,12 @@ async def _reports_kept_sets(engine: EngineProcess, transport: HttpTransport, se
             raise SettingsError(f"{engine.url}: {NO_KEPT_SETS}")
 
 
-def _blocking(start: Callable[P, AbstractAsyncContextManager[T]]) -> Callable[P, AbstractContextManager[T]]:
-    @contextmanager
-    def run(*args: P.args, **given: P.kwargs) -> Iterator[T]:
-        with start_blocking_portal() as portal, portal.wrap_async_context_manager(start(*args, **given)) as value:
-            yield value
-
-    return run
-
-
-launch_blocking = _blocking(launch)
-"""`launch` for code without an event loop."""
+@contextmanager
+def launch_blocking(settings: EngineSettings, model_path: str | Path, **options: Any) -> Iterator[list[EngineProcess]]:
+    """`launch`, with its `options`, for code without an event loop."""
+    starting = launch(settings, model_path, **options)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as engines:
+        yield engines
 
 
 def _external(settings: EngineSettings) -> list[EngineProcess]:

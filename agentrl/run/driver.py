@@ -1,10 +1,10 @@
 """The run's driver: does what the schedule says with whatever parts it is given, until the planned end."""
 
-import contextlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import anyio
@@ -16,7 +16,7 @@ from agentrl.run.parts import Batch, Parts, Start, within
 from agentrl.run.preflight import preflight, resumed
 from agentrl.run.resolving import resolve_device, resolve_threads, whole_epochs
 from agentrl.run.resuming import changed
-from agentrl.run.schedule import Action, Cadence, Do, Schedule
+from agentrl.run.schedule import Action, Cadence, Do, actions
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.run.turns import Turns
 from agentrl.runfolder import RunFolder
@@ -50,13 +50,11 @@ def train(settings: RunSettings, start: Start) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def open_folder(settings: RunSettings, command: str = "train") -> Iterator[RunFolder]:
+def open_folder(settings: RunSettings, command: str = "train") -> AbstractContextManager[RunFolder]:
     """The folder that the settings name, locked, with the settings in it."""
     s = settings
     text = json.dumps(s.shown(), indent=2)
-    with RunFolder.open(s.observability.output_dir, text, command, save=s.train.save, load=s.train.load) as folder:
-        yield folder
+    return RunFolder.open(s.observability.output_dir, text, command, save=s.train.save, load=s.train.load)
 
 
 def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: Start) -> None:
@@ -113,9 +111,9 @@ class Driver:
     async def run(self, first: int = 0) -> None:
         """From step `first` to the planned end, or to the end of the data."""
         self._turns = Turns(self._settings.cluster, self._parts)
-        self._schedule = Schedule(cadence(self._settings, engines=self._parts.weights is not None), first)
         self._first = first
-        while (action := self._schedule.next()) is not None:
+        often = cadence(self._settings, engines=self._parts.weights is not None)
+        for action in actions(often, first, data_ended=lambda: self._batch is None):
             await self._turns.before(action.do)
             await self._do(action)
 
@@ -139,10 +137,6 @@ class Driver:
         with within(self._limits.rollout_timeout, f"generating rollout {step}"):
             self._batch = await self._parts.rollouts.next_batch(step)
         self._waited = time.monotonic() - self._began
-        if self._batch is None:
-            self._schedule.data_ended()
-        else:
-            self._schedule.batch_ready(step)
 
     async def _train(self, step: int) -> None:
         batch, self._batch = self._batch, None
@@ -154,7 +148,6 @@ class Driver:
         with within(self._limits.start_timeout, "recording the training"):
             details = await self._parts.trainer.details() if self._settings.buffer.keep_trajectories else None
             await self._parts.rollouts.trained(batch.group_ids, step, details)
-        self._schedule.trained(step)
         now = time.monotonic()
         times = {"perf/wait_seconds": self._waited, "perf/train_seconds": now - began}
         times["perf/step_seconds"] = now - self._began

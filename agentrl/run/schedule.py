@@ -1,11 +1,10 @@
-"""The order of a run: a pure state machine without clocks, tasks or processes.
+"""The order of a run: pure, without clocks, tasks or processes.
 
-It is told what has happened (`batch_ready`, `data_ended`, `trained`) and says what to do `next`. The order makes
-every moment safe to be killed at: a step is recorded as trained before the checkpoint that contains it is written,
+It makes every moment safe to be killed at: a step is recorded as trained before the checkpoint that contains it is written,
 and an evaluation comes before the checkpoint, so that a resume repeats both or neither.
 """
 
-from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -48,73 +47,45 @@ class Cadence:
     save: int | None = None
 
 
-class Schedule:
-    """What a run does next.
+def actions(cadence: Cadence, first: int, data_ended: Callable[[], bool]) -> Iterator[Action]:
+    """All that a run does, in order; an action is done when the next one is asked for.
 
     Args:
         cadence: how often.
         first: the first step to train; above 0 when the run goes on from a checkpoint.
+        data_ended: asked when a batch was to be generated: there is none, nor will there be one.
     """
-
-    def __init__(self, cadence: Cadence, first: int = 0) -> None:
-        self._cadence, self._first = cadence, first
-        self._done = self._saved = self._evaluated = first - 1
-        self._todo: deque[Action] = deque()
-        self._send(first)
-        if first == 0 and cadence.evaluate_first:
-            self._todo.append(Action(Do.EVALUATE, -1))
-        self._go_on()
-
-    def next(self) -> Action | None:
-        """What to do now; None at the end of the run."""
-        return self._todo.popleft() if self._todo else None
-
-    def batch_ready(self, step: int) -> None:
-        """The batch of `step` is there."""
-        self._todo.append(Action(Do.TRAIN, step))
-
-    def data_ended(self) -> None:
-        """There will be no further batch."""
-        self._finish()
-
-    def trained(self, step: int) -> None:
-        """The optimizer has taken the steps of `step`, and the ledger says so."""
-        self._done = step
-        last = step == self._cadence.steps - 1
-        evaluating = _due(self._cadence.evaluate, step) or (last and self._cadence.evaluate is not None)
-        if _due(self._cadence.send, step) or evaluating or last:
-            self._send(step + 1)
+    done = evaluated = saved = first - 1
+    yield from _send(cadence, first)
+    if first == 0 and cadence.evaluate_first:
+        yield Action(Do.EVALUATE, -1)
+    while done + 1 < cadence.steps:
+        yield Action(Do.NEXT_BATCH, done + 1)
+        if data_ended():
+            break
+        done += 1
+        yield Action(Do.TRAIN, done)
+        last = done + 1 == cadence.steps
+        evaluating = _due(cadence.evaluate, done) or (last and cadence.evaluate is not None)
+        if _due(cadence.send, done) or evaluating or last:
+            yield from _send(cadence, done + 1)
         if evaluating:
-            self._evaluate(step)
-        if _due(self._cadence.save, step):
-            self._save(step)
-        self._go_on()
+            yield Action(Do.EVALUATE, done)
+            evaluated = done
+        if _due(cadence.save, done):
+            yield Action(Do.SAVE, done)
+            saved = done
+    if evaluated < done and cadence.evaluate is not None:
+        yield from _send(cadence, done + 1)
+        yield Action(Do.EVALUATE, done)
+    if saved < done:
+        yield Action(Do.SAVE, done)
+    yield Action(Do.EXPORT, done)
 
-    def _go_on(self) -> None:
-        if self._done + 1 < self._cadence.steps:
-            self._todo.append(Action(Do.NEXT_BATCH, self._done + 1))
-        else:
-            self._finish()
 
-    def _finish(self) -> None:
-        if self._evaluated < self._done and self._cadence.evaluate is not None:
-            self._send(self._done + 1)
-            self._evaluate(self._done)
-        if self._saved < self._done:
-            self._save(self._done)
-        self._todo.append(Action(Do.EXPORT, self._done))
-
-    def _send(self, version: int) -> None:
-        if self._cadence.send is not None:
-            self._todo.append(Action(Do.SEND, version))
-
-    def _evaluate(self, step: int) -> None:
-        self._todo.append(Action(Do.EVALUATE, step))
-        self._evaluated = step
-
-    def _save(self, step: int) -> None:
-        self._todo.append(Action(Do.SAVE, step))
-        self._saved = step
+def _send(cadence: Cadence, version: int) -> Iterator[Action]:
+    if cadence.send is not None:
+        yield Action(Do.SEND, version)
 
 
 def _due(interval: int | None, step: int) -> bool:
