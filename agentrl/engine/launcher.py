@@ -33,6 +33,7 @@ async def launch(
     model_path: str | Path,
     *,
     count: int = 1,
+    first: int = 0,
     log_dir: str | Path,
     host: str | None = None,
     gpus_per_engine: int = 1,
@@ -43,6 +44,7 @@ async def launch(
     Kind `external` starts nothing, and waits for the given addresses. All engines of a failed launch are stopped.
 
     Args:
+        first: the number of the first one, where others of the run are launched apart.
         log_dir: folder for `engine_<i>.log`, made if missing.
         host: address to listen on; default the settings'.
         gpu_ids: CUDA devices, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
@@ -60,11 +62,11 @@ async def launch(
     try:
         host = host or settings.engine_host
         reach = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-        for i, port in enumerate(_ports(settings, host, count)):
+        for i, port in enumerate(_ports(settings, host, count, first)):
             gpus = None if gpu_ids is None else tuple(gpu_ids[i * gpus_per_engine : (i + 1) * gpus_per_engine])
             command = partial(engine_command, settings, str(model_path), host=host)
             command = partial(command, gpus_per_engine=gpus_per_engine, gpu_ids=gpus)
-            engines.append(EngineProcess(f"http://{reach}:{port}", command, Path(log_dir) / f"engine_{i}.log"))
+            engines.append(EngineProcess(f"http://{reach}:{port}", command, Path(log_dir) / f"engine_{first + i}.log"))
             engines[-1].start()
         await _all_healthy(engines, settings)
         async with beside(supervise(engines, settings)):
@@ -92,9 +94,8 @@ async def check_launch(settings: EngineSettings, count: int, local: bool = True,
         engines = _external(settings)
         async with HttpTransport(settings) as transport:
             for engine in engines:
-                await _answers(engine, transport, settings.engine_connect_timeout)
-                if kept_sets:
-                    await _reports_kept_sets(engine, transport, settings)
+                with anyio.move_on_after(2 * settings.engine_connect_timeout):
+                    await _look_at(Member(engine.url, transport, settings), kept_sets)
     elif local:
         _ports(settings, settings.engine_host, count)
         if settings.engine == "sglang" and settings.engine_python and shutil.which(settings.engine_python) is None:
@@ -106,28 +107,20 @@ async def check_launch(settings: EngineSettings, count: int, local: bool = True,
             )
 
 
-async def _answers(engine: EngineProcess, transport: HttpTransport, timeout: float) -> None:
+async def _look_at(engine: Member, kept_sets: bool) -> None:
     """Any answer will do, and so does a server that takes its time: it may still be loading its model."""
-    with anyio.move_on_after(2 * timeout):
-        try:
-            await transport.exchange("GET", engine.url + "/health")
-        except EngineUnreachable as error:
-            raise EngineUnreachable(
-                f"no engine answers at {engine.url} (--rollout-external-engine-addrs): {error}; "
-                "start the server first, or correct the address",
-                kind="external_unreachable",
-            ) from error
-
-
-async def _reports_kept_sets(engine: EngineProcess, transport: HttpTransport, settings: EngineSettings) -> None:
-    """Of a server that cannot tell yet the first answer will."""
-    with anyio.move_on_after(2 * settings.engine_connect_timeout):
-        try:
-            options = await Member(engine.url, transport, settings).server_info()
-        except EngineFailure:
-            return
-        if "sampling_mask_max_tokens" not in options:
-            raise SettingsError(f"{engine.url}: {NO_KEPT_SETS}")
+    try:
+        options = await engine.server_info()
+    except EngineUnreachable as error:
+        raise EngineUnreachable(
+            f"no engine answers at {engine.url} (--rollout-external-engine-addrs): {error}; "
+            "start the server first, or correct the address",
+            kind="external_unreachable",
+        ) from error
+    except EngineFailure:
+        return
+    if kept_sets and "sampling_mask_max_tokens" not in options:
+        raise SettingsError(f"{engine.url}: {NO_KEPT_SETS}")
 
 
 @contextmanager
@@ -144,9 +137,9 @@ def _external(settings: EngineSettings) -> list[EngineProcess]:
     return [EngineProcess(normalise_url(address)) for address in settings.rollout_external_engine_addrs]
 
 
-def _ports(settings: EngineSettings, host: str, count: int) -> list[int]:
+def _ports(settings: EngineSettings, host: str, count: int, first: int = 0) -> list[int]:
     base = settings.engine_port_base
-    wanted = [0] * count if base is None else range(base, base + count)
+    wanted = [0] * count if base is None else range(base + first, base + first + count)
     with ExitStack() as held:  # all at once, so that free ports are distinct
         found = [held.enter_context(_bind(host, port)).getsockname()[1] for port in wanted]
     if base is None and settings.engine == "embedded":

@@ -40,13 +40,11 @@ def serve_one(
         host: address to listen on; default the settings'.
         gpus: CUDA devices; default: leave the choice to the engine.
     """
-    base = settings.engine.engine_port_base
-    own = settings.engine.model_copy(update={"engine_port_base": None if base is None else base + index})
     context = launch_blocking(
-        own,
+        settings.engine,
         model_of(settings),
-        count=1,
-        log_dir=logs / f"engine_{index}",
+        first=index,
+        log_dir=logs,
         host=host,
         gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
         gpu_ids=gpus,

@@ -8,7 +8,7 @@
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,22 +47,18 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
 
 
+@dataclass(frozen=True, slots=True)
 class Generation:
     """Everything that playing groups needs in one process; made by `open`."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        folder: RunFolder,
-        pool: EnginePool,
-        player: GroupPlayer,
-        plugins: Plugins,
-        watchdog: Watchdog,
-        store: TrajectoryStore,
-        sets: Sequence[tuple[EvalSet, GroupPlayer]],
-    ) -> None:
-        self.settings, self.folder, self.pool, self.player, self.plugins = settings, folder, pool, player, plugins
-        self.watchdog, self.store, self._sets = watchdog, store, sets
+    settings: RunSettings
+    folder: RunFolder
+    pool: EnginePool
+    player: GroupPlayer
+    plugins: Plugins
+    watchdog: Watchdog
+    store: TrajectoryStore
+    sets: Sequence[tuple[EvalSet, GroupPlayer]]
 
     @classmethod
     @asynccontextmanager
@@ -116,7 +112,7 @@ class Generation:
         hooks = self.plugins.hooks
         hooks.begin(done)
         results = [(self.settings, counted(self.player, *one)) for one in (await hooks.evaluate() or {}).items()]
-        for held_out, player in () if results else self._sets:
+        for held_out, player in () if results else self.sets:
             results.append((held_out.settings, await evaluate(player, held_out.name, held_out.groups())))
         metrics: dict[str, float] = {}
         for own, result in results:
