@@ -186,7 +186,7 @@ async def test_each_set_is_played_by_its_own_settings(kit: RunKit) -> None:
     with open_folder(s) as folder:
         async with Generation.open(s, folder, ["http://a"], Engines({"a": 2048})) as generation:
             found = await generation.evaluate(0)
-            players = {held_out.name: player for held_out, player in generation._sets}
+            players = {held_out.name: player for held_out, player in generation.sets}
             assert {player.limit for player in players.values()} == {generation.player.limit}
             other = [n for n, p in players.items() if p.context.chat is not generation.player.context.chat]
     assert other == ["worded"]
