@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from agentrl.algorithms import AlgorithmSettings
-from agentrl.algorithms.registry import algorithm_of
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
@@ -77,7 +76,7 @@ class Trainer:
 
     def gradients(self, batch: TrainBatch, share: bool) -> tuple[float, torch.Tensor]:
         """CPU seconds of a forward and backward pass, and its gradient as one vector."""
-        slot, algorithm = self.backend.actor, algorithm_of(self.backend.algorithm)
+        slot, algorithm = self.backend.actor, self.backend.algorithm
         zeros = torch.zeros(len(batch.loss_mask))
         arrays = {"advantages": torch.linspace(-1, 1, len(batch.loss_mask)), "ref_log_probs": zeros}
         part, inputs = step_inputs(batch, np.arange(len(batch)), arrays, algorithm)

@@ -122,7 +122,7 @@ class RayTrainer(Trainer, WeightSource):
         await _call(self.actors, "init_weight_group", *where)
 
     async def broadcast_weights(self, names: Sequence[str]) -> None:
-        await _call(self.actors, "broadcast_weights", [names])
+        await _call(self.actors, "broadcast_weights", names)
 
     async def close_weight_group(self) -> None:
         await _call(self.actors, "close_weight_group")

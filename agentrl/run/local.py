@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -32,7 +32,9 @@ from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.run.weights import DiskWeights
 from agentrl.runfolder import RunFolder
 from agentrl.train.backends import backend_class
-from agentrl.train.contracts import TrainBackend
+
+if TYPE_CHECKING:
+    from agentrl.train.trainer import TrainBackend
 
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ async def _engines(
 class LocalTrainer(Trainer):
     """The one rank of a local run; made by `open`."""
 
-    def __init__(self, backend: TrainBackend, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, backend: "TrainBackend", thread: ThreadPoolExecutor) -> None:
         self._backend, self._thread = backend, thread
 
     @classmethod

@@ -1,11 +1,17 @@
 """One rank of the trainer: a train backend, chosen by the settings and joined to the other ranks."""
 
+from __future__ import annotations
+
 import socket
+from typing import TYPE_CHECKING
 
 from agentrl.config import RunSettings
 from agentrl.train.backends import backend_class
-from agentrl.train.contracts import Learners, RankInfo, TrainBackend
+from agentrl.train.contracts import Learners, RankInfo
 from agentrl.train.hooks import hooks_of
+
+if TYPE_CHECKING:
+    from agentrl.train.trainer import TrainBackend
 
 __all__ = ["Learners", "RankInfo", "free_port", "start_backend"]
 

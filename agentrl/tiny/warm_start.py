@@ -29,7 +29,7 @@ from agentrl.tiny.create import Arch, create
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
-    from agentrl.train.contracts import TrainBackend
+    from agentrl.train.trainer import TrainBackend
 
 Say = Callable[[str], None]
 

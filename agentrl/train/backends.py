@@ -1,7 +1,13 @@
 """The train backends by name: the one place where `train_backend` is read."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from agentrl.errors import SettingsError
-from agentrl.train.contracts import TrainBackend
+
+if TYPE_CHECKING:
+    from agentrl.train.trainer import TrainBackend
 
 
 def backend_class(name: str) -> type[TrainBackend]:

@@ -171,6 +171,19 @@ def replace_folder(made: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A new hidden folder beside `path` to fill; it takes the place of `path` if the block ends without an error."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        replace_folder(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _contents(folder: Path) -> dict[str, list[Any]]:
     """The size of each file and, up to `_DIGESTED` bytes, its digest."""
     files = ((file, file.stat().st_size) for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.errors import CheckpointError
-from agentrl.train.checkpoints import TRACKER, replace_folder
+from agentrl.train.checkpoints import TRACKER, whole_folder
 from agentrl.train.hf import copy_rest
 from agentrl.train.hf import write as write_hf
 from agentrl.train.megatron.folder import opened, parts
@@ -37,13 +35,9 @@ def convert(source: Path, target: Path, form: Form, beside: Path | None, shown: 
         write_hf(target, shown(tensors, len(folder.files)), source=folder)
         return []
     names, stream, said = parts(folder)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
-        (partial / "release").mkdir(parents=True)
+    with whole_folder(target) as partial:
         copy_rest(folder.path, partial)
         (partial / TRACKER).write_text("release")
+        (partial / "release").mkdir()
         write(partial / "release", shown(stream, len(names)), said)
-        replace_folder(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return sorted(folder.files.keys() - {name for some in names for name in some})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import CheckpointError
 from agentrl.modelfolder import INDEX, SINGLE, is_float8, read_config, stored_tensors
-from agentrl.train.checkpoints import replace_folder
+from agentrl.train.checkpoints import whole_folder
 
 if TYPE_CHECKING:
     import torch
@@ -102,11 +101,7 @@ def write(
         source: the folder that the model came from, whose config and tokenizer files are copied.
         max_shard_bytes: start a new weight file when the current one would grow past this.
     """
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with whole_folder(Path(path)) as partial:
         copy_rest(source.path, partial)
         stored = _write_weights(partial, tensors, max_shard_bytes)
         config = dict(source.config)
@@ -114,9 +109,6 @@ def write(
             if key in config and stored:
                 config[key] = stored
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        replace_folder(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def copy_rest(source: Path, target: Path) -> None:

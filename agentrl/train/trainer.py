@@ -1,23 +1,27 @@
-"""`Trainer`: what every train backend does, over slots; a backend adds how ranks meet and what a model is.
+"""`TrainBackend`: what a run asks of a training framework, over slots; a backend adds how ranks meet and what a model is.
 
-1. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the
+1. One backend object lives in each trainer process; all processes make the same calls in the same order, because
+   most of them are collective.
+2. A batch goes in whole on every rank (it is shared memory); the backend takes its own part by the same pure plan
+   (`packing.make_plan`) on every rank, so nothing needs to be scattered.
+3. Weights leave under Hugging Face names and in Hugging Face layout, whatever the parallel layout inside.
+4. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the
    trainer's own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a
    pass over the batch is saved).
-2. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
-3. The reference, and a teacher of any size, are models of their own that stay on the device.
+5. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
+6. The reference, and a teacher of any size, are models of their own that stay on the device.
 """
 
 from __future__ import annotations
 
 import gc
 import random
-import tempfile
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -26,34 +30,46 @@ from torch import Tensor
 
 from agentrl.algorithms.ops.mismatch import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
+from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.errors import CheckpointError, TrainError
-from agentrl.lora import LoraShape, write_adapter
+from agentrl.lora import write_adapter
 from agentrl.parked import Parked
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train import saving
 from agentrl.train.batch import TrainBatch
-from agentrl.train.checkpoints import check_critic, foreign, latest, replace_folder
-from agentrl.train.contracts import ModelRole, Prepared, RankInfo, TrainBackend, WeightSpec
+from agentrl.train.checkpoints import check_critic, foreign, latest, whole_folder
+from agentrl.train.contracts import Device, Learners, ModelRole, Prepared, RankInfo, WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
+from agentrl.train.hooks import NO_HOOKS, TrainHooks
 from agentrl.train.microbatches import Rows
 from agentrl.train.network import Network, Place, forward_flops
 from agentrl.train.objective import estimate, explained_variance, step_inputs
 from agentrl.train.profiling import memory, profiled
 from agentrl.train.ranks import Ranks, pick
+from agentrl.train.settings import TrainSettings
 from agentrl.train.slots import CriticSlot, ModelSlot, TrainedSlot, Unadapted
-from agentrl.train.weight_group import WeightGroup
+from agentrl.weightgroup import WeightGroup
 
 
-class Trainer(TrainBackend):
-    """One rank of the trainer: the actor's slot, the critic's and the reference's where the objective needs them.
+class TrainBackend(ABC):
+    """One rank of a trainer. All backends are made with the same arguments; `init` does the work.
 
-    Attributes:
-        network: what a model is.
+    A critic with processes of its own takes part in a rollout so: its processes give `values`, the actor's `prepare` the
+    batch with them, and both `train` on what was prepared.
+
+    Args:
+        settings: the trainer's settings; `hf_checkpoint` names the starting weights.
+        algorithm: the objective's settings.
+        rollout_temperature: the sampling temperature, by which logits are divided.
+        total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
+        device: `cuda`, `cpu`, or whichever this machine has.
+        learners: the models that learn in this process; one of the critic alone knows values, training and checkpoints.
+        hooks: code in another trainer's form; by default there is none.
     """
 
     network: ClassVar[type[Network]]
-
+    """What a model is."""
     actor: TrainedSlot
     """Not there in a process of the critic alone."""
     critic: CriticSlot | None = None
@@ -66,6 +82,25 @@ class Trainer(TrainBackend):
     _seconds: defaultdict[str, float]
     _details: Mapping[str, NDArray[np.float16]]
 
+    @final
+    def __init__(
+        self,
+        settings: TrainSettings,
+        algorithm: AlgorithmSettings,
+        *,
+        rollout_temperature: float = 1.0,
+        total_steps: int | None = None,
+        device: Device = "auto",
+        learners: Learners = "all",
+        hooks: TrainHooks = NO_HOOKS,
+    ) -> None:
+        if settings.hf_checkpoint is None:
+            raise TrainError("the trainer needs hf_checkpoint, the Hugging Face folder to start from")
+        self.settings, self.algorithm, self.hooks = settings, algorithm_of(hooks.objective(algorithm)), hooks
+        self.temperature, self.total_steps, self.device_kind = rollout_temperature, total_steps, device
+        self.learners = learners
+        self.folder = HFFolder(settings.hf_checkpoint)
+
     # ---- start --------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -77,6 +112,12 @@ class Trainer(TrainBackend):
         """The model in a folder that the settings name: Hugging Face's, or a torch_dist checkpoint beside `hf_checkpoint`."""
 
     def init(self, where: RankInfo) -> None:
+        """Join the process group, build the models and the optimizer, and load the starting weights. Collective.
+
+        Raises:
+            TrainError: the model or the layout cannot be trained.
+            CheckpointError: the starting folder is not a readable model.
+        """
         if (weights := foreign(self.settings.load)) is not None:
             self.folder = self.opened(weights)
         sizes = self.network.sizes_of(self.folder)  # a model that cannot be trained is refused before the ranks meet
@@ -94,13 +135,13 @@ class Trainer(TrainBackend):
         if self.learners != "critic":
             total = None if self.total_steps is None else self.total_steps - self.settings.actor_starts
             self.actor = TrainedSlot(self.folder, place, total)
-            if self.algorithm.needs_reference:
+            if "ref_log_probs" in self.algorithm.reads:
                 adapted = self.settings.lora_rank is not None and self.settings.ref_load is None
                 folder = self._reference_folder(sizes)
                 self.reference = Unadapted(self.actor) if adapted else ModelSlot(folder, place)
-            if self.algorithm.needs_teacher and self.settings.opd_teacher_load:
+            if "teacher_log_probs" in self.algorithm.reads and self.settings.opd_teacher_load:
                 self.teacher = ModelSlot(self.opened(self.settings.opd_teacher_load), place)
-        if self.algorithm.needs_critic and self.learners != "actor":
+        if "values" in self.algorithm.reads and self.learners != "actor":
             self.critic = CriticSlot(self._critic_folder(), place, self.total_steps)
 
     def seed(self, seed: int) -> None:
@@ -127,6 +168,13 @@ class Trainer(TrainBackend):
     # ---- log-probs ----------------------------------------------------------------------------------------
 
     def log_probs(self, batch: TrainBatch, model: ModelRole = "actor") -> NDArray[np.float32]:
+        """Natural-log probabilities [R] of all response tokens of `batch`, in its flat layout, on every rank. Collective.
+
+        The rollout temperature is applied to the logits, so the numbers compare with the engine's.
+
+        Raises:
+            TrainError: the run has no such model.
+        """
         return self._log_probs(batch, model, "response")
 
     def _log_probs(self, batch: TrainBatch, model: ModelRole, rows: Rows) -> NDArray[np.float32]:
@@ -142,8 +190,13 @@ class Trainer(TrainBackend):
         return found
 
     def values(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The critic's value [R] of the state before each trained token, 0 at others, on every rank. Collective.
+
+        Raises:
+            TrainError: this process has no critic.
+        """
         if self.critic is None:
-            raise TrainError(f"there is no critic: {algorithm_of(self.algorithm).name} learns none, or it is elsewhere")
+            raise TrainError(f"there is no critic: {self.algorithm.name} learns none, or it is elsewhere")
         self._check_ids(batch, self.critic, self.settings.critic_load or self.folder.path)
         self.hooks.before_log_probs(self.critic.network.model, "")
         return self.critic.values(batch)
@@ -151,16 +204,27 @@ class Trainer(TrainBackend):
     # ---- training -----------------------------------------------------------------------------------------
 
     def train(self, batch: TrainBatch, step: int, prepared: Prepared | None = None) -> Mapping[str, float]:
-        """See `Training.train`.
+        """Train on one rollout's batch: `num_steps_per_rollout` optimizer steps. Collective.
+
+        The first `num_critic_only_steps` rollouts leave the actor as it is.
+
+        Args:
+            batch: the rollout's samples.
+            step: the number of optimizer steps (not rollouts) taken before this call; it places the learning rate.
+            prepared: by default `prepare(batch)`.
 
         Returns:
-            Means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`, `entropy`, `kl_loss`
+            The same on every rank: means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`, `entropy`, `kl_loss`
             and the other statistics of the loss; the critic's `value_loss`, `value_clipfrac`, `critic/grad_norm`,
             `critic/lr` and, before it learned, `critic/explained_variance`; `advantages/mean`, `std`, `max` and `min`;
             over tokens, `train_rollout_logprob_abs_diff` and the rest of `mismatch_metrics`: the engine's log-probs beside the
             trainer's before the first step (with `use_rollout_logprobs` only the first step's tokens, for want of
             others); `tokens` trained in all; `steps`; `perf/actor_train_tflops`, the operations a second of one device if
             nothing were shared; `perf/..._time`, seconds of the parts; `perf/...memory` (`profiling.memory`).
+
+        Raises:
+            TrainError: a token id outside the vocabulary; or a non-finite loss or gradient, and the weights are then
+                as before the failed step.
         """
         rollout = step // self.settings.num_steps_per_rollout
         with profiled(self.settings, rollout, self.ranks.rank):
@@ -188,7 +252,7 @@ class Trainer(TrainBackend):
             done = 3 * forward_flops(self.actor.shape, np.diff(batch.offsets)) / self.ranks.world
             times["perf/actor_train_tflops"] = done / times["perf/actor_train_time"] / 1e12
         apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
-        if self.algorithm.use_rollout_logprobs:
+        if self.algorithm.settings.use_rollout_logprobs:
             apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
         keys = sorted({key for entry in history for key in entry})
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
@@ -207,16 +271,29 @@ class Trainer(TrainBackend):
             self._followed = True
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
+        """What the last `train` said of each response token, to look at: [R] each in the batch's flat layout.
+
+        `log_probs` are the actor's when it took its step on the token; `advantages`, and `values`, `ref_log_probs` and
+        `teacher_log_probs` where the objective has them. NaN where the token did not train. The same on every rank.
+        """
         return self._details
 
     def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
+        """What `train` starts from; the same on every rank. Collective.
+
+        Args:
+            batch: the rollout's samples.
+            values: `values` of a critic that has processes of its own.
+
+        Raises:
+            TrainError: the algorithm reads what no model of this process computes.
+        """
         self._check_ids(batch, self.actor, self.folder.path)
         if self.teacher is not None:
             self._check_ids(batch, self.teacher, self.settings.opd_teacher_load)
-        algorithm = algorithm_of(self.algorithm)
         found = self._computed(batch, values)
         arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
-        advantages = estimate(batch, arrays, algorithm, self.hooks.advantages(batch, arrays, algorithm))
+        advantages = estimate(batch, arrays, self.algorithm, self.hooks.advantages(batch, arrays, self.algorithm))
         found["advantages"], metrics = advantages.advantages.numpy(), dict(advantages.metrics)
         if advantages.returns is not None:
             found["returns"], mask = advantages.returns.numpy(), torch.from_numpy(batch.loss_mask.copy())
@@ -235,12 +312,12 @@ class Trainer(TrainBackend):
 
     def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
         """What models say of the batch before the first step, [R] each."""
-        algorithm = algorithm_of(self.algorithm)
+        algorithm = self.algorithm
         reads, several = algorithm.reads | self.hooks.reads, self.settings.num_steps_per_rollout > 1
         found: dict[str, NDArray[np.float32]] = {}
         if batch.rollout_log_probs is not None:
             found["rollout_log_probs"] = batch.rollout_log_probs
-        if self.algorithm.use_rollout_logprobs:
+        if algorithm.settings.use_rollout_logprobs:
             if batch.rollout_log_probs is None:
                 raise TrainError("use_rollout_logprobs is set, but samples of the batch have no rollout_log_probs")
             found["old_log_probs"] = batch.rollout_log_probs
@@ -269,7 +346,7 @@ class Trainer(TrainBackend):
         seen: NDArray[np.float32],
     ) -> dict[str, float]:
         """One optimizer step on the samples at `indices`; `seen` [R] takes their log-probs."""
-        algorithm = algorithm_of(self.algorithm)
+        algorithm = self.algorithm
         part, inputs = step_inputs(batch, indices, arrays, algorithm)
         learned = {} if self.critic is None else self.critic.step(part, inputs, algorithm, number)
         if self.learners == "critic" or number < self.settings.actor_starts:
@@ -281,35 +358,40 @@ class Trainer(TrainBackend):
     # ---- weights out --------------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[WeightSpec]:
+        """What `export_weights` yields, in its order; local and cheap."""
         return self.actor.network.specs()
 
     def export_weights(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under HF names, on rank 0; elsewhere an empty stream that must be exhausted. Collective.
+
+        `only` restricts it to these HF names (the same on every rank).
+        """
         return self.actor.network.export(only)
 
-    def init_weight_group(
-        self,
-        master_addr: str,
-        master_port: int,
-        world_size: int,
-        group_name: str = "agentrl_weights",
-        backend: str | None = None,
-    ) -> None:
-        if self.ranks.rank == 0:
-            kind = backend or ("nccl" if self.device.type == "cuda" else "gloo")
-            self._group = WeightGroup(kind, f"tcp://{master_addr}:{master_port}", world_size, 0, group_name)
+    def init_weight_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
+        """Rank 0 opens the group over which engines receive weights, as its rank 0; elsewhere a no-op.
 
-    def broadcast_weights(self, buckets: Sequence[Sequence[str]] | None = None) -> None:
-        names = [name for bucket in buckets for name in bucket] if buckets is not None else None
-        if names is not None:
-            chosen = set(names)
-            if names != [spec.name for spec in self.weight_specs() if spec.name in chosen]:
-                raise TrainError("broadcast_weights takes names in the order of weight_specs, each once")
+        Blocks until all `world_size` members have joined, so ask the engines to join at the same time.
+        """
+        if self.ranks.rank == 0:
+            self._group = WeightGroup(backend, f"tcp://{address}:{port}", world_size, name)
+
+    def broadcast_weights(self, names: Sequence[str]) -> None:
+        """Send the weights of these HF names, which are in the order of `weight_specs`, to the engines. Collective.
+
+        Raises:
+            TrainError: no group was opened, or the names are in another order.
+        """
+        chosen = set(names)
+        if [*names] != [spec.name for spec in self.weight_specs() if spec.name in chosen]:
+            raise TrainError("broadcast_weights takes names in the order of weight_specs, each once")
         for _, tensor in self.export_weights(names):
             if self._group is None:
                 raise TrainError("broadcast_weights needs init_weight_group first")
             self._group.broadcast(tensor)
 
     def close_weight_group(self) -> None:
+        """Leave the group that `init_weight_group` opened, if any."""
         if self._group is not None:
             self._group.close()
             self._group = None
@@ -317,6 +399,11 @@ class Trainer(TrainBackend):
     # ---- turns on one device ----------------------------------------------------------------------------
 
     def offload(self) -> None:
+        """Give back the memory of models, gradients and optimizer states; twice is once.
+
+        Raises:
+            TrainError: there is no room for their bytes; everything is as before.
+        """
         if self._parked is not None:
             return
         slots = (getattr(self, "actor", None), self.critic, self.reference, self.teacher)
@@ -330,6 +417,7 @@ class Trainer(TrainBackend):
             ) from error
 
     def onload(self) -> None:
+        """Bring it all back, bit for bit but for gradients, which are zero; twice is once."""
         if self._parked is not None:
             self._parked.restore()
             self._parked = None
@@ -337,6 +425,14 @@ class Trainer(TrainBackend):
     # ---- what lasts ---------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
+        """Write model, optimizer, random state and `step` into the folder `path`, whole or not at all. Collective.
+
+        The critic's part is in a folder of it, so that one placement of the critic resumes from another's. `critic`:
+        what the processes of the critic alone have saved; it is moved there.
+
+        Raises:
+            CheckpointError: it could not be written; earlier ones are as they were.
+        """
         if self.learners == "critic" and self.critic is not None:
             saving.save(Path(path), self.critic, step)
         else:
@@ -344,11 +440,19 @@ class Trainer(TrainBackend):
             saving.save(Path(path), self.actor, step, part, self.reference if self._followed else None)
 
     def load(self, path: str | Path) -> int:
+        """Restore what `save` wrote, under this or another parallel layout; returns its step. Collective.
+
+        `path` is a checkpoint, or a folder of checkpoints of which the newest complete one is taken.
+
+        Raises:
+            CheckpointError: nothing complete is there, or it is damaged, or of another model, or it holds a critic and
+                the run has none, or the other way round.
+        """
         if (newest := latest(path)) is None:
             raise CheckpointError(
                 f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)"
             )
-        check_critic(newest.path, wanted=self.algorithm.needs_critic)
+        check_critic(newest.path, wanted="values" in self.algorithm.reads)
         if self.critic is not None:
             saving.load(newest.path / CRITIC, self.critic)
         if self.learners != "critic":
@@ -356,13 +460,18 @@ class Trainer(TrainBackend):
         return newest.step
 
     def save_hf(self, path: str | Path, *, served: bool = False) -> None:
+        """Write a Hugging Face folder (weights, config, tokenizer files) atomically. Collective.
+
+        `served`: engines are about to read it.
+        """
         lora, adapter = self.actor.place.lora, self.actor.network.adapter()
         stream = iter(()) if served and lora else self.export_weights()
         if self.ranks.rank == 0:
             if not (served and lora):
                 write_hf(path, stream, source=self.folder)
             if lora:
-                self._write_adapter(Path(path) if served else Path(path, "adapter"), adapter, lora)
+                with whole_folder(Path(path) if served else Path(path, "adapter")) as partial:
+                    write_adapter(partial, adapter, lora, self.folder.path)
         else:
             for _ in stream:
                 pass
@@ -371,15 +480,8 @@ class Trainer(TrainBackend):
             self.hooks.weights_written(str(path))
             torch.distributed.barrier()
 
-    def _write_adapter(self, path: Path, tensors: Mapping[str, Tensor], lora: LoraShape) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
-            partial = Path(made, path.name)
-            partial.mkdir()
-            write_adapter(partial, tensors, lora, self.folder.path)
-            replace_folder(partial, path)
-
     def close(self) -> None:
+        """Leave all process groups. Collective."""
         self.close_weight_group()
         if hasattr(self, "ranks"):
             self.ranks.leave()

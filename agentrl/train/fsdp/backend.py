@@ -9,10 +9,10 @@ from agentrl.train.contracts import RankInfo
 from agentrl.train.fsdp.mesh import Mesh
 from agentrl.train.fsdp.network import FsdpNetwork
 from agentrl.train.hf import HFFolder
-from agentrl.train.trainer import Trainer
+from agentrl.train.trainer import TrainBackend
 
 
-class FsdpBackend(Trainer):
+class FsdpBackend(TrainBackend):
     """One rank of FSDP's trainer."""
 
     network = FsdpNetwork

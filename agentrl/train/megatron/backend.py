@@ -13,10 +13,10 @@ from agentrl.train.megatron import device
 from agentrl.train.megatron.folder import opened
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.megatron.network import MegatronNetwork
-from agentrl.train.trainer import Trainer
+from agentrl.train.trainer import TrainBackend
 
 
-class MegatronBackend(Trainer):
+class MegatronBackend(TrainBackend):
     """One rank of megatron's trainer."""
 
     network = MegatronNetwork

@@ -18,7 +18,7 @@ from agentrl.train.backends import backend_class
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import Learners, RankInfo
 from agentrl.train.settings import TrainSettings
-from agentrl.train.trainer import Trainer
+from agentrl.train.trainer import TrainBackend
 
 TEMPERATURE = 0.8
 PPO = AlgorithmSettings(advantage_estimator="ppo", gamma=0.99, lambd=0.95)
@@ -74,7 +74,7 @@ def backend(
     where: RankInfo | None = None,
     total_steps: int | None = None,
     learners: Learners = "all",
-) -> Iterator[Trainer]:
+) -> Iterator[TrainBackend]:
     """A started backend, and its process groups gone afterwards."""
     algorithm = algorithm or AlgorithmSettings()
     made: Any = backend_class(train.train_backend)(
@@ -92,7 +92,7 @@ def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("perf/") and name != "train_seconds"}
 
 
-def gradients(made: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
+def gradients(made: TrainBackend) -> Iterator[tuple[str, torch.Tensor]]:
     """The last step's gradients (float32 as the weights, after clipping) under Hugging Face names."""
     network: Any = made.actor.network
     found = {name: tensor.main_grad for name, tensor in network.parameters().items() if tensor.requires_grad}

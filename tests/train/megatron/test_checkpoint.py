@@ -14,7 +14,7 @@ from agentrl.errors import CheckpointError
 from agentrl.train.checkpoints import latest
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
-from agentrl.train.trainer import Trainer
+from agentrl.train.trainer import TrainBackend
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
 
 
-def exported(made: Trainer) -> dict[str, torch.Tensor]:
+def exported(made: TrainBackend) -> dict[str, torch.Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in made.export_weights()}
 
 

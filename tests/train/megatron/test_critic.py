@@ -15,7 +15,7 @@ from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.train.batch import TrainBatch
 from agentrl.train.settings import TrainSettings
-from agentrl.train.trainer import Trainer
+from agentrl.train.trainer import TrainBackend
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import PPO, backend, make_batch, settings, timeless
 
@@ -25,11 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
 
 
-def exported(made: Trainer) -> dict[str, torch.Tensor]:
+def exported(made: TrainBackend) -> dict[str, torch.Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in made.export_weights()}
 
 
-def critics(made: Trainer) -> dict[str, torch.Tensor]:
+def critics(made: TrainBackend) -> dict[str, torch.Tensor]:
     assert made.critic is not None
     return {name: tensor.to("cpu", copy=True) for name, tensor in made.critic.network.export()}
 

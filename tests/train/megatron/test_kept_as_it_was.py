@@ -16,7 +16,7 @@ from agentrl.errors import CheckpointError, TrainError
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.settings import TrainSettings
-from agentrl.train.trainer import Trainer
+from agentrl.train.trainer import TrainBackend
 from tests.support.distributed import free_port, run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import PPO, backend, make_batch, settings
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
 
 
-def exported(made: Trainer) -> dict[str, torch.Tensor]:
+def exported(made: TrainBackend) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in made.export_weights()}
 
 

@@ -31,7 +31,7 @@ from agentrl.train.microbatches import Packer, inputs_of
 from agentrl.train.network import attention_crossover
 from agentrl.train.packing import make_plan
 from agentrl.train.tree import Prefixes
-from agentrl.train.weight_group import WeightGroup
+from agentrl.weightgroup import join_group
 from tests.support.distributed import free_port, run_ranks
 from tests.support.logits import entropy_from_logits, log_probs_from_logits
 from tests.support.tiny_models import Arch, make_tiny_model
@@ -346,20 +346,21 @@ def send_or_receive(rank: int, folder: str, port: int) -> dict[str, NDArray[np.f
     if rank == 0:
         with backend(settings(Path(folder))) as made:
             specs = made.weight_specs()
-            made.init_weight_group("127.0.0.1", port, 2)
-            made.broadcast_weights([[name for name, _, _ in specs[:3]], [name for name, _, _ in specs[3:]]])
-            made.broadcast_weights([[specs[1][0]]])
+            made.init_weight_group("127.0.0.1", port, 2, "agentrl_weights", "gloo")
+            made.broadcast_weights([spec.name for spec in specs])
+            made.broadcast_weights([specs[1].name])
             with pytest.raises(TrainError, match="order"):
-                made.broadcast_weights([[specs[1][0], specs[0][0]]])
+                made.broadcast_weights([specs[1].name, specs[0].name])
             return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
     told = [WeightSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
     timeout = datetime.timedelta(seconds=60)
-    group = WeightGroup("gloo", f"tcp://127.0.0.1:{port}", 2, 1, "agentrl_weights", timeout)
+    where = f"tcp://127.0.0.1:{port}"
+    group = join_group(backend="gloo", address=where, world_size=2, rank=1, name="agentrl_weights", timeout=timeout)
     received = {}
     for spec in [*told, told[1]]:
         received[spec.name] = torch.empty(spec.shape)
-        group.broadcast(received[spec.name])
-    group.close()
+        dist.broadcast(received[spec.name], src=0, group=group)
+    dist.destroy_process_group(group)
     return {name: tensor.numpy() for name, tensor in received.items()}
 
 

@@ -14,7 +14,7 @@ import torch
 from agentrl.algorithms import AlgorithmSettings, TokenLoss, TokenView
 from agentrl.errors import AgentRLError, TrainError
 from agentrl.train.learning_rate import learning_rate
-from agentrl.train.trainer import Trainer
+from agentrl.train.trainer import TrainBackend
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import Reference, backend, by_hub_name, gradients, make_batch, settings
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
 
 
-def exported(made: Trainer) -> dict[str, torch.Tensor]:
+def exported(made: TrainBackend) -> dict[str, torch.Tensor]:
     return {name: tensor.to("cpu", copy=True) for name, tensor in made.export_weights()}
 
 
