@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from agentrl.algorithms import AlgorithmSettings, WeightInputs, algorithm_of, compute_advantages
+from agentrl.algorithms import AlgorithmSettings, algorithm_of, compute_advantages
 from tests.acceptance.algorithms.cases import Case, case
 from tests.acceptance.algorithms.test_against_reference import inputs, view
 
@@ -252,9 +252,7 @@ def weights(per_token: bool) -> "Row":
             )(x).backward()
             assert x.grad is not None
             given = inputs(made)
-            ours = algorithm.token_weights(
-                WeightInputs(given.loss_mask, given.lengths, given.rollout_ids, given.group_ids)
-            )
+            ours = algorithm.token_weights(given)
             divisor = made.mask.sum() if per_token else len(made.lengths)
             worst.add(apart(ours, x.grad / divisor, made))
         return worst

@@ -16,15 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from agentrl.algorithms.base import AdvantageInputs, Computed, TokenLoss, TokenView, WeightInputs
+from agentrl.algorithms import ops
+from agentrl.algorithms.base import AdvantageInputs, Computed, Tensor, TokenLoss, TokenView, WeightInputs
 from agentrl.algorithms.own import WEIGHTS as REDUCER
 from agentrl.algorithms.own import is_own, own_weights
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl.algorithms.fields import AlgorithmFields
-
 
 WEIGHTS = frozenset(
     {"calculate_per_token_loss", "loss_denominator", "loss_max_length", "custom_pg_loss_reducer_function_path"}
@@ -94,12 +92,10 @@ class Algorithm(ABC):
 
         By default `ops.weights.token_weights`, or the function of `custom_pg_loss_reducer_function_path`.
         """
-        from agentrl.algorithms.ops.weights import token_weights
-
         settings = self.settings
         if is_own(settings.custom_pg_loss_reducer_function_path, REDUCER):
             return own_weights(inputs, settings)
-        return token_weights(
+        return ops.weights.token_weights(
             inputs.loss_mask,
             inputs.lengths,
             inputs.rollout_ids,
@@ -113,9 +109,7 @@ class Algorithm(ABC):
 
         `values` [N] have a gradient; `old_values` are those before the rollout's first step, `returns` of `Estimate`.
         """
-        from agentrl.algorithms.ops.clipping import value_loss
-
-        return value_loss(values, old_values, returns, clip=self.settings.value_clip)
+        return ops.clipping.value_loss(values, old_values, returns, clip=self.settings.value_clip)
 
     @property
     def whitens(self) -> bool:

@@ -10,27 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.errors import TrainError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any  # torch is loaded by those who compute
 
 Computed = Literal["old_log_probs", "ref_log_probs", "teacher_log_probs", "values"]
 """What the trainer's models compute before the first step, [N] over a rollout's response tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdvantageInputs:
-    """What advantages may be made of: S samples with N response tokens in all, flat and in sample order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightInputs:
+    """What weights may be made of: S samples with N response tokens in all, flat and in sample order.
 
     Attributes:
-        rewards: [S] float64; NaN marks a sample that has no reward (a failed one that is kept masked).
         group_ids: [S] int; samples of one prompt share it.
         rollout_ids: [S] int, unique over groups; samples that one trajectory fanned out into share it.
         lengths: [S] int, response tokens of each sample; sums to N.
         loss_mask: [N], 1 where the token trains.
+    """
+
+    group_ids: Tensor
+    rollout_ids: Tensor
+    lengths: Tensor
+    loss_mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageInputs(WeightInputs):
+    """What advantages may be made of, of a whole rollout; weights are of one optimizer step.
+
+    Attributes:
+        rewards: [S] float64; NaN marks a sample that has no reward (a failed one that is kept masked).
         kl: [N] per-token KL to the reference model, with `kl_coef`; see `ops.returns`.
         values, old_log_probs, ref_log_probs, teacher_log_probs: [N], where `Algorithm.reads` names them.
         tokens: [N] int, ids of the response; what the model was shown tells an environment's states apart.
@@ -42,10 +57,6 @@ class AdvantageInputs:
     """
 
     rewards: Tensor
-    group_ids: Tensor
-    rollout_ids: Tensor
-    lengths: Tensor
-    loss_mask: Tensor
     kl: Tensor | None = None
     values: Tensor | None = None
     old_log_probs: Tensor | None = None
@@ -75,22 +86,6 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightInputs:
-    """What weights may be made of: S samples of one optimizer step, N response tokens in all, flat and in sample order.
-
-    Attributes:
-        loss_mask: [N], 1 where the token trains.
-        lengths: [S] int, response tokens of each sample; sums to N.
-        rollout_ids, group_ids: [S] int; samples of one trajectory share the first, those of one prompt the second.
-    """
-
-    loss_mask: Tensor
-    lengths: Tensor
-    rollout_ids: Tensor
-    group_ids: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class TokenLoss:
     """A per-token loss [N] with its per-token statistics (each [N], detached)."""
 
@@ -115,9 +110,9 @@ class TokenView:
         join: adds [num_samples] sums up over the ranks that hold parts of the same samples, and their gradients too.
         entropy: [N] of the model's next-token distribution, with gradient.
         old_log_probs: [N] under the policy that the ratio is taken against (trainer's own pass, or the engine's).
+        advantages: [N].
         rollout_log_probs: [N] as the engine reported them; None if it did not.
         ref_log_probs, teacher_log_probs, values: [N], where `Algorithm.reads` names them.
-        advantages: [N].
         amend: gives for a view and its policy term [N] the term and the view (without the tokens that it rejects) as code in
             another trainer's form has them, and its statistics [N].
     """
@@ -130,13 +125,13 @@ class TokenView:
     staleness: Tensor
     num_samples: int
     join: Callable[[Tensor], Tensor]
-    entropy: Tensor | None = None
-    old_log_probs: Tensor | None = None
+    entropy: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
     rollout_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
-    advantages: Tensor | None = None
     amend: Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Mapping[str, Tensor]]] | None = None
 
     def __post_init__(self) -> None:

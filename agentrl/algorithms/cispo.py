@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from agentrl.algorithms.base import TokenLoss, TokenView, need
+from agentrl.algorithms import ops
+from agentrl.algorithms.base import TokenLoss, TokenView
 from agentrl.algorithms.grpo import GRPO
 
 
@@ -19,10 +20,6 @@ class CISPO(GRPO):
     highest_eps_clip = math.inf
 
     def surrogate(self, view: TokenView) -> TokenLoss:
-        from agentrl.algorithms.ops.clipping import clipped_weight_loss
-
-        old = need(view.old_log_probs, "old_log_probs", self.name)
         low, high = self.settings.eps_clip, self.settings.eps_clip_high
-        advantages = need(view.advantages, "advantages", self.name)
-        high = low if high is None else high
-        return clipped_weight_loss(view.log_probs, old, advantages, eps_clip=low, eps_clip_high=high)
+        clips = {"eps_clip": low, "eps_clip_high": low if high is None else high}
+        return ops.clipping.clipped_weight_loss(view.log_probs, view.old_log_probs, view.advantages, **clips)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from agentrl.algorithms.base import AdvantageInputs
+from agentrl.algorithms import ops
+from agentrl.algorithms.base import AdvantageInputs, Tensor
 from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class GroupRelative(PolicyGradient):
@@ -52,26 +49,20 @@ class GroupRelative(PolicyGradient):
         return super().taken | more
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
-        from agentrl.algorithms.ops.returns import sample_rewards
-
         settings = self.settings
         if settings.turn_credit == "returns":
             return self._of_turns(inputs)
-        rewards = sample_rewards(inputs, settings.kl_coef)
+        rewards = ops.returns.sample_rewards(inputs, settings.kl_coef)
         whole = self.compare(rewards, inputs.group_ids, inputs.rollout_ids).repeat_interleave(inputs.lengths)
         if settings.turn_credit == "gigpo":
             whole = whole + settings.turn_credit_weight * self._of_turns(inputs)
         return whole
 
     def _of_turns(self, inputs: AdvantageInputs) -> Tensor:
-        from agentrl.algorithms.ops.turns import Turns
-
-        turns = Turns.of(inputs, self.settings.kl_coef)
+        turns = ops.turns.Turns.of(inputs, self.settings.kl_coef)
         peers = turns.by_number if self.settings.turn_credit == "returns" else turns.by_state
         return self.compare(*peers(turns.returns(self.settings.gamma), inputs))[turns.of_token]
 
     def metrics(self, inputs: AdvantageInputs, advantages: Tensor) -> Mapping[str, float]:
         """With turn credit those of `ops.turns.turn_metrics`."""
-        from agentrl.algorithms.ops.turns import turn_metrics
-
-        return {} if self.settings.turn_credit == "none" else turn_metrics(inputs, advantages)
+        return {} if self.settings.turn_credit == "none" else ops.turns.turn_metrics(inputs, advantages)

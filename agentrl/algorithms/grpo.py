@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from agentrl.algorithms import ops
+from agentrl.algorithms.base import Tensor
 from agentrl.algorithms.group_relative import GroupRelative
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class GRPO(GroupRelative):
@@ -30,9 +27,7 @@ class GRPO(GroupRelative):
         return super().taken - (set() if self.settings.rewards_normalization else {"grpo_std_normalization"})
 
     def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
-        from agentrl.algorithms.ops.normalization import group_normalize
-
         if self.settings.rewards_normalization:
             divide = self.settings.grpo_std_normalization
-            rewards = group_normalize(rewards, group_ids, rollout_ids, divide_by_std=divide)
+            rewards = ops.normalization.group_normalize(rewards, group_ids, rollout_ids, divide_by_std=divide)
         return rewards.nan_to_num(nan=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.algorithms.base import TokenLoss, TokenView, need
+from agentrl.algorithms.base import TokenLoss, TokenView
 from agentrl.algorithms.grpo import GRPO
 
 
@@ -22,6 +22,6 @@ class GSPO(GRPO):
     }
 
     def surrogate(self, view: TokenView) -> TokenLoss:
-        old = need(view.old_log_probs, "old_log_probs", self.name)
-        log_ratio = view.mean_over_sample(view.log_probs - old)
-        return super().surrogate(replace(view, log_probs=log_ratio, old_log_probs=old.new_zeros(old.shape)))
+        log_ratio = view.mean_over_sample(view.log_probs - view.old_log_probs)
+        old = log_ratio.new_zeros(log_ratio.shape)
+        return super().surrogate(replace(view, log_probs=log_ratio, old_log_probs=old))

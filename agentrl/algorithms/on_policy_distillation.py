@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from agentrl.algorithms.base import AdvantageInputs
+from agentrl.algorithms.base import AdvantageInputs, Tensor
 from agentrl.algorithms.policy import PolicyGradient
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class OnPolicyDistillation(PolicyGradient):

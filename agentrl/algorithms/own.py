@@ -6,13 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from agentrl.algorithms.base import TokenLoss, TokenView, WeightInputs
+from agentrl.algorithms.base import Tensor, TokenLoss, TokenView, WeightInputs
 from agentrl.errors import PluginError, SettingsError
 from agentrl.plugins import load_object, optional
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl.algorithms.fields import AlgorithmFields
 
 _LOSS, WEIGHTS = "--custom-loss-function-path", "--custom-pg-loss-reducer-function-path"
@@ -115,9 +113,9 @@ def finite(found: Any, mask: Tensor, what: str) -> Tensor:
 
 
 def _like(found: Any, like: Tensor, what: str) -> Tensor:
-    from torch import Tensor
+    import torch
 
-    if not isinstance(found, Tensor):
+    if not isinstance(found, torch.Tensor):
         raise PluginError(f"{what}: expected a tensor, got {type(found).__name__}")
     if found.shape != like.shape:
         n, shape = like.numel(), tuple(found.shape)

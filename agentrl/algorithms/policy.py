@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import Algorithm
-from agentrl.algorithms.base import AdvantageInputs, Computed, TokenLoss, TokenView, need
+from agentrl.algorithms.base import AdvantageInputs, Computed, Tensor, TokenLoss, TokenView, need
 from agentrl.algorithms.own import own_loss
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl.algorithms.fields import AlgorithmFields
 
 CORRECTIONS = frozenset(
@@ -82,12 +81,8 @@ class PolicyGradient(Algorithm):
 
     def surrogate(self, view: TokenView) -> TokenLoss:
         """The policy term; by default PPO's, see `ops.clipping.policy_loss`."""
-        from agentrl.algorithms.ops.clipping import policy_loss
-
-        old = need(view.old_log_probs, "old_log_probs", "policy_loss")
-        advantages, settings = need(view.advantages, "advantages", "policy_loss"), self.settings
-        clips = {"eps_clip_high": settings.eps_clip_high, "eps_clip_c": settings.eps_clip_c}
-        return policy_loss(view.log_probs, old, advantages, eps_clip=settings.eps_clip, **clips)
+        clips = {name: getattr(self.settings, name) for name in ("eps_clip", "eps_clip_high", "eps_clip_c")}
+        return ops.clipping.policy_loss(view.log_probs, view.old_log_probs, view.advantages, **clips)
 
     def token_loss(self, view: TokenView) -> TokenLoss:
         """The statistics are those of `surrogate` and `correct`, `pg_loss`, and where they apply `kl_loss` and `entropy`.
@@ -96,11 +91,7 @@ class PolicyGradient(Algorithm):
         """
         if self.settings.custom_loss_function_path:
             return own_loss(view, self.settings)
-        from agentrl.algorithms.ops.clipping import ratio_of
-        from agentrl.algorithms.ops.corrections import correct
-        from agentrl.algorithms.ops.kl import approximate_kl
-
-        settings, corrected = self.settings, correct(view, self.settings)
+        settings, corrected = self.settings, ops.corrections.correct(view, self.settings)
         seen = corrected.view
         policy = self.surrogate(seen)
         loss = policy.loss * corrected.weights
@@ -111,20 +102,18 @@ class PolicyGradient(Algorithm):
         stats["pg_loss"] = loss.detach()
         if settings.use_kl_loss:
             reference = need(seen.ref_log_probs, "ref_log_probs", "use_kl_loss")
-            weight = None
-            if settings.use_unbiased_kl:
-                weight = ratio_of(seen.log_probs, need(seen.old_log_probs, "old_log_probs", "use_unbiased_kl"))
-            kl = approximate_kl(seen.log_probs, reference, settings.kl_loss_type, weight=weight)
+            unbiased = settings.use_unbiased_kl
+            weight = ops.clipping.ratio_of(seen.log_probs, seen.old_log_probs) if unbiased else None
+            kl = ops.kl.approximate_kl(seen.log_probs, reference, settings.kl_loss_type, weight=weight)
             loss = loss + settings.kl_loss_coef * kl
             stats["kl_loss"] = kl.detach()
         if settings.entropy_coef:
-            loss = loss - settings.entropy_coef * need(seen.entropy, "entropy", "entropy_coef")
-        if view.entropy is not None:
-            stats["entropy"] = view.entropy.detach()
+            loss = loss - settings.entropy_coef * seen.entropy
+        stats["entropy"] = view.entropy.detach()
         return TokenLoss(loss, stats)
 
 
-Estimator = Callable[[AdvantageInputs, "AlgorithmFields"], "Tensor"]
+Estimator = Callable[[AdvantageInputs, "AlgorithmFields"], Tensor]
 """A function of one's own: advantages [N] of the whole rollout's response tokens."""
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from agentrl.algorithms.base import AdvantageInputs, Computed, need
+from agentrl.algorithms import ops
+from agentrl.algorithms.base import AdvantageInputs, Computed, Tensor, need
 from agentrl.algorithms.policy import TOKEN_REWARDS, PolicyGradient
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PPO(PolicyGradient):
@@ -23,8 +19,6 @@ class PPO(PolicyGradient):
         return super().reads | {"values"}
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
-        from agentrl.algorithms.ops.returns import generalized_advantages, token_rewards
-
         settings, values = self.settings, need(inputs.values, "values", self.name)
-        rewards = token_rewards(inputs, settings.kl_coef)
-        return generalized_advantages(rewards, values, inputs, settings.gamma, settings.lambd)
+        rewards = ops.returns.token_rewards(inputs, settings.kl_coef)
+        return ops.returns.generalized_advantages(rewards, values, inputs, settings.gamma, settings.lambd)

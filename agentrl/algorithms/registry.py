@@ -6,8 +6,9 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import Algorithm
-from agentrl.algorithms.base import AdvantageInputs, Estimate, need
+from agentrl.algorithms.base import AdvantageInputs, Estimate, Tensor, need
 from agentrl.algorithms.cispo import CISPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
@@ -22,8 +23,6 @@ from agentrl.algorithms.sft import SFT
 from agentrl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl.algorithms.fields import AlgorithmFields
 
 ESTIMATORS: Mapping[str, type[Algorithm]] = {
@@ -81,16 +80,14 @@ def compute_advantages(
     Raises:
         PluginError: the algorithm gave something else than a finite number for each trained token.
     """
-    from agentrl.algorithms.ops.kl import reverse_kl
-    from agentrl.algorithms.ops.normalization import spread, whiten
-    from agentrl.algorithms.ops.returns import overlong_shaped
-
     algorithm = algorithm_of(settings)
     if settings.overlong_buffer_len:
         limit = settings.loss_max_length
         if limit is None:
             raise SettingsError("overlong_buffer_len needs loss_max_length, the length that it counts back from")
-        inputs = overlong_shaped(inputs, settings.overlong_buffer_len, limit, settings.overlong_penalty_factor)
+        inputs = ops.returns.overlong_shaped(
+            inputs, settings.overlong_buffer_len, limit, settings.overlong_penalty_factor
+        )
     what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
     found = finite(algorithm.advantages(inputs) if given is None else given[0], inputs.loss_mask, what)
     returns = None
@@ -98,9 +95,10 @@ def compute_advantages(
         returns = given[1].float() if given else (found + need(inputs.values, "values", algorithm.name)).float()
     metrics = dict(algorithm.metrics(inputs, found))
     if algorithm.distills:
-        distance = reverse_kl(inputs)
+        distance = ops.kl.reverse_kl(inputs)
         found = found - settings.opd_kl_coef * distance
-        metrics["opd_reverse_kl"] = spread(distance, inputs.loss_mask).get("mean", 0.0)
-    advantages = whiten(found, inputs.loss_mask) if algorithm.whitens else found
-    metrics |= {f"advantages/{name}": value for name, value in spread(advantages, inputs.loss_mask).items()}
+        metrics["opd_reverse_kl"] = ops.normalization.spread(distance, inputs.loss_mask).get("mean", 0.0)
+    advantages = ops.normalization.whiten(found, inputs.loss_mask) if algorithm.whitens else found
+    spread = ops.normalization.spread(advantages, inputs.loss_mask)
+    metrics |= {f"advantages/{name}": value for name, value in spread.items()}
     return Estimate(advantages.float(), returns, metrics)

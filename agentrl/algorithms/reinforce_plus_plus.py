@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from agentrl.algorithms.base import AdvantageInputs
+from agentrl.algorithms import ops
+from agentrl.algorithms.base import AdvantageInputs, Tensor
 from agentrl.algorithms.policy import ONE_EACH, TOKEN_REWARDS, PolicyGradient
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ReinforcePlusPlus(PolicyGradient):
@@ -23,7 +19,7 @@ class ReinforcePlusPlus(PolicyGradient):
     whitened = True
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
-        from agentrl.algorithms.ops.returns import discounted_returns, token_rewards
-
         settings = self.settings
-        return discounted_returns(token_rewards(inputs, settings.kl_coef), inputs, settings.gamma)
+        return ops.returns.discounted_returns(
+            ops.returns.token_rewards(inputs, settings.kl_coef), inputs, settings.gamma
+        )

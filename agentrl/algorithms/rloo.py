@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from agentrl.algorithms import ops
+from agentrl.algorithms.base import Tensor
 from agentrl.algorithms.group_relative import GroupRelative
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class RLOO(GroupRelative):
@@ -24,6 +21,6 @@ class RLOO(GroupRelative):
     }
 
     def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
-        from agentrl.algorithms.ops.normalization import group_normalize
-
-        return group_normalize(rewards, group_ids, rollout_ids, divide_by_std=False, leave_one_out=True)
+        return ops.normalization.group_normalize(
+            rewards, group_ids, rollout_ids, divide_by_std=False, leave_one_out=True
+        )

@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
+from agentrl.algorithms.base import Computed
 from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.own import WEIGHTS, is_own
 from agentrl.algorithms.registry import algorithm_of, built_in, check_estimator_name
@@ -78,19 +79,9 @@ class AlgorithmSettings(AlgorithmFields):
         return algorithm_of(self).supervised
 
     @property
-    def needs_critic(self) -> bool:
-        """Whether a critic is learned."""
-        return "values" in algorithm_of(self).reads
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether log-probs under the reference model are needed."""
-        return "ref_log_probs" in algorithm_of(self).reads
-
-    @property
-    def needs_teacher(self) -> bool:
-        """Whether log-probs under a teacher are needed."""
-        return "teacher_log_probs" in algorithm_of(self).reads
+    def reads(self) -> frozenset[Computed]:
+        """What models must compute: values where a critic is learned, log-probs under the reference, under a teacher."""
+        return algorithm_of(self).reads
 
     @property
     def needs_rewards(self) -> bool:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from agentrl.algorithms.algorithm import Algorithm
-from agentrl.algorithms.base import AdvantageInputs, TokenLoss, TokenView
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from agentrl.algorithms.base import AdvantageInputs, Tensor, TokenLoss, TokenView
 
 
 class SFT(Algorithm):

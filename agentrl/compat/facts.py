@@ -113,7 +113,7 @@ SHAPES: Mapping[str, Fact] = {
 RUNS: Mapping[str, Callable[[Sections], Any]] = {
     "debug_train_only": lambda s: bool(s.cluster.load_debug_rollout_data or s.data.sft_turns),
     "disable_compute_advantages_and_returns": lambda s: s.algorithm.supervised,
-    "use_critic": lambda s: s.algorithm.needs_critic,
+    "use_critic": lambda s: "values" in s.algorithm.reads,
     "log_probs_max_tokens_per_gpu": lambda s: s.train.max_tokens_per_gpu,
 }
 

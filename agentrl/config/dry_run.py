@@ -88,7 +88,7 @@ def describe(settings: RunSettings, trainer: Sequence[TrainerRank]) -> list[str]
             lines.append(
                 f"critic: {own} process(es) of its own, DP {own // train.model_parallel_size}, cut as the trainer"
             )
-        elif settings.algorithm.needs_critic:
+        elif "values" in settings.algorithm.reads:
             lines.append("critic: in the trainer's processes")
     else:
         lines.append("trainer: none")

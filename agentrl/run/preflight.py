@@ -148,10 +148,10 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
     elif settings.engine.engine == "embedded" and not any(folder.glob("*.bin")):
         raise CheckpointError(f"{folder}: no weights in it; expected files like model.safetensors")
     if purpose == "train":
-        train, needs = settings.train, settings.algorithm
-        _other_model("--ref-load", train.ref_load if needs.needs_reference else None)
-        _other_model("--opd-teacher-load", train.opd_teacher_load if needs.needs_teacher else None)
-        _other_model("--critic-load", train.critic_load if needs.needs_critic else None)
+        train, reads = settings.train, settings.algorithm.reads
+        _other_model("--ref-load", train.ref_load if "ref_log_probs" in reads else None)
+        _other_model("--opd-teacher-load", train.opd_teacher_load if "teacher_log_probs" in reads else None)
+        _other_model("--critic-load", train.critic_load if "values" in reads else None)
         algorithm_of(settings.algorithm)
         hooks_of(settings.args)
         resumed(settings)
@@ -163,7 +163,7 @@ def resumed(settings: RunSettings) -> Found | None:
     saved = Path(train.save or Path(settings.observability.output_dir) / "checkpoints").expanduser().resolve()
     found = latest(saved) or latest(Path(train.load).expanduser().resolve() if train.load else saved)
     if found is not None:
-        check_critic(found.path, wanted=settings.algorithm.needs_critic)
+        check_critic(found.path, wanted="values" in settings.algorithm.reads)
         if found.step + 1 < rollouts:
             alone, each = train.actor_starts, train.num_steps_per_rollout
             check_curve(found, train, rollouts * each - alone, max((found.step + 1) * each - alone, 0))
@@ -327,7 +327,7 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
 
     if pool := teacher_pool(settings, chat):
         anyio.run(asked, pool)
-    if settings.algorithm.needs_teacher and (folder := settings.train.opd_teacher_load):
+    if "teacher_log_probs" in settings.algorithm.reads and (folder := settings.train.opd_teacher_load):
         from transformers import AutoTokenizer
 
         has_tokenizer("--opd-teacher-load", Path(folder))

@@ -95,7 +95,9 @@ def step_inputs(
     tokens = torch.from_numpy(batch.response_positions(indices)).to(device)
     chosen = {name: array[tokens] for name, array in arrays.items()}
     counted = chosen.pop("counted", mask).to(mask.device)
-    weights = algorithm.token_weights(WeightInputs(counted, lengths, rollouts, _tensor(part.group_ids))) * mask
+    groups = _tensor(part.group_ids)
+    inputs = WeightInputs(loss_mask=counted, lengths=lengths, rollout_ids=rollouts, group_ids=groups)
+    weights = algorithm.token_weights(inputs) * mask
     if part.loss_weights is not None:
         weights = weights * _tensor(part.loss_weights)
     total_weight = weights.sum().item() or 1.0

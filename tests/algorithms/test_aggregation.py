@@ -103,7 +103,7 @@ def test_denominators() -> None:
     mask, lengths, rollouts = torch.tensor([1, 1, 1, 0, 1, 0]), torch.tensor([2, 2, 1, 1]), torch.tensor([0, 0, 1, 2])
 
     def weights(**changes: Any) -> list[float]:
-        given = WeightInputs(mask, lengths, rollouts, torch.zeros(4).long())
+        given = WeightInputs(loss_mask=mask, lengths=lengths, rollout_ids=rollouts, group_ids=torch.zeros(4).long())
         return algorithm_of(AlgorithmSettings(**changes)).token_weights(given).tolist()
 
     third = 1 / 3

@@ -31,7 +31,6 @@ def seen(ratios: tuple[float, ...] = RATIOS, **changes: Any) -> TokenView:
 
 def gradient(given: TokenView, **settings: Any) -> tuple[list[float], dict[str, list[float]]]:
     """The gradient of the summed loss by each token's log-prob, and the statistics."""
-    assert given.old_log_probs is not None
     log_probs, old = given.log_probs.detach().requires_grad_(), given.old_log_probs.detach().requires_grad_()
     fields = {name: getattr(given, name) for name in TokenView.__dataclass_fields__}
     fields |= {"log_probs": log_probs, "old_log_probs": old}

@@ -116,15 +116,9 @@ def test_sft_is_the_negative_log_likelihood() -> None:
     torch.testing.assert_close(got.stats["nll"], want)
 
 
-@pytest.mark.parametrize(
-    ("changes", "missing"),
-    [({}, "advantages"), ({"use_kl_loss": True}, "ref_log_probs"), ({"entropy_coef": 0.1}, "entropy")],
-)
-def test_missing_inputs_are_named(changes: dict[str, Any], missing: str) -> None:
-    x = double(-0.1)
-    given = {"old_log_probs": x} | ({} if missing == "advantages" else {"advantages": x})
-    with pytest.raises(TrainError, match=missing):
-        algorithm_of(AlgorithmSettings(**changes)).token_loss(view(x, **given))
+def test_missing_inputs_are_named() -> None:
+    with pytest.raises(TrainError, match="ref_log_probs"):
+        algorithm_of(AlgorithmSettings(use_kl_loss=True)).token_loss(view(double(-0.1)))
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,9 @@ def of_one_argument(batch: AdvantageInputs) -> torch.Tensor:
 
 def weight_inputs() -> WeightInputs:
     mask, lengths = torch.tensor([1, 0, 1, 1, 0]), torch.tensor([2, 2, 1])
-    return WeightInputs(mask, lengths, torch.tensor([0, 0, 1]), torch.tensor([5, 5, 7]))
+    return WeightInputs(
+        loss_mask=mask, lengths=lengths, rollout_ids=torch.tensor([0, 0, 1]), group_ids=torch.tensor([5, 5, 7])
+    )
 
 
 @pytest.mark.parametrize(("name", "want"), [("twice", [2, 0, 2, 2, 0]), ("by_group", [5, 0, 5, 5, 0])])

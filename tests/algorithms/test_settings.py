@@ -21,7 +21,7 @@ def test_defaults_are_slimes() -> None:
     assert (settings.eps_clip, settings.eps_clip_high, settings.eps_clip_c) == (0.2, None, None)
     assert settings.rewards_normalization
     assert settings.grpo_std_normalization
-    assert not settings.needs_reference
+    assert "ref_log_probs" not in settings.reads
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,9 @@ def no_advantage(inputs: AdvantageInputs, settings: AlgorithmSettings) -> "Tenso
 
 
 def test_reference_is_needed_for_kl() -> None:
-    assert AlgorithmSettings(use_kl_loss=True).needs_reference
-    assert AlgorithmSettings(advantage_estimator=f"{__file__}:no_advantage", kl_coef=0.1).needs_reference
+    assert "ref_log_probs" in AlgorithmSettings(use_kl_loss=True).reads
+    own = f"{__file__}:no_advantage"
+    assert "ref_log_probs" in AlgorithmSettings(advantage_estimator=own, kl_coef=0.1).reads
 
 
 def test_an_estimator_of_ones_own_may_discount() -> None:

@@ -18,5 +18,8 @@ def view(log_probs: torch.Tensor, **changes: Any) -> TokenView:
         "staleness": ids,
         "num_samples": 1,
         "join": lambda sums: sums,
+        "entropy": torch.zeros_like(log_probs),
+        "old_log_probs": log_probs.detach(),
+        "advantages": torch.zeros_like(log_probs),
     }
     return TokenView(log_probs=log_probs, **(fields | changes))

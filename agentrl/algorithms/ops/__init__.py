@@ -1,1 +1,20 @@
-"""Tensor code of the algorithms: imports torch, so an algorithm's file imports it where it calls it."""
+"""Tensor code of the algorithms, which imports torch: a module is loaded when it is first asked for, as `ops.clipping`."""
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl.algorithms.ops import clipping as clipping
+    from agentrl.algorithms.ops import corrections as corrections
+    from agentrl.algorithms.ops import kl as kl
+    from agentrl.algorithms.ops import normalization as normalization
+    from agentrl.algorithms.ops import returns as returns
+    from agentrl.algorithms.ops import turns as turns
+    from agentrl.algorithms.ops import weights as weights
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return importlib.import_module(f"{__name__}.{name}")

@@ -71,9 +71,8 @@ def importance_weights(view: TokenView, settings: AlgorithmFields) -> tuple[Tens
 
 def log_ratio(view: TokenView) -> Tensor:
     """log(old / rollout) [N], detached."""
-    old = need(view.old_log_probs, "old_log_probs", "an off-policy correction")
     rollout = need(view.rollout_log_probs, "rollout_log_probs", "an off-policy correction")
-    return (old - rollout).detach()
+    return (view.old_log_probs - rollout).detach()
 
 
 def at_level(view: TokenView, logs: Tensor, level: str) -> Tensor:
@@ -98,7 +97,7 @@ def _mask_sequences(found: Correction, settings: AlgorithmFields) -> None:
     view = found.view
     rollout = need(view.rollout_log_probs, "rollout_log_probs", "use_opsm")
     apart = view.mean_over_sample(rollout - view.log_probs.detach())
-    masked = (need(view.advantages, "advantages", "use_opsm") < 0) & (apart > settings.opsm_delta)
+    masked = (view.advantages < 0) & (apart > settings.opsm_delta)
     found.weights = found.weights.masked_fill(masked, 0)
     found.stats["opsm_clipfrac"] = masked.to(apart.dtype)
 

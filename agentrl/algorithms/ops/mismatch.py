@@ -29,7 +29,7 @@ def mismatch_sums(view: TokenView, *, engine_is_old: bool) -> dict[str, Tensor]:
     Args:
         engine_is_old: `old_log_probs` are the engine's, so that the trainer's are those of the model itself.
     """
-    old = view.log_probs.detach() if engine_is_old else need(view.old_log_probs, "old_log_probs", "the mismatch")
+    old = view.log_probs.detach() if engine_is_old else view.old_log_probs
     logs = (old - need(view.rollout_log_probs, "rollout_log_probs", "the mismatch")).double()
     bounded = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = bounded.exp()

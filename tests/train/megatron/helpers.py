@@ -139,7 +139,9 @@ class Reference:
             torch.from_numpy, (batch.loss_mask.copy(), batch.response_lengths, batch.rollout_ids.copy())
         )
         rewards, groups = torch.from_numpy(batch.rewards.copy()), torch.from_numpy(batch.group_ids.copy())
-        inputs = AdvantageInputs(rewards, groups, rollouts, lengths, mask.float())
+        inputs = AdvantageInputs(
+            rewards=rewards, group_ids=groups, rollout_ids=rollouts, lengths=lengths, loss_mask=mask.float()
+        )
         advantages = compute_advantages(inputs, self.algorithm).advantages
         log_probs = self.log_probs(batch)
         ratio = (log_probs - (log_probs.detach() if old is None else old)).exp()
