@@ -24,6 +24,10 @@ from torch import Tensor
 
 Rows = slice | Tensor
 """Places of queries: a run of them, or int64 indices."""
+Outputs = Iterator[tuple[Rows, Tensor, Tensor]]
+"""Queries, their outputs [n, heads, dim] and log-sum-exps [n, heads]."""
+Gradients = Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]
+"""Queries and keys, and what they add to the gradients of queries, keys and values."""
 CHUNK_ELEMENTS = 1 << 24
 """Scores that the plain kernel computes at once."""
 
@@ -78,16 +82,14 @@ class Kernel(ABC):
     """Whether values must have the keys' dim."""
 
     @abstractmethod
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
-    ) -> Iterator[tuple[Rows, Tensor, Tensor]]:
-        """Queries, their outputs [n, heads, dim] and log-sum-exps [n, heads], block by block or all in one."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
+        """The outputs of a part's queries, block by block, in pieces of one, or all at once."""
 
     @abstractmethod
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
-    ) -> Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]:
-        """Queries and keys with their gradients; `out` and `lse` are those of all parts together."""
+    ) -> Gradients:
+        """In pieces as well; `out` and `lse` are those of all parts together."""
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +140,7 @@ class _Attention(torch.autograd.Function):
         for number, part in enumerate(ctx.parts):
             for rows, keys, *found in ctx.kernel.backward(grads[0], q, k, v, out, lse, part, ctx.scale):
                 for total, at, value in zip((dq, dk, dv), (rows, keys, keys), found, strict=True):
-                    if number == 0:
+                    if number == 0 and total is dq:  # of which the first part has every row once
                         total[at] = value
                     elif isinstance(at, slice):
                         total[at] += value
@@ -152,9 +154,7 @@ class Plain(Kernel):
 
     one_dim = False
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
-    ) -> Iterator[tuple[Rows, Tensor, Tensor]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
         for rows, keys, hidden in _chunks(part, q.size(1), q.device):
             scores = _scores(q[rows], k[keys], scale, hidden)
             lse = scores.logsumexp(-1)
@@ -162,29 +162,22 @@ class Plain(Kernel):
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
-    ) -> Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]:
-        groups = k.size(1)
-        for first, end, s, e in part.blocks:
-            keys = slice(s, e)
-            dq, dk, dv = torch.empty_like(q[first:end]), torch.zeros_like(k[keys]), torch.zeros_like(v[keys])
-            for rows, _, hidden in _chunks(Part(((first, end, s, e),), part.causal), q.size(1), q.device):
-                here = slice(rows.start - first, rows.stop - first)
-                p = (_scores(q[rows], k[keys], scale, hidden) - lse[rows].transpose(0, 1)[..., None]).exp()
-                d_out = grad[rows].to(p.dtype)
-                delta = (d_out * out[rows]).sum(-1).transpose(0, 1)[..., None]
-                d_scores = p * (_scores(d_out, v[keys].to(p.dtype), 1.0, None) - delta) * scale
-                dq[here] = _heads(d_scores, k[keys]).to(dq.dtype)
-                dk += _summed_over_heads(d_scores, q[rows], groups).to(dk.dtype)
-                dv += _summed_over_heads(p, d_out, groups).to(dv.dtype)
-            yield slice(first, end), keys, dq, dk, dv
+    ) -> Gradients:
+        for rows, keys, hidden in _chunks(part, q.size(1), q.device):
+            given = [x.detach().requires_grad_() for x in (q[rows], k[keys], v[keys])]
+            d_out = grad[rows].to(lse.dtype)
+            with torch.enable_grad():
+                p = (_scores(given[0], given[1], scale, hidden) - lse[rows].transpose(0, 1)[..., None]).exp()
+                found = (_heads(p, given[2]) * d_out).sum()
+                # The log-sum-exp is fixed here; by this much less p would grow if it were not.
+                found = found - (p.sum(-1).transpose(0, 1) * (d_out * out[rows]).sum(-1)).sum()
+            yield rows, keys, *torch.autograd.grad(found, given)
 
 
 class FlashOnCpu(Kernel):
     """Torch's flash attention for the CPU, a block a call."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
-    ) -> Iterator[tuple[Rows, Tensor, Tensor]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
         for a, b, s, e in part.blocks:
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 _batch(q[a:b]), _batch(k[s:e]), _batch(v[s:e]), 0.0, part.causal, scale=scale
@@ -193,7 +186,7 @@ class FlashOnCpu(Kernel):
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
-    ) -> Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]:
+    ) -> Gradients:
         for a, b, s, e in part.blocks:
             tensors = [_batch(x) for x in (grad[a:b], q[a:b], k[s:e], v[s:e], out[a:b])]
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -206,9 +199,7 @@ class FlashOnCpu(Kernel):
 class FlashOnCuda(Kernel):
     """Torch's variable-length flash attention, a part a launch."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
-    ) -> Iterator[tuple[Rows, Tensor, Tensor]]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
         at = part.on(q.device)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q[at.queries], k[at.keys], v[at.keys], *self._shape(at), 0.0, part.causal, False, scale=scale
@@ -217,7 +208,7 @@ class FlashOnCuda(Kernel):
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
-    ) -> Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]:
+    ) -> Gradients:
         at = part.on(q.device)
         tensors = (grad[at.queries].contiguous(), q[at.queries], k[at.keys], v[at.keys], out[at.queries])
         lse = lse[at.queries].transpose(0, 1).contiguous()
@@ -275,8 +266,3 @@ def _heads(weights: Tensor, values: Tensor) -> Tensor:
     """[queries, heads, dim] of weights [heads, queries, keys] and values [keys, groups, dim]."""
     values = values.repeat_interleave(weights.size(0) // values.size(1), 1)
     return torch.einsum("hqk,khd->qhd", weights, values.to(weights.dtype))
-
-
-def _summed_over_heads(weights: Tensor, x: Tensor, groups: int) -> Tensor:
-    """[keys, groups, dim] of weights [heads, queries, keys] and x [queries, heads, dim]."""
-    return torch.einsum("hqk,qhd->khd", weights, x.to(weights.dtype)).unflatten(1, (groups, -1)).sum(2)

@@ -1,30 +1,42 @@
 """Models in one trainer process: a slot is one model with everything that belongs to it.
 
-Slots share the `Place` and nothing else, so another model is another slot. What a framework makes of a model is its `Network`.
+1. Slots share the `Place` and nothing else, so another model is another slot. What a framework makes of a model is its
+   `Network`.
+2. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
+3. The critic's part is a checkpoint in the actor's, so that it does not matter which processes wrote it. A reference that
+   has followed the actor is in the actor's checkpoint; before, it is what `--ref-load` says.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.ops.mismatch import check_agreement
-from agentrl.errors import TrainError
+from agentrl.errors import CheckpointError, TrainError
+from agentrl.runfolder import CRITIC
 from agentrl.train.batch import TrainBatch
-from agentrl.train.checkpoints import Identity
+from agentrl.train.checkpoints import Identity, read_manifest, replace_folder, writing
 from agentrl.train.hf import HFFolder
+from agentrl.train.learning_rate import end_of_decay
 from agentrl.train.microbatches import Rows, inputs_of
 from agentrl.train.network import Place, attention_crossover, frozen
 from agentrl.train.objective import StepInputs
 from agentrl.train.packing import Plan, make_plan
 from agentrl.train.tree import Prefixes
+
+_REFERENCE = "reference"
 
 
 class ModelSlot:
@@ -147,21 +159,80 @@ class TrainedSlot(ModelSlot):
             kind |= {"lora_rank": s.lora_rank, "lora_alpha": s.lora_alpha, "target_modules": list(s.target_modules)}
         return Identity(self.network.sizes, kind)
 
-    def state(self, *, stepped: bool, is_loading: bool) -> dict[str, Any]:
-        """The backend's state of the model and, if `stepped`, of the optimizer. Collective.
+    def save(
+        self, path: Path, step: int, critic: TrainedSlot | Path | None = None, reference: ModelSlot | None = None
+    ) -> None:
+        """Write a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it. Collective.
 
         Raises:
-            CheckpointError: there is no form for the optimizer's state.
+            CheckpointError: it could not be written, or there is no form for the optimizer's state; earlier ones are as
+                they were.
         """
+        ranks, settings = self.place.ranks, self.place.settings
+        stepped = self.optimizer.stepped and not settings.no_save_optim
+        state = self._state(stepped, reference, is_loading=False) | {"rng": self.network.store.random(ranks)}
+        manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **dataclasses.asdict(self.identity)}
+        manifest |= {
+            _REFERENCE: reference is not None,
+            "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps),
+        }
+        with writing(path, manifest, leader=ranks.rank == 0, barrier=dist.barrier) as partial:
+            try:
+                self.network.store.save(state, partial)
+            # Torch's writer has no type for a full disk, and no word for it.
+            except (Exception, CheckpointException) as error:
+                free = shutil.disk_usage(partial.parent).free / 2**20
+                raise CheckpointError(
+                    f"{path} could not be written, with {free:.1f} MiB free on its disk: {_last_line(error)}; earlier "
+                    "checkpoints are whole. Make room, or choose another --save, and start the same command again"
+                ) from error
+            if isinstance(critic, TrainedSlot):
+                critic.save(partial / CRITIC, step)
+            elif critic is not None and ranks.rank == 0:
+                replace_folder(critic, partial / CRITIC)
+
+    def load(self, path: Path, reference: ModelSlot | None = None) -> bool:
+        """Restore the checkpoint at `path`; returns whether `reference` was in it. Collective.
+
+        Without optimizer state in it, the optimizer is as before the first step.
+
+        Raises:
+            CheckpointError: it is not complete, of another model, or damaged.
+        """
+        manifest = read_manifest(path)
+        self.identity.check(path, manifest)
+        ranks, store, stepped = self.place.ranks, self.network.store, manifest["stepped"]
+        followed = reference if manifest.get(_REFERENCE) else None
+        state = self._state(stepped, followed, is_loading=True)
+        if same_layout := manifest["layout"] == ranks.describe():
+            state["rng"] = store.random(ranks)
+        try:
+            loaded = store.load(state, path)
+            self.network.take(loaded["model"])
+            self.optimizer.take(loaded.get("optimizer"))
+            if followed:
+                followed.network.take(loaded[_REFERENCE], f"{_REFERENCE}.")
+            if same_layout:
+                store.restore_random(loaded["rng"])
+        except (Exception, CheckpointException) as error:
+            raise CheckpointError(
+                f"{path} is damaged: {_last_line(error)}; move it away to resume from the checkpoint before it"
+            ) from error
+        return followed is not None
+
+    def _state(self, stepped: bool, reference: ModelSlot | None, *, is_loading: bool) -> dict[str, Any]:
+        """The backend's state of the model and, if `stepped`, of the optimizer; and of the reference's weights."""
         state = {"model": self.network.state()}
         if stepped:
             state["optimizer"] = self.optimizer.state(state["model"], is_loading=is_loading)
+        if reference is not None:
+            state[_REFERENCE] = reference.network.state(f"{_REFERENCE}.")
         return state
 
-    def restore(self, loaded: dict[str, Any], *, stepped: bool) -> None:
-        """Take over a loaded `state`; without optimizer state, as before the first step."""
-        self.network.take(loaded["model"])
-        self.optimizer.take(loaded["optimizer"] if stepped else None)
+
+def _last_line(error: BaseException) -> str:
+    """Of torch's report of all ranks, which is a page of tracebacks, the line that says what happened."""
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 class CriticSlot(TrainedSlot):

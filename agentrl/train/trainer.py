@@ -35,7 +35,6 @@ from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import write_adapter
 from agentrl.parked import Parked
 from agentrl.runfolder import CRITIC, MANIFEST
-from agentrl.train import saving
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import check_critic, foreign, latest, whole_folder
 from agentrl.train.contracts import Device, Learners, ModelRole, Prepared, RankInfo, WeightSpec
@@ -434,10 +433,10 @@ class TrainBackend(ABC):
             CheckpointError: it could not be written; earlier ones are as they were.
         """
         if self.learners == "critic" and self.critic is not None:
-            saving.save(Path(path), self.critic, step)
+            self.critic.save(Path(path), step)
         else:
             part = self.critic or (None if critic is None else Path(critic))
-            saving.save(Path(path), self.actor, step, part, self.reference if self._followed else None)
+            self.actor.save(Path(path), step, part, self.reference if self._followed else None)
 
     def load(self, path: str | Path) -> int:
         """Restore what `save` wrote, under this or another parallel layout; returns its step. Collective.
@@ -454,9 +453,9 @@ class TrainBackend(ABC):
             )
         check_critic(newest.path, wanted="values" in self.algorithm.reads)
         if self.critic is not None:
-            saving.load(newest.path / CRITIC, self.critic)
+            self.critic.load(newest.path / CRITIC)
         if self.learners != "critic":
-            self._followed = saving.load(newest.path, self.actor, self.reference)
+            self._followed = self.actor.load(newest.path, self.reference)
         return newest.step
 
     def save_hf(self, path: str | Path, *, served: bool = False) -> None:
