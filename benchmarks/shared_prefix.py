@@ -79,10 +79,10 @@ class Trainer:
         slot, algorithm = self.backend.actor, self.backend.algorithm
         zeros = torch.zeros(len(batch.loss_mask))
         arrays = {"advantages": torch.linspace(-1, 1, len(batch.loss_mask)), "ref_log_probs": zeros}
-        part, inputs = step_inputs(batch, np.arange(len(batch)), arrays, algorithm)
+        inputs = step_inputs(batch, np.arange(len(batch)), arrays, algorithm)
         slot.network.zero_grad()
         began = time.process_time()
-        slot.passes.gradients(part, self.plan(part, share), inputs, algorithm)
+        slot.passes.gradients(self.plan(inputs.batch, share), inputs)
         seconds = time.process_time() - began
         return seconds, torch.cat([p.main_grad.flatten() for p in slot.network.model.parameters()])
 

@@ -24,20 +24,20 @@ from agentrl.train.batch import TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the loss of one optimizer step reads, over the step's R response tokens and on the trainer's device.
+    """What the loss of one optimizer step reads, over the R response tokens of its `batch` and on the trainer's device.
 
     Attributes:
         weights: float32 [R], what each token counts.
         total_weight: their sum (1 if that is 0): statistics are means by these weights, whatever their scale.
         per_token: [R] each, by the field names of `TokenView`.
-        num_samples: samples of the step.
         returns: [R], what a critic is to predict.
     """
 
+    batch: TrainBatch
+    algorithm: Algorithm
     weights: Tensor
     total_weight: float
     per_token: Mapping[str, Tensor]
-    num_samples: int
     returns: Tensor | None = None
 
     def view(
@@ -49,9 +49,8 @@ class StepInputs:
         gradient that of the log-prob.
         """
         found = {"old_log_probs": log_probs.detach()} | {name: array[flat] for name, array in self.per_token.items()}
-        return TokenView(
-            log_probs=log_probs, entropy=entropy, num_samples=self.num_samples, join=join, amend=amend, **found
-        )
+        found |= {"log_probs": log_probs, "entropy": entropy}
+        return TokenView(num_samples=len(self.batch), join=join, amend=amend, **found)
 
 
 def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorithm, given: Any = None) -> Estimate:
@@ -80,7 +79,7 @@ def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorit
 
 def step_inputs(
     batch: TrainBatch, indices: NDArray[np.int64], arrays: Mapping[str, Tensor], algorithm: Algorithm
-) -> tuple[TrainBatch, StepInputs]:
+) -> StepInputs:
     """The samples of one step and what their loss reads, on the device of `arrays`.
 
     Args:
@@ -110,7 +109,7 @@ def step_inputs(
     }
     chosen |= {name: array.to(device) for name, array in known.items()}
     returns = chosen.pop("returns", None)
-    return part, StepInputs(weights.float().to(device), total_weight, chosen, len(part), returns)
+    return StepInputs(part, algorithm, weights.float().to(device), total_weight, chosen, returns)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import TokenLoss, need
 from agentrl.algorithms.ops.mismatch import PEAK, mismatch_sums
 from agentrl.exact import exactly
@@ -32,7 +31,7 @@ from agentrl.train.ranks import Ranks
 
 OnOutput = Callable[[Tensor, MicrobatchTensors], Any]
 """Takes the model's output at a microbatch's rows: [n, vocabulary of this rank], of a critic [n, 1]."""
-Learned = tuple[Tensor, Mapping[str, Tensor]]
+Learned = tuple[Tensor, dict[str, Tensor]]
 """A microbatch's loss, which is to be differentiated, and the sums of its statistics."""
 
 
@@ -91,21 +90,28 @@ class Passes(ABC):
         whole: NDArray[np.float32] = self.from_end(out.cpu().numpy())
         return whole
 
-    def gradients(
-        self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm
-    ) -> tuple[dict[str, float], NDArray[np.float32]]:
+    def gradients(self, plan: Plan, inputs: StepInputs) -> tuple[dict[str, float], NDArray[np.float32]]:
         """Add one step's gradients into the model's.
 
         Returns:
             The loss and its weighted statistics; the log-probs [R] that it was of, 0 where masked, on every rank.
         """
+        batch, algorithm = inputs.batch, inputs.algorithm
         seen: list[tuple[Tensor, Tensor]] = []
 
         def loss(logits: Tensor, mb: MicrobatchTensors) -> Learned:
             log_probs, entropy = self._score(logits, mb, batch)
             seen.append((mb.flat, log_probs.detach()))
             part = Microbatch(batch, inputs, mb.samples, mb.flat, self._join)
-            return self._loss(part, logits, mb.computed, log_probs, entropy, algorithm)
+            view = inputs.view(mb.flat, log_probs, entropy, self._join, self.hooks.amend(part))
+            if self.hooks.takes_logits:
+                loss, sums = self._hooked(part, logits)
+            else:
+                loss, sums = _weighted(algorithm.token_loss(view), inputs, mb.flat)
+            sums["computed_tokens"] = torch.tensor(mb.computed / self.ranks.cp, dtype=torch.float64, device=loss.device)
+            if view.rollout_log_probs is not None:
+                sums |= mismatch_sums(view, engine_is_old=bool(algorithm.settings.use_rollout_logprobs))
+            return loss, sums
 
         rows: Rows = "response" if self.hooks.takes_logits else "trained"
         totals = self._reduce(self.run(batch, plan, rows, loss, learns=True))
@@ -113,16 +119,15 @@ class Passes(ABC):
         shares = {"computed_tokens_share": computed, "copied_tokens_share": computed - plan.distinct}
         return totals | {name: tokens / plan.tokens for name, tokens in shares.items()}, self._everywhere(batch, seen)
 
-    def value_gradients(
-        self, batch: TrainBatch, plan: Plan, inputs: StepInputs, algorithm: Algorithm
-    ) -> dict[str, float]:
+    def value_gradients(self, plan: Plan, inputs: StepInputs) -> dict[str, float]:
         """As `gradients`, of a critic's loss."""
         old, returns = inputs.per_token["values"], need(inputs.returns, "returns", "a critic")
 
         def loss(out: Tensor, mb: MicrobatchTensors) -> Learned:
-            return _weighted(algorithm.value_loss(out[:, 0], old[mb.flat], returns[mb.flat]), inputs, mb.flat)
+            found = inputs.algorithm.value_loss(out[:, 0], old[mb.flat], returns[mb.flat])
+            return _weighted(found, inputs, mb.flat)
 
-        return self._reduce(self.run(batch, plan, "trained", loss, learns=True))
+        return self._reduce(self.run(inputs.batch, plan, "trained", loss, learns=True))
 
     @property
     def ranks(self) -> Ranks:
@@ -137,22 +142,6 @@ class Passes(ABC):
             return token_log_probs(
                 logits, mb.targets, group=group, vocab=self.vocab, temperature=temperature, kept=kept
             )
-
-    def _loss(
-        self, part: Microbatch, logits: Tensor, computed: int, log_probs: Tensor, entropy: Tensor, algorithm: Algorithm
-    ) -> Learned:
-        view = part.inputs.view(part.flat, log_probs, entropy, self._join, self.hooks.amend(part))
-        if self.hooks.takes_logits:
-            loss, found = self._hooked(part, logits)
-        else:
-            loss, found = _weighted(algorithm.token_loss(view), part.inputs, part.flat)
-        sums = {
-            **found,
-            "computed_tokens": torch.tensor(computed / self.ranks.cp, dtype=torch.float64, device=loss.device),
-        }
-        if view.rollout_log_probs is not None:
-            sums |= mismatch_sums(view, engine_is_old=bool(algorithm.settings.use_rollout_logprobs))
-        return loss, sums
 
     def _hooked(self, part: Microbatch, logits: Tensor) -> Learned:
         """As `_weighted`, of a hook's loss, which every rank of a sample computes whole."""

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.ops.mismatch import check_agreement
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.runfolder import CRITIC
@@ -116,8 +115,8 @@ class TrainedSlot(ModelSlot):
         kept, anew = super().memory()
         return kept + self.optimizer.memory(), anew
 
-    def step(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm, number: int) -> dict[str, float]:
-        """Take optimizer step `number` (from 0) on the whole of `batch`; returns the loss and its statistics.
+    def step(self, inputs: StepInputs, number: int) -> dict[str, float]:
+        """Take optimizer step `number` (from 0) on the whole of the inputs' batch; returns the loss and its statistics.
 
         Raises:
             TrainError: the loss or the gradient is not finite, or the engine's log-probs are too far from the trainer's; the
@@ -127,20 +126,20 @@ class TrainedSlot(ModelSlot):
         self.optimizer.inner.zero_grad()
         before = 0 if self.ends_in_values else self.place.settings.actor_starts
         self.place.hooks.before_step(before + number, self.network.model, self.optimizer.inner)
-        metrics = self._gradients(batch, inputs, algorithm)
+        metrics, origin = self._gradients(inputs), inputs.algorithm.origin
         if not math.isfinite(metrics["loss"]):
             raise TrainError(
-                f"optimizer step {number}: the loss of {algorithm.origin} is {metrics['loss']}; the weights were left "
+                f"optimizer step {number}: the loss of {origin} is {metrics['loss']}; the weights were left "
                 "as they are. Look at the batch's log-probs, advantages and rewards"
             )
         check_agreement(metrics, self.place.settings.ci_train_rollout_logprob_abs_diff_threshold)
         try:
             return metrics | self.optimizer.step(number)
         except TrainError as error:
-            raise TrainError(f"{algorithm.origin}: {error}") from error
+            raise TrainError(f"{origin}: {error}") from error
 
-    def _gradients(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
-        metrics, self.seen = self.passes.gradients(batch, self.plan(batch), inputs, algorithm)
+    def _gradients(self, inputs: StepInputs) -> dict[str, float]:
+        metrics, self.seen = self.passes.gradients(self.plan(inputs.batch), inputs)
         return metrics
 
     # ---- its part of a checkpoint -------------------------------------------------------------------------
@@ -247,13 +246,13 @@ class CriticSlot(TrainedSlot):
         """The value before each trained token [R] in the batch's flat response layout, 0 elsewhere, on every rank."""
         return self.passes.values(batch, self.plan(batch))
 
-    def step(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm, number: int) -> dict[str, float]:
+    def step(self, inputs: StepInputs, number: int) -> dict[str, float]:
         try:
-            found = super().step(batch, inputs, algorithm, number)
+            found = super().step(inputs, number)
         except TrainError as error:
             raise TrainError(f"the critic: {error}") from None
         names = {"loss": "critic/loss", "grad_norm": "critic/grad_norm", "lr": "critic/lr"}
         return {names.get(name, name): value for name, value in found.items()}
 
-    def _gradients(self, batch: TrainBatch, inputs: StepInputs, algorithm: Algorithm) -> dict[str, float]:
-        return self.passes.value_gradients(batch, self.plan(batch), inputs, algorithm)
+    def _gradients(self, inputs: StepInputs) -> dict[str, float]:
+        return self.passes.value_gradients(self.plan(inputs.batch), inputs)

@@ -345,12 +345,11 @@ class TrainBackend(ABC):
         seen: NDArray[np.float32],
     ) -> dict[str, float]:
         """One optimizer step on the samples at `indices`; `seen` [R] takes their log-probs."""
-        algorithm = self.algorithm
-        part, inputs = step_inputs(batch, indices, arrays, algorithm)
-        learned = {} if self.critic is None else self.critic.step(part, inputs, algorithm, number)
+        inputs = step_inputs(batch, indices, arrays, self.algorithm)
+        learned = {} if self.critic is None else self.critic.step(inputs, number)
         if self.learners == "critic" or number < self.settings.actor_starts:
             return learned
-        learned |= self.actor.step(part, inputs, algorithm, number - self.settings.actor_starts)
+        learned |= self.actor.step(inputs, number - self.settings.actor_starts)
         seen[batch.response_positions(indices)] = self.actor.seen
         return learned
 

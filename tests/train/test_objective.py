@@ -32,10 +32,10 @@ def test_estimators_see_tokens_turns_step_rewards_and_kl() -> None:
 def test_a_view_tells_samples_turns_trajectories_and_staleness_apart() -> None:
     whole = batch()
     arrays = {"advantages": torch.arange(12.0), "rollout_log_probs": -torch.arange(12.0)}
-    part, inputs = step_inputs(whole, np.array([2, 1]), arrays, algorithm_of(AlgorithmSettings()))
+    inputs = step_inputs(whole, np.array([2, 1]), arrays, algorithm_of(AlgorithmSettings()))
     flat, log_probs = torch.tensor([3, 0, 4, 7, 1]), torch.full((5,), -0.5, requires_grad=True)
     seen = inputs.view(flat, log_probs, torch.ones(5), lambda sums: sums)
-    assert part.sample_indices.tolist() == [2, 1]
+    assert inputs.batch.sample_indices.tolist() == [2, 1]
     assert (seen.num_samples, seen.sample_ids.tolist()) == (2, [0, 0, 1, 1, 0])
     assert seen.trajectory_ids.tolist() == [1, 1, 0, 0, 1]
     assert seen.turn_ids.tolist() == [2, 1, 1, 2, 1]

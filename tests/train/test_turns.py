@@ -152,7 +152,7 @@ def test_weights_multiply_and_zero_masks() -> None:
     import torch
 
     arrays = {"advantages": torch.zeros(10)}
-    _, inputs = step_inputs(batch, np.arange(2), arrays, algorithm_of(AlgorithmSettings()))
+    inputs = step_inputs(batch, np.arange(2), arrays, algorithm_of(AlgorithmSettings()))
     expected = [1 / 16, 1 / 16, 0, 0, 0, 0, 3 / 16, 3 / 16, 1 / 4, 1 / 4]
     assert inputs.weights.tolist() == pytest.approx(expected)
     plain.remove_sample, plain.train_metadata = True, {"turn_weights": []}  # as of a trajectory that failed
