@@ -6,9 +6,10 @@ object store shares it without copies. `from_samples` refuses what a trainer can
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import orjson
@@ -18,12 +19,10 @@ from agentrl.errors import DataError, SampleError, TrainError
 from agentrl.sample import Sample
 from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, weighed, weights_of
 
-_PER_TOKEN = ("tokens", "routed_experts")
-_PER_RESPONSE_TOKEN = (
-    *("loss_mask", "rollout_log_probs", "teacher_log_probs", "turns", "staleness"),
-    *("step_rewards", "states", "loss_weights"),
-)
-_PER_SAMPLE = ("rewards", "group_ids", "rollout_ids", "group_indices", "sample_indices", "metadata")
+K = TypeVar("K", bound=np.generic)
+PerToken = NDArray[K]
+PerResponseToken = NDArray[K]
+PerSample = NDArray[K]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -58,48 +57,42 @@ class TrainBatch:
         metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any.
     """
 
-    tokens: NDArray[np.int32]
+    tokens: PerToken[np.int32]
     offsets: NDArray[np.int64]
-    loss_mask: NDArray[np.uint8]
-    rollout_log_probs: NDArray[np.float32] | None = None
-    turns: NDArray[np.int32]
-    staleness: NDArray[np.int64]
-    step_rewards: NDArray[np.float64] | None = None
-    states: NDArray[np.int32]
-    loss_weights: NDArray[np.float32] | None = None
+    loss_mask: PerResponseToken[np.uint8]
+    rollout_log_probs: PerResponseToken[np.float32] | None = None
+    turns: PerResponseToken[np.int32]
+    staleness: PerResponseToken[np.int64]
+    step_rewards: PerResponseToken[np.float64] | None = None
+    states: PerResponseToken[np.int32]
+    loss_weights: PerResponseToken[np.float32] | None = None
     response_offsets: NDArray[np.int64]
-    rewards: NDArray[np.float64]
-    group_ids: NDArray[np.int64]
-    rollout_ids: NDArray[np.int64]
-    group_indices: NDArray[np.int64]
-    sample_indices: NDArray[np.int64]
-    teacher_log_probs: NDArray[np.float32] | None = None
+    rewards: PerSample[np.float64]
+    group_ids: PerSample[np.int64]
+    rollout_ids: PerSample[np.int64]
+    group_indices: PerSample[np.int64]
+    sample_indices: PerSample[np.int64]
+    teacher_log_probs: PerResponseToken[np.float32] | None = None
     kept_ids: NDArray[np.int32] | None = None
     kept_offsets: NDArray[np.int64] | None = None
-    routed_experts: NDArray[np.int16] | None = None
-    metadata: NDArray[np.bytes_] | None = None
+    routed_experts: PerToken[np.int16] | None = None
+    metadata: PerSample[np.bytes_] | None = None
 
     def __post_init__(self) -> None:
-        declared = {f.name: str(f.type).partition("]")[0].removeprefix("NDArray[np.") for f in fields(self)}
         for name, array in self.arrays().items():
-            dims = 2 if name == "routed_experts" else 1
-            if array.dtype.type.__name__ != declared[name] or array.ndim != dims:
+            dtype, dims = _FORMS[name][1], 2 if name == "routed_experts" else 1
+            if array.dtype.type.__name__ != dtype or array.ndim != dims:
                 raise DataError(
-                    f"train batch: {name} must be {declared[name]} of {dims} dimension(s), got {array.dtype} of shape "
-                    f"{array.shape}"
+                    f"train batch: {name} must be {dtype} of {dims} dimension(s), got {array.dtype} of shape {array.shape}"
                 )
             array.flags.writeable = False
-        self._check_lengths()
-
-    def _check_lengths(self) -> None:
         tokens, responses = int(self.offsets[-1]), int(self.response_offsets[-1])
-        want = dict.fromkeys(_PER_SAMPLE, len(self)) | dict.fromkeys(("offsets", "response_offsets"), len(self) + 1)
-        want |= dict.fromkeys(_PER_TOKEN, tokens) | dict.fromkeys(_PER_RESPONSE_TOKEN, responses)
+        want = {"PerToken": tokens, "PerResponseToken": responses, "PerSample": len(self)}
+        want |= {"offsets": len(self) + 1, "response_offsets": len(self) + 1, "kept_offsets": responses + 1}
         want["kept_ids"] = 0 if self.kept_offsets is None else int(self.kept_offsets[-1])
-        want["kept_offsets"] = responses + 1
         for name, array in self.arrays().items():
-            if len(array) != want[name]:
-                raise DataError(f"train batch: {name} has {len(array)} entries, expected {want[name]}")
+            if len(array) != (expected := want[name if name in want else _FORMS[name][0]]):
+                raise DataError(f"train batch: {name} has {len(array)} entries, expected {expected}")
         if (self.response_lengths > self.lengths).any() or (self.response_lengths < 0).any():
             raise DataError("train batch: offsets give a sample a negative length, or a response longer than itself")
 
@@ -146,37 +139,40 @@ class TrainBatch:
             raise TrainError("a train batch needs at least one sample; all groups were dropped or empty")
         for sample in samples:
             _check(sample, supervised)
-        log_probs, step_rewards, loss_weights, kept = None, None, None, {}
         if rewards is None:
             rewards = [_reward(sample, reward_key, supervised) for sample in samples]
-        tokens, offsets = _flat([s.tokens for s in samples], np.int32), _offsets([len(s.tokens) for s in samples])
-        if truncated or not (supervised or all(s.rollout_top_p_token_offsets is None for s in samples)):
-            kept = _kept(samples)
-        if all(sample.rollout_log_probs is not None or sample.remove_sample for sample in samples):
-            log_probs = _flat([s.rollout_log_probs or [0.0] * s.response_length for s in samples], np.float32)
-        if any(gives_credit(sample) for sample in samples):
-            credit = [credit_of(sample, reward) for sample, reward in zip(samples, rewards, strict=True)]
-            step_rewards = _flat(credit, np.float64)
-        if any(weighed(sample) for sample in samples):
-            loss_weights = _flat([weights_of(sample) for sample in samples], np.float32)
+
+        def flat(of: Callable[[Sample], ArrayLike], dtype: type[np.generic], known: bool = True) -> Any:
+            return np.concatenate([np.asarray(of(sample), dtype) for sample in samples]) if known else None
+
+        def unsaid(sample: Sample) -> list[float]:
+            return [0.0] * sample.response_length
+
+        tokens, offsets = flat(lambda s: s.tokens, np.int32), _offsets([len(s.tokens) for s in samples])
+        credit = None
+        if any(map(gives_credit, samples)):
+            credit = np.concatenate([credit_of(s, reward) for s, reward in zip(samples, rewards, strict=True)])
+        sampled = all(s.rollout_log_probs is not None or s.remove_sample for s in samples)
+        taught = all(s.teacher_log_probs is not None or not s.trained_tokens for s in samples)
+        cut = truncated or not (supervised or all(s.rollout_top_p_token_offsets is None for s in samples))
         return cls(
             tokens=tokens,
             offsets=offsets,
-            loss_mask=_flat([_mask(sample) for sample in samples], np.uint8),
-            rollout_log_probs=log_probs,
-            teacher_log_probs=_teacher(samples),
-            turns=_flat([turns_of(sample) for sample in samples], np.int32),
-            staleness=_flat([_staleness(sample, trained) for sample in samples], np.int64),
-            step_rewards=step_rewards,
+            loss_mask=flat(_mask, np.uint8),
+            rollout_log_probs=flat(lambda s: s.rollout_log_probs or unsaid(s), np.float32, sampled),
+            teacher_log_probs=flat(lambda s: s.teacher_log_probs or unsaid(s), np.float32, taught),
+            turns=flat(turns_of, np.int32),
+            staleness=flat(lambda s: _staleness(s, trained), np.int64),
+            step_rewards=credit,
             states=states_of(groups, tokens, offsets),
-            loss_weights=loss_weights,
+            loss_weights=flat(weights_of, np.float32, any([weighed(sample) for sample in samples])),
             response_offsets=_offsets([sample.response_length for sample in samples]),
             rewards=np.array(rewards, np.float64),
             group_ids=np.repeat(np.arange(len(groups)), [len(group) for group in groups]).astype(np.int64),
             rollout_ids=_number_rollouts(groups),
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
             sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
-            **kept,
+            **(_kept(samples) if cut else {}),
             routed_experts=_routed(samples) if routed else None,
             metadata=_metadata(samples),
         )
@@ -185,7 +181,7 @@ class TrainBatch:
 
     def __repr__(self) -> str:
         return (
-            f"TrainBatch(samples={len(self)}, groups={self.num_groups}, tokens={len(self.tokens)}, "
+            f"TrainBatch(samples={len(self)}, groups={len(np.unique(self.group_ids))}, tokens={len(self.tokens)}, "
             f"trained={int(self.loss_mask.sum())})"
         )
 
@@ -206,11 +202,6 @@ class TrainBatch:
     def response_lengths(self) -> NDArray[np.int64]:
         """Response tokens of each sample, [S]."""
         return np.diff(self.response_offsets)
-
-    @property
-    def num_groups(self) -> int:
-        """Number of distinct groups."""
-        return len(np.unique(self.group_ids))
 
     def sample_tokens(self, i: int) -> NDArray[np.int32]:
         """Tokens of sample i, a view."""
@@ -253,9 +244,10 @@ class TrainBatch:
         if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
             raise IndexError(f"sample indices must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
         response, whole = self.response_positions(chosen), _ranges(self.offsets, chosen)
-        places = ((_PER_RESPONSE_TOKEN, response), (_PER_SAMPLE, chosen), (_PER_TOKEN, whole))
-        arrays = self.arrays()
-        kept = {name: arrays[name][at] for names, at in places for name in names if name in arrays}
+        places = {"PerToken": whole, "PerResponseToken": response, "PerSample": chosen}
+        kept = {
+            name: array[places[kind]] for name, array in self.arrays().items() if (kind := _FORMS[name][0]) in places
+        }
         kept["offsets"] = _offsets(self.lengths[chosen])
         kept["response_offsets"] = _offsets(self.response_lengths[chosen])
         if sets := self.kept_sets(response):
@@ -274,6 +266,10 @@ class TrainBatch:
             yield np.flatnonzero(np.isin(trajectory_of_sample, chunk))
 
 
+_FORMS = {f.name: re.findall(r"\w+(?=\[|\])", str(f.type)) for f in fields(TrainBatch)}
+"""What the arrays are laid out by, and their types, as they are declared."""
+
+
 def _check(sample: Sample, supervised: bool) -> None:
     where = f"sample index={sample.index} group_index={sample.group_index}"
     sample.validate()
@@ -287,12 +283,6 @@ def _check(sample: Sample, supervised: bool) -> None:
         )
     if sample.multimodal_train_inputs is not None:
         raise TrainError(f"{where}: multimodal_train_inputs are not supported by the trainer")
-
-
-def _teacher(samples: Sequence[Sample]) -> NDArray[np.float32] | None:
-    if any(sample.teacher_log_probs is None and sample.trained_tokens for sample in samples):
-        return None
-    return _flat([s.teacher_log_probs or [0.0] * s.response_length for s in samples], np.float32)
 
 
 def _kept(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
@@ -379,17 +369,14 @@ def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:
 
 
 def _number_rollouts(groups: Sequence[Sequence[Sample]]) -> NDArray[np.int64]:
-    numbers: dict[object, int] = {}
-    out = []
-    for g, group in enumerate(groups):
-        for i, sample in enumerate(group):
-            key = ("own", g, i) if sample.rollout_id is None else ("shared", g, sample.rollout_id)
-            out.append(numbers.setdefault(key, len(numbers)))
-    return np.array(out, np.int64)
-
-
-def _flat(parts: Sequence[ArrayLike], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+    """Samples of a group that share a rollout id are one trajectory; those without one are each their own."""
+    keys = [
+        (g, sample.rollout_id is None, i if sample.rollout_id is None else sample.rollout_id)
+        for g, group in enumerate(groups)
+        for i, sample in enumerate(group)
+    ]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], np.int64)
 
 
 def _offsets(lengths: ArrayLike) -> NDArray[np.int64]:

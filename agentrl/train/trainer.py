@@ -143,6 +143,10 @@ class TrainBackend(ABC):
         if "values" in self.algorithm.reads and self.learners != "actor":
             self.critic = CriticSlot(self._critic_folder(), place, self.total_steps)
 
+    def _slots(self) -> list[ModelSlot]:
+        slots = (vars(self).get("actor"), self.critic, self.reference, self.teacher)
+        return [slot for slot in slots if slot is not None]
+
     def seed(self, seed: int) -> None:
         """Seed this rank's random numbers."""
         random.seed(seed)
@@ -213,8 +217,8 @@ class TrainBackend(ABC):
             prepared: by default `prepare(batch)`.
 
         Returns:
-            The same on every rank: means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`, `entropy`, `kl_loss`
-            and the other statistics of the loss; the critic's `value_loss`, `value_clipfrac`, `critic/grad_norm`,
+            The same on every rank. Means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`,
+            `entropy`, `kl_loss` and the other statistics of the loss; the critic's `value_loss`, `value_clipfrac`, `critic/grad_norm`,
             `critic/lr` and, before it learned, `critic/explained_variance`; `advantages/mean`, `std`, `max` and `min`;
             over tokens, `train_rollout_logprob_abs_diff` and the rest of `mismatch_metrics`: the engine's log-probs beside the
             trainer's before the first step (with `use_rollout_logprobs` only the first step's tokens, for want of
@@ -228,7 +232,14 @@ class TrainBackend(ABC):
         rollout = step // self.settings.num_steps_per_rollout
         with profiled(self.settings, rollout, self.ranks.rank):
             metrics = self._train(batch, step, prepared)
-        self._after_rollout(rollout + 1)
+        if self.settings.reset_optimizer_states:
+            for slot in self._slots():
+                if isinstance(slot, TrainedSlot):
+                    slot.optimizer.reset()
+        every = self.settings.ref_update_interval
+        if self.reference is not None and every and (rollout + 1) % every == 0:
+            self.reference.become(self.actor)
+            self._followed = True
         return {**metrics, **memory(self.device)}
 
     def _train(self, batch: TrainBatch, step: int, prepared: Prepared | None) -> dict[str, float]:
@@ -258,16 +269,6 @@ class TrainBackend(ABC):
         metrics |= mismatch_metrics(apart)
         sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(parts))}
         return {**metrics, **prepared.metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
-
-    def _after_rollout(self, done: int) -> None:
-        """What the settings ask for when `done` rollouts have been trained on."""
-        if self.settings.reset_optimizer_states:
-            for slot in [self.critic] if self.learners == "critic" else [self.actor, self.critic]:
-                if slot is not None:
-                    slot.optimizer.reset()
-        if self.reference is not None and (every := self.settings.ref_update_interval) and done % every == 0:
-            self.reference.become(self.actor)
-            self._followed = True
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
         """What the last `train` said of each response token, to look at: [R] each in the batch's flat layout.
@@ -404,9 +405,8 @@ class TrainBackend(ABC):
         """
         if self._parked is not None:
             return
-        slots = (getattr(self, "actor", None), self.critic, self.reference, self.teacher)
-        memory = [slot.memory() for slot in slots if slot is not None]
-        kept, anew = ([tensor for part in memory for tensor in part[which]] for which in (0, 1))
+        parts = [slot.memory() for slot in self._slots()]
+        kept, anew = ([tensor for part in parts for tensor in part[which]] for which in (0, 1))
         try:
             self._parked = Parked(kept, anew)
         except OSError as error:
