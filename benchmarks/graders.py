@@ -24,7 +24,7 @@ from typing import Any
 import anyio
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub import GraderPool, GraderRunner, RmHubSettings, batched_async_rm, grade
+from agentrl.rm_hub import GraderRunner, RmHubSettings, batched_async_rm, grade
 from agentrl.rm_hub.running.runner import entered
 from agentrl.sample import Sample
 from benchmarks.grader_errors import rows
@@ -54,7 +54,8 @@ async def pooled(name: str, work: Work, processes: int) -> tuple[list[float], fl
     """Seconds from asking to grade for each item, and of all of them together, with 64 asked for at once."""
     taken: list[float] = []
     left = iter(work)
-    async with GraderPool(processes=processes, timeout=60.0, preload=[name]) as pool:
+    settings = RmHubSettings(grader_processes=processes, grader_timeout=60.0)
+    async with GraderRunner(settings, preload=[name]) as pool:
 
         async def ask() -> None:
             for item in left:
@@ -94,7 +95,7 @@ def row(name: str, grader: str, work: Work) -> None:
     print(line, flush=True)
 
 
-async def lags(do: Callable[[GraderPool], Any]) -> tuple[float, float]:
+async def lags(do: Callable[[GraderRunner], Any], timeout: float) -> tuple[float, float]:
     """(largest lag of a 1 ms timer, largest CPU time of this thread between two of its ticks), in ms."""
     wall: list[float] = []
     own: list[float] = []
@@ -108,38 +109,35 @@ async def lags(do: Callable[[GraderPool], Any]) -> tuple[float, float]:
 
     # One process less than there are cores: with all of them taken the timer would measure the machine.
     processes = max(1, (os.cpu_count() or 2) - 1)
-    async with (
-        GraderPool(processes=processes, timeout=60.0, preload=["exact_match"]) as pool,
-        anyio.create_task_group() as group,
-    ):
+    settings = RmHubSettings(grader_processes=processes, grader_timeout=timeout)
+    async with GraderRunner(settings, preload=["exact_match"]) as pool, anyio.create_task_group() as group:
         group.start_soon(tick)
         await do(pool)
         group.cancel_scope.cancel()
     return max(wall) * 1e3, max(own) * 1e3
 
 
-async def idle(pool: GraderPool) -> None:
+async def idle(pool: GraderRunner) -> None:
     await anyio.sleep(2.0)
 
 
-async def long_answers(pool: GraderPool) -> None:
+async def long_answers(pool: GraderRunner) -> None:
     texts = ["x" * LONG, "é😀" * (LONG // 2), "\udc80" * LONG, "1 " * (LONG // 2)]
     async with anyio.create_task_group() as group:
         for at in range(24):
             group.start_soon(pool.grade, "exact_match", texts[at % 4], "a")
 
 
-async def many_answers(pool: GraderPool) -> None:
+async def many_answers(pool: GraderRunner) -> None:
     samples = [Sample(response="The answer is Paris. " * 50, label="Paris") for _ in range(2_000)]
-    async with GraderRunner(RmHubSettings(grader_processes=pool.processes)) as runner:
-        with entered(runner):
-            await batched_async_rm(SimpleNamespace(rm_type="exact_match"), samples)
+    with entered(pool):
+        await batched_async_rm(SimpleNamespace(rm_type="exact_match"), samples)
 
 
-async def hanging_answers(pool: GraderPool) -> None:
+async def hanging_answers(pool: GraderRunner) -> None:
     for _ in range(20):
         with contextlib.suppress(GraderFailure):
-            await pool.grade("exact_match", "a " * 400_000, "a", timeout=0.01)
+            await pool.grade("exact_match", "a " * 400_000, "a")
 
 
 def foreign(paths: Sequence[str]) -> None:
@@ -183,8 +181,8 @@ def conformance(names: Sequence[str]) -> None:
     for name in ("gsm8k", "math"):
         row(f"{name} (GSM8K)", name, solutions)
     print("\nlag of the event loop: largest delay of a 1 ms timer, and largest CPU time between two ticks, in ms")
-    for do in (idle, many_answers, long_answers, hanging_answers):
-        wall, cpu = anyio.run(lags, do)
+    for do, timeout in ((idle, 60.0), (many_answers, 60.0), (long_answers, 60.0), (hanging_answers, 0.01)):
+        wall, cpu = anyio.run(lags, do, timeout)
         print(f"{do.__name__.replace('_', ' '):20} {wall:8.1f} {cpu:8.1f}", flush=True)
 
 

@@ -123,19 +123,19 @@ def _gpus() -> Iterator[Line]:
 
 
 def _sandbox() -> Iterator[Line]:
-    from agentrl.sandbox import choose_backend
+    from agentrl.sandbox import try_backends
 
     bwrap = shutil.which("bwrap")
     yield Line("command bwrap", "ok" if bwrap else "note", bwrap or "not installed", "" if bwrap else _INSTALL)
-    report = choose_backend()
-    for name, reason in report.reasons.items():
-        works = name in report.python
-        found = f"works; runs {report.python[name]}" if works else reason
+    backends = try_backends()
+    for name, (works, said) in backends.items():
+        found = f"works; runs {said}" if works else said
         yield Line(f"sandbox {name}", "ok" if works else "note", found, "" if works else _REMEDIES[name])
-    if report.name is None:
+    gets = next((name for name, (works, _) in backends.items() if works), None)
+    if gets is None:
         yield Line("Python tool", "problem", "no safe sandbox: model-written code cannot run here", _NO_SANDBOX)
     else:
-        yield Line("Python tool", "ok", f"gets sandbox {report.name}: {_WHY[report.name]}")
+        yield Line("Python tool", "ok", f"gets sandbox {gets}: {_WHY[gets]}")
 
 
 _INSTALL = "Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap"
@@ -148,7 +148,6 @@ _REMEDIES = {
 _WHY = {
     "bubblewrap": "its own files, processes and network, with files and subprocesses of its own",
     "landlock": "namespaces are not to be had; one process that reads its libraries and writes nothing",
-    "unsafe_subprocess": "no protection",
 }
 _NO_SANDBOX = "make one of the two above work, or take backend unsafe_subprocess on a machine that holds nothing"
 

@@ -1,18 +1,16 @@
 """Graders: pure functions from an answer and a label to a grade, usable without the trainer.
 
 1. `grade(rm_type, response, label)` grades one answer here and now; `grade_many` a list of them on all cores.
-2. In async code `GraderRunner` and `GraderPool` never block the event loop, and every answer has a deadline.
+2. In async code a `GraderRunner` never blocks the event loop, and every answer has a deadline.
 3. `async_rm(args, sample)` and `batched_async_rm(args, samples)` are what a rollout calls.
 4. Beside this file are the graders. What they share is in `reading/` (finding and comparing answers),
    `running/` (processes, services, files), `submissions/` (of the code grader) and `judging/` (of the judge).
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade, GraderFunction
-from agentrl.rm_hub.registry import GRADERS, GraderSpec, apply, check_rm_type, graders
-from agentrl.rm_hub.running.pool import GraderPool
+from agentrl.rm_hub.registry import GRADERS, GraderSpec, check_rm_type, grade, graders
 from agentrl.rm_hub.running.runner import GraderRunner, grade_many
 from agentrl.rm_hub.sample import async_rm, batched_async_rm, final_answer, rm_type_of
 from agentrl.rm_hub.settings import RmHubSettings
@@ -21,7 +19,6 @@ __all__ = [
     "GRADERS",
     "Grade",
     "GraderFunction",
-    "GraderPool",
     "GraderRunner",
     "GraderSpec",
     "RmHubSettings",
@@ -35,22 +32,6 @@ __all__ = [
     "math_verify_reward",
     "rm_type_of",
 ]
-
-
-def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None) -> Grade:
-    """Grade one answer, in this process and without a deadline.
-
-    Args:
-        rm_type: a name of `graders()`, `boxed_` and such a name, or `path/to/file.py:function`.
-        response: the model's answer.
-        label: the accepted answer, or a list of them.
-        metadata: what some graders need besides.
-
-    Raises:
-        SettingsError: no such grader (with the nearest name), or one that has to be awaited.
-        GraderFailure: the label or a field of the metadata is missing or of the wrong type, or the grader raised.
-    """
-    return apply(rm_type, response, label, metadata or {})
 
 
 def math_verify_reward(response: str, label: Any) -> float:

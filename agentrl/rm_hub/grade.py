@@ -36,9 +36,6 @@ class Grade:
         """The fields as plain values, for JSON."""
         return {name: getattr(self, name) for name in self.__slots__} | {"parts": dict(self.parts)}
 
-    def __float__(self) -> float:
-        return self.score
-
 
 GraderFunction = Callable[[str, Any, Mapping[str, Any]], Grade]
 """A grader: `(response, label, metadata) -> Grade`; pure, so that it can run in another process.

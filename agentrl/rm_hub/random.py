@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.common import bad_metadata, flag, number
+from agentrl.rm_hub.reading.common import bad_metadata, number
 
 
 def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
@@ -21,8 +21,7 @@ def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grad
         response: the answer; only its text matters.
         label: any value or none; only its representation matters.
         metadata: `seed` (default 0): an integer or a text, gives other rewards. `random_rate` (default 0.5): the
-            probability of a 1. `random_uniform` (default false): a number in [0, 1) instead, correct from
-            1 - random_rate on.
+            probability of a 1.
     """
     seed = metadata.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, (int, str)):
@@ -30,7 +29,5 @@ def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grad
     rate = number(metadata, "random_rate", 0.5, "random")
     if not 0 <= rate <= 1:
         raise bad_metadata("random", "random_rate", "a probability", rate)
-    uniform = flag(metadata, "random_uniform", "random")
-    drawn = Random(json.dumps([repr(seed), response, repr(label)]).encode()).random()
-    lucky = drawn >= 1 - rate
-    return Grade(drawn if uniform else float(lucky), lucky, None, "drawn at random; the answer was not read")
+    lucky = Random(json.dumps([repr(seed), response, repr(label)]).encode()).random() >= 1 - rate
+    return Grade(float(lucky), lucky, None, "drawn at random; the answer was not read")

@@ -140,14 +140,20 @@ def _failure(kind: str, rm_type: str, what: str) -> GraderFailure:
     return GraderFailure(f"--rm-type {rm_type}{what}", kind=kind)
 
 
-def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Run a grader of kind "process" here and now; `grade` is its public door.
+def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None) -> Grade:
+    """Grade one answer, in this process and without a deadline.
+
+    Args:
+        rm_type: a name of `graders()`, `boxed_` and such a name, or `path/to/file.py:function`.
+        response: the model's answer.
+        label: the accepted answer, or a list of them.
+        metadata: what some graders need besides.
 
     Raises:
-        SettingsError: no such grader, or one that has to be awaited.
-        GraderFailure: the inputs cannot be graded, or the grader raised or returned something else than a grade.
+        SettingsError: no such grader (with the nearest name), or one that has to be awaited.
+        GraderFailure: the label or a field of the metadata is missing or of the wrong type, or the grader raised.
     """
-    spec = find(rm_type)
+    spec, metadata = find(rm_type), {} if metadata is None else metadata
     if spec.runs != "process":
         raise SettingsError(
             f"--rm-type {rm_type} waits for a server or a sandbox; use async_rm in async code, or grade_many"
@@ -161,14 +167,14 @@ def apply(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]) 
             return Grade(spec.zero or 0.0, False, None, "no box found", unjudged="no_box")
         response = boxed
     try:
-        grade = function(response, label, metadata)
+        given = function(response, label, metadata)
     except (AgentRLError, MemoryError):
         raise
     except RecursionError as error:
         return exhausted(spec, _failure("grader_crashed", rm_type, f" raised RecursionError: {error!s:.500}"))
     except Exception as error:
         raise raised(rm_type, error) from error
-    return checked(rm_type, grade)
+    return checked(rm_type, given)
 
 
 def raised(rm_type: str, error: Exception) -> GraderFailure:

@@ -5,16 +5,14 @@
 2. Whatever the code is and does comes back as a `RunResult`. `SandboxUnavailable`, `SandboxBusy` and `SandboxFailure`
    are about the machine, `SandboxInput` about the caller's standard input.
 3. Backends: `bubblewrap` (namespaces, its own file view), `landlock` (where namespaces are blocked), and, only when
-   asked for by its name, `unsafe_subprocess`. `choose_backend` says which one this machine gets and why.
+   asked for by its name, `unsafe_subprocess`. `try_backends` says which of them work here.
 """
 
-from agentrl.sandbox.box import Sandbox, SandboxSession
+from agentrl.sandbox.box import Sandbox, SandboxSession, try_backends
 from agentrl.sandbox.errors import SandboxBusy, SandboxFailure, SandboxInput, SandboxUnavailable
 from agentrl.sandbox.limits import Outcome, RunResult, SandboxLimits
-from agentrl.sandbox.probe import BackendReport, choose_backend
 
 __all__ = [
-    "BackendReport",
     "Outcome",
     "RunResult",
     "Sandbox",
@@ -24,5 +22,5 @@ __all__ = [
     "SandboxLimits",
     "SandboxSession",
     "SandboxUnavailable",
-    "choose_backend",
+    "try_backends",
 ]

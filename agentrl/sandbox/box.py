@@ -37,8 +37,7 @@ class Sandbox:
     Args:
         backend: `auto` takes the first safe one that passes a trial on this machine.
         limits: for every run.
-        preload: modules that are imported once and are there without a wait; those not installed are left out
-            (`missing`).
+        preload: modules that are imported once and are there without a wait; those not installed are left out.
         warm: how many confined processes wait for the next stateless run.
         max_concurrency: how many runs go on at once; more wait. Default: twice the processors.
         queue_seconds: how long a run waits for its turn before it is refused with `SandboxBusy`.
@@ -63,7 +62,6 @@ class Sandbox:
         if warm < 0 or (max_concurrency is not None and max_concurrency < 1) or not queue_seconds > 0:
             raise SettingsError("sandbox: expected warm >= 0, max_concurrency >= 1 and queue_seconds > 0")
         self.limits = limits
-        self.reasons: dict[str, str] = {}
         self._asked, self._preload, self._warm = backend, tuple(preload), warm
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._width = max_concurrency or 2 * processors
@@ -86,11 +84,6 @@ class Sandbox:
     def backend(self) -> Backend:
         """The backend in use."""
         return self._running().backend
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Modules of `preload` that are not installed."""
-        return self._running().missing
 
     @property
     def python(self) -> str:
@@ -179,20 +172,19 @@ class Sandbox:
                 stacklevel=3,
             )
         names: tuple[Backend, ...] = SAFE_BACKENDS if self._asked == "auto" else (self._asked,)
+        refused: dict[str, Exception] = {}
         for name in names:
             try:
                 self._zygote = await self._start(name)
-                self.reasons[name] = "works"
                 self._refill()
                 return
             except (SandboxUnavailable, SandboxFailure) as error:
-                self.reasons[name] = str(error)
-                last = error
-        said = "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())
+                refused[name] = error
+        said = "; ".join(f"{name}: {error}" for name, error in refused.items())
         raise SandboxUnavailable(
             f"no sandbox for model-written code on this machine. {said}. `agentrl doctor` says more; "
             'backend="unsafe_subprocess" runs the code without protection'
-        ) from last
+        ) from refused[name]
 
     async def _start(self, backend: Backend) -> Zygote:
         """A zygote that has passed the trial."""
@@ -282,3 +274,22 @@ class SandboxSession:
                         self._process = None
                         await process.end()
             raise SandboxFailure("three processes in a row ended before the code reached them")
+
+
+def try_backends() -> dict[Backend, tuple[bool, str]]:
+    """For every safe backend, the preferred one first: whether it works here, and which Python it runs or why not.
+
+    Takes about a second, in an event loop of its own.
+    """
+
+    async def tried(name: Backend) -> tuple[bool, str]:
+        try:
+            async with Sandbox(name, preload=(), warm=0) as box:
+                return True, box.python
+        except (SandboxUnavailable, SandboxFailure) as error:
+            return False, str(error.__cause__ or error)
+
+    async def all_tried() -> dict[Backend, tuple[bool, str]]:
+        return {name: await tried(name) for name in SAFE_BACKENDS}
+
+    return anyio.run(all_tried)

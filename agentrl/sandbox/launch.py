@@ -40,7 +40,7 @@ _ENVIRONMENT = {
 
 @dataclass
 class Zygote:
-    """A running zygote. `missing` are the modules to preload that its Python does not have."""
+    """A running zygote."""
 
     backend: Backend
     interpreter: Interpreter
@@ -48,7 +48,6 @@ class Zygote:
     control: socket.socket
     folder: str
     errors: IO[bytes] = field(repr=False)
-    missing: tuple[str, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -99,13 +98,10 @@ async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: 
     try:
         with anyio.move_on_after(deadline):
             await anyio.wait_readable(zygote.control)
-            answer = _answer(zygote)
-            broken = [f"{name} ({why})" for name, why in answer["broken"].items()]
-            if broken:
+            if broken := _answer(zygote)["broken"]:
                 raise SandboxUnavailable(
                     f"preload: {', '.join(broken)}; it must be importable in {zygote.interpreter.executable}"
                 )
-            zygote.missing = tuple(answer["missing"])
             return zygote
         raise SandboxUnavailable(f"loading {', '.join(preload)} in the sandbox took more than {deadline:g} s")
     except BaseException:

@@ -14,12 +14,12 @@ import anyio
 import pytest
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub import GRADERS, Grade, GraderPool
+from agentrl.rm_hub import GRADERS, Grade, GraderRunner, RmHubSettings
 from tests.support import corpus
 from tests.support.hostile import attacks
 
 NAMES = [name for name, spec in GRADERS.items() if spec.runs == "process"]
-DEADLINE = 10.0
+SETTINGS = RmHubSettings(grader_processes=1, grader_timeout=10.0)
 
 
 def label_of(name: str) -> tuple[Any, dict[str, Any]]:
@@ -32,7 +32,7 @@ def label_of(name: str) -> tuple[Any, dict[str, Any]]:
     return label, item.metadata
 
 
-async def outcome_of(pool: GraderPool, name: str, response: str, label: Any, metadata: Any) -> Grade | GraderFailure:
+async def outcome_of(pool: GraderRunner, name: str, response: str, label: Any, metadata: Any) -> Grade | GraderFailure:
     try:
         return await pool.grade(name, response, label, metadata)
     except GraderFailure as failure:
@@ -48,7 +48,7 @@ def attacks_on(name: str, canary: Path, size: int) -> Iterator[tuple[str, str]]:
 
 
 async def attack(
-    pool: GraderPool, name: str, canary: Path, size: int
+    pool: GraderRunner, name: str, canary: Path, size: int
 ) -> dict[str, tuple[float, Grade | GraderFailure]]:
     label, metadata = label_of(name)
     outcomes = {}
@@ -72,16 +72,18 @@ async def test_hostile_answers_of_a_megabyte(name: str, tmp_path: Path) -> None:
 
 
 async def check(name: str, canary: Path, size: int) -> None:
-    async with GraderPool(processes=1, timeout=DEADLINE) as pool:
+    async with GraderRunner(SETTINGS) as pool:
         outcomes = await attack(pool, name, canary, size)
         kinds = {title: getattr(outcome, "kind", "") for title, (_, outcome) in outcomes.items()}
         # An answer is the model's: what is bad about it is a zero with a reason, never a failure of the grader.
         assert {title: kind for title, kind in kinds.items() if kind} == {}
-        assert {title: seconds for title, (seconds, _) in outcomes.items() if seconds > DEADLINE + 2} == {}
+        assert {
+            title: seconds for title, (seconds, _) in outcomes.items() if seconds > SETTINGS.grader_timeout + 2
+        } == {}
         if name != "random":
             accepted = [title for title, (_, o) in outcomes.items() if isinstance(o, Grade) and o.correct]
             assert name == "ifbench" or not accepted, accepted
-        assert pool.counts["forked"] == 1  # no worker died
+        assert pool.pool.forked == 1  # no worker died
     assert os.listdir(os.path.dirname(canary)) == []
 
 
@@ -103,12 +105,12 @@ LABELS = [
 @pytest.mark.parametrize("name", [name for name in NAMES if GRADERS[name].needs_label])
 async def test_hostile_labels(name: str) -> None:
     _, metadata = label_of(name)
-    async with GraderPool(processes=1, timeout=DEADLINE) as pool:
+    async with GraderRunner(SETTINGS) as pool:
         for label in [*LABELS, [], {}, 0, -1.5, True, ["a", 3], [None], {"a": [{"b": None}]}, 10**400, float("nan")]:
             for response in ("42", r"The answer is \boxed{42}."):
                 outcome = await outcome_of(pool, name, response, label, metadata)
                 assert isinstance(outcome, Grade) or outcome.kind.startswith("grader_bad"), (label, outcome)
-        assert pool.counts["forked"] == 1
+        assert pool.pool.forked == 1
 
 
 def held(pid: int) -> Counter[str]:
@@ -131,13 +133,13 @@ async def grown(items: int, recycle: int) -> dict[str, int]:
         label, metadata = label_of(name)
         own = [] if name in corpus.NO_CORPUS else [item.response for item in corpus.load(name)[:20]]
         work += [(name, response, label, metadata) for response in (*own, *responses[::5])]
-    async with GraderPool(processes=1, timeout=DEADLINE, recycle=recycle, preload=NAMES) as pool:
+    async with GraderRunner(SETTINGS.model_copy(update={"grader_recycle": recycle}), preload=NAMES) as pool:
         sizes: list[Counter[str]] = []
         for at in range(items):
             await outcome_of(pool, *work[at % len(work)])
             if at % 100 == 50:  # in the middle of a worker's life: after its last item it is on its way out
                 sizes.append(held(os.getpid()))
-        assert pool.counts["forked"] == -(-items // recycle)  # none died early and took a leak with it
+        assert pool.pool.forked == -(-items // recycle)  # none died early and took a leak with it
         quarter = max(1, len(sizes) // 4)
         return {name: median(sizes[-quarter:], name) - median(sizes[quarter : 2 * quarter], name) for name in sizes[0]}
 
@@ -185,7 +187,7 @@ async def test_the_event_loop_is_not_held_up_by_long_answers() -> None:
             steps.append(time.thread_time() - before)
 
     text, listing = "é😀" * 1_000_000, json.dumps(list(range(2000)))
-    async with GraderPool(processes=1, timeout=DEADLINE) as pool, anyio.create_task_group() as group:
+    async with GraderRunner(SETTINGS) as pool, anyio.create_task_group() as group:
         group.start_soon(tick)
         for _ in range(3):
             await outcome_of(pool, "random", text, None, {"seed": 1})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import Grade, grade
-from agentrl.rm_hub.ifbench import constraint_kinds, grade_ifbench
+from agentrl.rm_hub.ifbench import CHECKS, grade_ifbench
 
 HERE = Path(__file__).parent
 CORPUS = HERE.parent / "conformance" / "rm_hub" / "ifbench.jsonl"
@@ -51,9 +51,8 @@ def parameters() -> dict[str, dict[str, Any]]:
 
 class TestKinds:
     def test_58_of_ifbench_and_25_of_ifeval(self) -> None:
-        kinds = constraint_kinds()
-        assert sum(kind.startswith(IFEVAL) for kind in kinds) == 25
-        assert len(kinds) == 58 + 25
+        assert sum(kind.startswith(IFEVAL) for kind in CHECKS) == 25
+        assert len(CHECKS) == 58 + 25
 
     def test_the_whole_test_set_can_be_graded(self) -> None:
         items = lines(CONSTRAINTS)
@@ -63,7 +62,7 @@ class TestKinds:
             answer = grade("ifbench", "An answer that meets few of them.", metadata=item)
             assert set(item["instruction_id_list"]) <= set(answer.parts)
             used |= set(item["instruction_id_list"])
-        assert used == {kind for kind in constraint_kinds() if not kind.startswith(IFEVAL)}
+        assert used == {kind for kind in CHECKS if not kind.startswith(IFEVAL)}
 
     def test_corpus_has_two_accepts_and_two_refusals_of_each(self) -> None:
         found = Counter(
@@ -71,9 +70,9 @@ class TestKinds:
             for item in lines(CORPUS)
             if len(item["metadata"].get("instruction_id_list", ())) == 1
         )
-        assert {kind for kind in constraint_kinds() if found[kind, True] < 2 or found[kind, False] < 2} == set()
+        assert {kind for kind in CHECKS if found[kind, True] < 2 or found[kind, False] < 2} == set()
 
-    @pytest.mark.parametrize("kind", sorted(constraint_kinds()))
+    @pytest.mark.parametrize("kind", sorted(CHECKS))
     def test_nothing_meets_no_constraint(self, kind: str) -> None:
         assert not check(" \n", kind, **parameters()[kind]).correct
 

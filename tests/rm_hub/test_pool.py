@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub import Grade, GraderPool, grade, grade_many
+from agentrl.rm_hub import Grade, GraderRunner, RmHubSettings, grade, grade_many
 from agentrl.rm_hub.registry import exhausted, find
 from agentrl.rm_hub.running.runner import Item
 
@@ -26,14 +26,20 @@ def faulty(name: str) -> str:
     return f"{FAULTY}:{name}"
 
 
-async def kind_of(pool: GraderPool, rm_type: str, response: str = "", timeout: float | None = None) -> str:
+def graders(processes: int = 1, preload: Sequence[str] = (), **settings: Any) -> GraderRunner:
+    """A runner; the settings are named without their `grader_`, and may be smaller than users' may."""
+    named = {f"grader_{name}": value for name, value in {"processes": processes, **settings}.items()}
+    return GraderRunner(RmHubSettings().model_copy(update=named), preload=preload)
+
+
+async def kind_of(pool: GraderRunner, rm_type: str, response: str = "") -> str:
     with pytest.raises(GraderFailure) as caught:
-        await pool.grade(rm_type, response, "x", timeout=timeout)
+        await pool.grade(rm_type, response, "x")
     return caught.value.kind
 
 
 async def test_the_same_grade_as_in_this_process() -> None:
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
         for answer in ("The Paris.", "London", "", "Par\ud800is", "Par\x00is"):
             assert await pool.grade("exact_match", answer, ["Paris", "Rome"]) == grade(
                 "exact_match", answer, ["Paris", "Rome"]
@@ -49,7 +55,7 @@ async def test_text_comes_back_as_it_was() -> None:
         "\x00\n\r\u2028",
         "\ud83d" + "x" * 131_071 + "\ude00",
     ]
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
         for text in texts:
             got = await pool.grade(faulty("echo"), text, text)
             assert got.correct
@@ -70,12 +76,9 @@ async def test_text_comes_back_as_it_was() -> None:
     ],
 )
 async def test_a_bad_item_gets_a_typed_failure_and_the_next_one_is_graded(name: str, kind: str) -> None:
-    async with GraderPool(processes=1, timeout=30) as pool:
-        deadline = {"timeout": 0.5} if kind == "grader_timeout" else {}
-        assert await kind_of(pool, faulty(name), "60", **deadline) == kind
+    async with graders(timeout=1 if kind == "grader_timeout" else 30) as pool:
+        assert await kind_of(pool, faulty(name), "60") == kind
         assert (await pool.grade("exact_match", "a", "a")).correct
-        assert pool.counts[kind] == 1
-        assert pool.counts["graded"] == 1
 
 
 LONG = "a" * 3_999_999 + "!"
@@ -83,9 +86,9 @@ LONG = "a" * 3_999_999 + "!"
 
 
 @contextlib.asynccontextmanager
-async def one_worker(**options: Any) -> AsyncIterator[tuple[GraderPool, int]]:
+async def one_worker(**options: Any) -> AsyncIterator[tuple[GraderRunner, int]]:
     """A pool of one worker, with the worker's number."""
-    async with GraderPool(processes=1, preload=["f1", faulty("says_pid")], **options) as pool:
+    async with graders(preload=["f1", faulty("says_pid")], **options) as pool:
         yield pool, int((await pool.grade(faulty("says_pid"), "", "")).score)
 
 
@@ -95,21 +98,20 @@ async def test_an_answer_that_takes_all_memory_is_wrong() -> None:
         assert (got.score, got.correct, got.unjudged) == (0.0, False, "grader_out_of_memory")
         assert "--grader-memory-mb" in got.reason
         assert (await pool.grade("f1", "a", "a")).correct
-        assert pool.counts["grader_out_of_memory"] == 1
 
 
 async def test_an_answer_that_takes_all_time_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine a worker may not get the processor for as long as it would need to be blamed.
     monkeypatch.setattr("agentrl.rm_hub.running.pool.STARVED", 0.01)
-    async with one_worker() as (pool, _):
-        got = await pool.grade("f1", LONG, "x", timeout=0.2)
+    async with one_worker(timeout=0.5) as (pool, _):
+        got = await pool.grade("f1", LONG, "x")
         assert (got.score, got.correct, got.unjudged) == (0.0, False, "grader_timeout")
-        assert "longer than 0.2 s" in got.reason
+        assert "longer than 0.5 s" in got.reason
         assert (await pool.grade("f1", "a", "a")).correct
 
 
 async def test_a_worker_without_processor_time_is_the_machines_fault() -> None:
-    async with one_worker(timeout=0.3) as (pool, pid):
+    async with one_worker(timeout=2) as (pool, pid):
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(GraderFailure, match=r"with 0.0 s of processor time") as caught:
             await pool.grade("f1", "a", "a")
@@ -131,7 +133,6 @@ async def test_a_crash_is_the_answers_fault_and_a_kill_from_outside_is_not(numbe
             group.start_soon(ask)
             await anyio.wait_all_tasks_blocked()
             os.kill(pid, number)
-        assert pool.counts["grader_crashed"] == 1
     [outcome] = outcomes
     assert isinstance(outcome, Grade) == blamed
     assert (outcome.unjudged if isinstance(outcome, Grade) else outcome.kind) == "grader_crashed"
@@ -149,10 +150,10 @@ async def test_neighbours_of_bad_items_notice_nothing() -> None:
     names = ["spins_in_c", "segfaults", "exits", "raises"]
     good: list[bool] = []
     bad: list[str] = []
-    async with GraderPool(processes=2, timeout=1.0) as pool:
+    async with graders(2, timeout=3) as pool:
 
         async def fine() -> None:
-            good.append((await pool.grade("exact_match", "a", "a", timeout=30)).correct)
+            good.append((await pool.grade("exact_match", "a", "a")).correct)
 
         async def faulted(name: str) -> None:
             bad.append(await kind_of(pool, faulty(name)))
@@ -173,15 +174,15 @@ async def test_a_process_with_thousands_of_open_descriptors_grades() -> None:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1100):
             stack.callback(os.close, os.dup(0))
-        async with GraderPool(processes=1) as pool:
+        async with graders(timeout=1) as pool:
             assert (await pool.grade("exact_match", "a", "a")).correct
-            assert await kind_of(pool, faulty("sleeps"), "60", timeout=0.1) == "grader_timeout"
+            assert await kind_of(pool, faulty("sleeps"), "60") == "grader_timeout"
             assert (await pool.grade("exact_match", "a", "a")).correct
 
 
 async def test_items_start_in_the_order_in_which_they_came() -> None:
     order: list[int] = []
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
 
         async def one(number: int) -> None:
             await pool.grade("exact_match", "a", "a")
@@ -194,14 +195,13 @@ async def test_items_start_in_the_order_in_which_they_came() -> None:
 
 
 async def test_waiting_in_the_queue_does_not_count_against_the_deadline() -> None:
-    async with GraderPool(processes=1, timeout=2.0) as pool, anyio.create_task_group() as group:
+    async with graders(timeout=2.0) as pool, anyio.create_task_group() as group:
         for _ in range(5):
             group.start_soon(pool.grade, faulty("sleeps"), "0.6")
-    assert pool.counts["graded"] == 5
 
 
 async def test_waiting_too_long_for_a_worker_is_a_timeout() -> None:
-    async with GraderPool(processes=1, timeout=5, queue_timeout=0.2) as pool, anyio.create_task_group() as group:
+    async with graders(timeout=5, total_timeout=0.2) as pool, anyio.create_task_group() as group:
         await pool.grade(faulty("sleeps"), "0")
         group.start_soon(pool.grade, faulty("sleeps"), "1")
         await anyio.wait_all_tasks_blocked()
@@ -211,23 +211,22 @@ async def test_waiting_too_long_for_a_worker_is_a_timeout() -> None:
 
 
 async def test_a_cancelled_caller_leaves_a_pool_that_works() -> None:
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
         with anyio.move_on_after(0.5):
             await pool.grade(faulty("sleeps"), "60")
-        with anyio.move_on_after(5):
+        with anyio.fail_after(5):
             assert (await pool.grade("exact_match", "a", "a")).correct
-        assert pool.counts["graded"] == 1
 
 
 async def test_workers_are_replaced_so_that_leaks_do_not_pile_up() -> None:
-    async with GraderPool(processes=1, recycle=5) as pool:
+    async with graders(recycle=5) as pool:
         leaked = [(await pool.grade(faulty("leaks"), "", "")).score for _ in range(12)]
         assert leaked == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2]
-        assert pool.counts["forked"] == 3
+        assert pool.pool.forked == 3
 
 
 async def test_killed_processes_are_replaced() -> None:
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
         for signalled in (worker_pid, worker_pid, nursery_pid):
             pid = signalled(int((await pool.grade(faulty("says_pid"), "", "")).score))
             os.kill(pid, 9)
@@ -245,7 +244,7 @@ def nursery_pid(pid: int) -> int:
 
 
 async def test_what_a_killed_grader_had_started_is_killed_too(tmp_path: Path) -> None:
-    async with GraderPool(processes=1, timeout=1.0) as pool:
+    async with graders(timeout=3) as pool:
         assert await kind_of(pool, faulty("starts_a_process"), str(tmp_path / "pid")) == "grader_timeout"
         assert (await pool.grade("exact_match", "a", "a")).correct
     assert gone(int((tmp_path / "pid").read_text()))
@@ -253,7 +252,7 @@ async def test_what_a_killed_grader_had_started_is_killed_too(tmp_path: Path) ->
 
 async def test_closing_ends_every_process_and_answers_those_who_wait() -> None:
     kinds: list[str] = []
-    pool = GraderPool(processes=2)
+    pool = graders(2)
     async with anyio.create_task_group() as group:
         pid = int((await pool.grade(faulty("says_pid"), "", "")).score)
 
@@ -263,7 +262,7 @@ async def test_closing_ends_every_process_and_answers_those_who_wait() -> None:
         for _ in range(4):
             group.start_soon(one)
         await anyio.wait_all_tasks_blocked()
-        pool.close()
+        pool.pool.close()
     assert kinds == ["grader_closed"] * 4
     assert gone(pid)
     assert await kind_of(pool, "exact_match") == "grader_closed"
@@ -274,10 +273,10 @@ def test_processes_die_with_the_one_that_started_them(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(f"""
         import os, signal, anyio
-        from agentrl.rm_hub import GraderPool
+        from agentrl.rm_hub import GraderRunner, RmHubSettings
 
         async def main():
-            async with GraderPool(processes=1) as pool:
+            async with GraderRunner(RmHubSettings(grader_processes=1)) as pool:
                 print(int((await pool.grade({faulty("says_pid")!r}, "", "")).score), flush=True)
                 async with anyio.create_task_group() as group:
                     group.start_soon(pool.grade, {faulty("spins_in_c")!r}, "", "")
@@ -297,17 +296,17 @@ def test_processes_die_with_the_one_that_started_them(tmp_path: Path) -> None:
 
 
 async def test_too_much_is_refused_by_name() -> None:
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
         got = await pool.grade("exact_match", "a" * 5_000_000, "a")
-        assert (got.score, got.unjudged, pool.counts["grader_too_large"]) == (0.0, "grader_too_large", 1)
+        assert (got.score, got.unjudged) == (0.0, "grader_too_large")
         with pytest.raises(GraderFailure, match="label and metadata") as caught:
             await pool.grade("exact_match", "a", ["a" * 3_000_000])
         assert caught.value.kind == "grader_too_large"
-        assert pool.counts["forked"] == 0
+        assert pool.pool.forked == 0
 
 
 async def test_labels_must_be_plain_and_other_metadata_stays_behind() -> None:
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
         with pytest.raises(GraderFailure, match="the label must be plain JSON") as caught:
             await pool.grade("exact_match", "a", {"a"})
         assert caught.value.kind == "grader_bad_label"
@@ -323,19 +322,16 @@ async def test_graders_that_read_the_conversation_get_it() -> None:
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     label = {"name": "f", "arguments": {"x": 1}}
     assert grade("tool_call", "", label, {"messages": messages}).correct
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
         assert (await pool.grade("tool_call", "", label, {"messages": messages})).correct
 
 
-async def test_graders_that_wait_and_unknown_ones_are_refused() -> None:
-    async with GraderPool(processes=1) as pool:
-        with pytest.raises(SettingsError, match="runs in no worker process"):
-            await pool.grade(faulty("waits"), "0")
+async def test_unknown_graders_are_refused() -> None:
+    async with graders() as pool:
         with pytest.raises(SettingsError, match="did you mean 'exact_match'"):
             await pool.grade("exact_mach", "a", "a")
     with pytest.raises(SettingsError, match="did you mean"):
-        async with GraderPool(preload=["exact_mach"]):
-            pass
+        graders(preload=["exact_mach"])
 
 
 async def test_a_grader_whose_library_is_missing_says_so(tmp_path: Path) -> None:
@@ -346,7 +342,7 @@ async def test_a_grader_whose_library_is_missing_says_so(tmp_path: Path) -> None
         )
         + "    import surely_not_installed\ndef needy(response, label, metadata): ...\n"
     )
-    async with GraderPool(processes=1) as pool:
+    async with graders() as pool:
         with pytest.raises(GraderFailure, match="surely_not_installed") as caught:
             await pool.grade(f"{file}:needy", "a")
         assert caught.value.kind == "grader_unavailable"

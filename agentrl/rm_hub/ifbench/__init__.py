@@ -24,14 +24,9 @@ from agentrl.rm_hub.ifbench.passage import Passage
 from agentrl.rm_hub.reading.common import bad_metadata, one_of
 
 CHECKS: dict[str, Check] = {**counts.CHECKS, **custom.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
-"""Every kind by the id that the data uses."""
+"""Every kind by the id that the data uses: IFBench's 58 and IFEval's 25."""
 LONGEST = 100_000
 """Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""
-
-
-def constraint_kinds() -> dict[str, str]:
-    """Each known id (IFBench's 58, IFEval's 25) with the constraint in words (parameters in braces), sorted by id."""
-    return {kind: CHECKS[kind].says for kind in sorted(CHECKS)}
 
 
 def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:

@@ -101,8 +101,8 @@ class WorkerProcess:
 class NurseryProcess:
     """The process that loads graders and forks workers; started when it is first needed, and again if it was killed."""
 
-    def __init__(self, memory_mb: int, start_timeout: float) -> None:
-        self.memory_mb, self.start_timeout = memory_mb, start_timeout
+    def __init__(self, memory_mb: int) -> None:
+        self.memory_mb = memory_mb
         self.loaded: frozenset[str] = frozenset()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -174,7 +174,7 @@ class NurseryProcess:
         """One order and its answer; not to be cut in half, so a cancellation waits for it (milliseconds)."""
         with anyio.CancelScope(shield=True):
             try:
-                with anyio.fail_after(self.start_timeout):
+                with anyio.fail_after(_START_SECONDS):
                     control = self._start()
                     socket.send_fds(control, [json.dumps(message).encode()], [s.fileno() for s in passed])
                     await anyio.wait_readable(control)
@@ -213,6 +213,8 @@ class NurseryProcess:
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What a process is ended with by others, the kernel's search for memory among them."""
+_START_SECONDS = 60.0
+"""Seconds that an order may take; the longest ones load libraries."""
 _GRACE = 0.5
 """Seconds that the nursery may take to end its workers once the pool has hung up."""
 

@@ -1,6 +1,6 @@
 """`GraderRunner`: any grader by name, each where it runs best, with what they need opened once.
 
-1. Graders that compute run in the runner's `GraderPool`; those that wait (for a server, for the sandbox) are awaited,
+1. Graders that compute run in the runner's worker processes (`WorkerPool`); those that wait (for a server, for the sandbox) are awaited,
    and what they keep open (connections, caches, sandboxes) is opened at their first use and closed with the runner.
 2. `runner_for(args)` finds the runner to use: the one that the rollout opened around the calling code (`entered`), else
    one that belongs to the running event loop, made from the `args`' settings at its first use. The latter's processes end with the
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError, ungrouped
 from agentrl.rm_hub.grade import Grade, Service
 from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, raised
-from agentrl.rm_hub.running.pool import GraderPool
+from agentrl.rm_hub.running.pool import WorkerPool
 from agentrl.rm_hub.settings import RmHubSettings
 
 T = TypeVar("T")
@@ -34,28 +34,28 @@ Item = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]
 class GraderRunner:
     """An async context manager; `grade` inside it.
 
+        async with GraderRunner(RmHubSettings(grader_timeout=5)) as runner:
+            grade = await runner.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")
+
     Args:
         settings: of the pool and of the servers; default: the defaults.
         preload: graders to load at the start.
     """
 
     def __init__(self, settings: RmHubSettings | None = None, *, preload: Sequence[str] = ()) -> None:
-        self.settings = s = settings or RmHubSettings()
-        preload = [name for name in preload if find(name).runs == "process"]
-        self.pool = GraderPool(
-            processes=s.grader_processes,
-            timeout=s.grader_timeout,
-            memory_mb=s.grader_memory_mb,
-            recycle=s.grader_recycle,
-            queue_timeout=s.grader_total_timeout,
-            preload=preload,
-        )
+        self.settings = settings or RmHubSettings()
+        self.pool = WorkerPool(self.settings)
+        self._preload = [name for name in preload if find(name).runs == "process"]
         self._stack = AsyncExitStack()
         self._services: dict[str, Service] = {}
         self._opening = anyio.Lock()
 
     async def __aenter__(self) -> Self:
-        await self.pool.__aenter__()
+        try:
+            await self.pool.load(self._preload)
+        except BaseException:
+            self.pool.close()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -69,14 +69,14 @@ class GraderRunner:
 
         Raises:
             SettingsError: no such grader, or a setting that it needs is missing.
-            GraderFailure: as of `GraderPool.grade`, and those of the grader itself.
+            GraderFailure: kinds `grader_raised`, `grader_unavailable`, `grader_closed`, those of the grader itself, and
+                `grader_timeout`, `grader_crashed` and `grader_out_of_memory` as `pool` says.
         """
-        spec = find(rm_type)
-        if spec.runs == "process":
-            return await self.pool.grade(rm_type, response, label, metadata)
-        metadata = metadata or {}
+        spec, metadata = find(rm_type), metadata or {}
         if (too_long := check_inputs(rm_type, spec, response, label, metadata)) is not None:
             return too_long
+        if spec.runs == "process":
+            return await self.pool.grade(rm_type, spec, response, label, metadata)
         timeout = self.settings.grader_total_timeout
         try:
             with anyio.fail_after(timeout) as scope:

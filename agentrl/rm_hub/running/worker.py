@@ -140,14 +140,14 @@ def prepare(parent: int, memory_mb: int) -> None:
 def work(connection: socket.socket) -> None:
     """Grade requests until the pool hangs up."""
     from agentrl.errors import AgentRLError, GraderFailure
-    from agentrl.rm_hub.registry import apply
+    from agentrl.rm_hub.registry import grade
     from agentrl.rm_hub.running import frames
 
     with connection.makefile("rb") as lines:
         while True:
             try:
                 job = frames.read_request(lines)
-                outcome: Any = apply(job["rm_type"], job["response"], job["label"], job["metadata"])
+                outcome: Any = grade(job["rm_type"], job["response"], job["label"], job["metadata"])
             except StopIteration:
                 os._exit(0)  # the pool hung up
             except MemoryError:

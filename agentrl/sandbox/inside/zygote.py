@@ -44,10 +44,10 @@ def main(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> Non
 
 def _serve(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> None:
     sys.path += settings["site"]
-    missing, broken = _preload(settings["preload"])
+    broken = _preload(settings["preload"])
     if "numpy" in sys.modules:
         importlib.import_module("numpy.random")  # numpy loads it when it is first asked for; no child should have to
-    control.send(json.dumps({"ready": True, "missing": missing, "broken": broken}).encode())
+    control.send(json.dumps({"broken": broken}).encode())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the jailers
     gc.collect()
     gc.freeze()
@@ -85,20 +85,17 @@ def _spawn(jail: dict[str, Any], descriptor: int, user: int | None, ours: tuple[
                 os._exit(1)
 
 
-def _preload(names: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Import what is installed; returns the names that are not, and what broke at import."""
-    missing: list[str] = []
-    broken: dict[str, str] = {}
+def _preload(names: list[str]) -> list[str]:
+    """Import what is installed; returns what broke at import, and how."""
+    broken: list[str] = []
     for name in names:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name == name:
-                missing.append(name)
-            else:
-                broken[name] = str(error)
+            if error.name != name:
+                broken.append(f"{name} ({error})")
         except Exception as error:  # noqa: BLE001 - a library's import may raise anything; it is reported
-            broken[name] = f"{type(error).__name__}: {error}"
+            broken.append(f"{name} ({type(error).__name__}: {error})")
     sys.stdout.flush()  # what an import printed must not come out of every child
     sys.stderr.flush()
-    return missing, broken
+    return broken
