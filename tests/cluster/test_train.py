@@ -77,7 +77,7 @@ def test_a_missing_model_of_a_finished_run_is_written(kit: RunKit) -> None:
     assert len(again.metrics()) == 1
 
 
-@pytest.mark.parametrize("role", ["driver", "trainer", "engine"])
+@pytest.mark.parametrize("role", ["driver", "trainer", pytest.param("engine", marks=pytest.mark.slow)])
 def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> None:
     arguments = kit.arguments(f"killed-{role}", num_rollout=6, save_interval=1, engine_absence_timeout=20)
     run = kit.start(arguments)
@@ -199,6 +199,7 @@ def test_sigterm_ends_like_ctrl_c_and_the_terminal_has_none_of_rays_words(kit: R
     assert "PC: @" not in run.output
 
 
+@pytest.mark.slow
 def test_data_that_ends_ends_the_run_well_also_when_started_again(kit: RunKit) -> None:
     sets = {"eval_prompt_data": "prompts.jsonl@[0:2]", "eval_interval": 5}
     arguments = kit.arguments("ended", prompt_data="prompts.jsonl@[0:9]", num_epoch=1, num_rollout=5, **sets)

@@ -75,7 +75,7 @@ def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoT
         stored = {name: list(made.folder.tensor(name).shape) for name in made.folder.files}
         assert {spec.name: spec.shape for spec in made.weight_specs()} == stored
         for name, tensor in made.export_weights():
-            torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5, msg=name)
+            torch.testing.assert_close(tensor.cpu(), theirs[name], rtol=0, atol=1e-5, msg=name)
 
 
 def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def played(made: Any, first: int = 0) -> dict[str, Any]:
     batch = make_batch()
     before = made.log_probs(batch)
     metrics = [timeless(made.train(batch, first + number)) for number in range(STEPS)]
-    adapter = {name: tensor.float().numpy().copy() for name, tensor in made.actor.network.adapter().items()}
-    weights = {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()}
+    adapter = {name: tensor.cpu().float().numpy().copy() for name, tensor in made.actor.network.adapter().items()}
+    weights = {name: tensor.cpu().float().numpy().copy() for name, tensor in made.export_weights()}
     return {"log_probs": before, "metrics": metrics, "adapter": adapter, "weights": weights}
 
 
