@@ -22,7 +22,6 @@ from agentrl.cli.main import debug_option
 @click.option("--tool-call-parser", default="auto", metavar="NAME", help="For the chat API; none switches it off.")
 @click.option("--reasoning-parser", default="auto", metavar="NAME", help="For the chat API; none switches it off.")
 @click.option("--chat-template", metavar="FILE", help="A Jinja template instead of the model's own.")
-@click.option("--health-while-paused", type=click.Choice(["ok", "fail"]), default="ok", help="/health: 200 or 503.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model folder.")
 @click.option("--exact", is_flag=True, help="Compute what does not depend on the batch, for --true-on-policy-mode.")
 @debug_option

@@ -24,8 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agentrl.engine.embedded.errors import openai_error, refused
-from agentrl.engine.embedded.http import Handler, Json, answers_errors, field, object_body, until_done
+from agentrl.engine.embedded.errors import RequestError, openai_error, refused
+from agentrl.engine.embedded.http import Handler, Json, field, object_body, refusal, until_done
 from agentrl.engine.member import Member
 from agentrl.engine.memory import Memory
 from agentrl.engine.pool import EnginePool
@@ -90,7 +90,7 @@ class Router:
                 Middleware(load_object(path, what="--router-middleware-paths"), router=self)
                 for path in pool.settings.router_middleware_paths
             ],
-            exception_handlers={HTTPException: _no_route},
+            exception_handlers={HTTPException: _no_route, RequestError: refusal},
         )
 
     async def _generate(self, request: Request) -> Response:
@@ -247,7 +247,7 @@ def _answers(handler: Handler) -> Handler:
                 status = error.status if 400 <= error.status < 500 else 502
             raise openai_error(str(error), status=status) from error
 
-    return answers_errors(wrapped)
+    return wrapped
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

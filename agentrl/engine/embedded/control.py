@@ -1,11 +1,12 @@
-"""The control endpoints: abort, pause, cache, weights, health and information."""
+"""The control endpoints: abort, pause, cache, weights, health and information.
+
+Handlers of a `Service` have the fields of their JSON body in their signature, see `http.takes_body`.
+"""
 
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 from starlette.requests import Request
@@ -13,14 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 from torch import Tensor
 
 from agentrl.engine.embedded.core import MASK_LIMIT, Engine, PauseMode
-from agentrl.engine.embedded.errors import invalid_body, refused
-from agentrl.engine.embedded.http import Handler, Json, field, object_body
-from agentrl.engine.embedded.memory import TAGS
+from agentrl.engine.embedded.errors import RequestError, invalid_body, refused, update_refused
+from agentrl.engine.embedded.http import Json
+from agentrl.engine.embedded.memory import TAGS, Tag
 from agentrl.engine.embedded.service import Service
-from agentrl.engine.embedded.weights import UpdateRefused, Weights
 
-Body = dict[str, Any]
-Update = Callable[[Service, Weights, Body], Awaitable[str]]
 PROTOCOL = "0.5.23"
 """The SGLang version whose protocol this server speaks."""
 FLUSHED = (
@@ -37,11 +35,8 @@ def _service(request: Request) -> Service:
 
 
 async def health(request: Request) -> Response:
-    """200 while the engine's thread lives, at once, also while paused (or 503 then, if the server was told so)."""
-    service = _service(request)
-    strict = service.options.health_while_paused == "fail"
-    fine = service.worker.alive and not (strict and service.engine.paused)
-    return Response(status_code=200 if fine else 503)
+    """200 while the engine's thread lives, at once, also while paused."""
+    return Response(status_code=200 if _service(request).worker.alive else 503)
 
 
 async def health_generate(request: Request) -> Response:
@@ -53,7 +48,7 @@ async def health_generate(request: Request) -> Response:
 
 
 async def ping(_: Request) -> Response:
-    return Response(status_code=200)
+    return Response()
 
 
 async def root(_: Request) -> Response:
@@ -145,25 +140,18 @@ async def models(request: Request) -> Response:
 # -- abort, pause, cache -----------------------------------------------------------------------------------------
 
 
-async def abort_request(request: Request) -> Response:
-    body = await object_body(request)
-    rid = field(body, "rid", str, "")
-    await _service(request).abort(rid, everything=field(body, "abort_all", bool, False))
-    return Response(status_code=200)
+async def abort_request(service: Service, rid: str = "", abort_all: bool = False) -> Response:
+    await service.abort(rid, everything=abort_all)
+    return Response()
 
 
-async def pause_generation(request: Request) -> Response:
-    body = await object_body(request)
-    mode: PauseMode = body.get("mode") or "abort"
-    if mode not in get_args(PauseMode):
-        raise invalid_body("literal_error", "Input should be 'abort', 'retract' or 'in_place'", "mode")
-    await _service(request).worker.call(lambda engine: engine.pause(mode))
+async def pause_generation(service: Service, mode: PauseMode = "abort") -> Response:
+    await service.worker.call(lambda engine: engine.pause(mode))
     return Json({"message": "Generation paused successfully.", "status": "ok"})
 
 
-async def continue_generation(request: Request) -> Response:
-    await object_body(request)
-    await _service(request).worker.call(Engine.resume)
+async def continue_generation(service: Service) -> Response:
+    await service.worker.call(Engine.resume)
     return Json({"message": "Generation continued successfully.", "status": "ok"})
 
 
@@ -183,156 +171,129 @@ async def flush_cache(request: Request) -> Response:
     return PlainTextResponse("Timed out waiting for idle state." if timeout > 0 else "Flush cache failed.\n", 400)
 
 
-async def release_memory(request: Request) -> Response:
-    return await _occupy(request, request.app.state.memory.release)
+async def release_memory_occupation(service: Service, tags: list[Tag] | None = None) -> Response:
+    await service.worker.call(lambda engine: service.memory.release(engine, tags or TAGS))
+    return Json(None)
 
 
-async def resume_memory(request: Request) -> Response:
-    return await _occupy(request, request.app.state.memory.resume)
-
-
-async def _occupy(request: Request, move: Callable[[Engine, list[str]], None]) -> Response:
-    tags: list[str] = field(await object_body(request), "tags", list, None) or list(TAGS)
-    if unknown := [tag for tag in tags if tag not in TAGS]:
-        raise invalid_body("literal_error", f"Input should be among {', '.join(TAGS)}; got {unknown[0]!r}", "tags")
-    await _service(request).worker.call(lambda engine: move(engine, tags))
+async def resume_memory_occupation(service: Service, tags: list[Tag] | None = None) -> Response:
+    await service.worker.call(lambda engine: service.memory.resume(engine, tags or TAGS))
     return Json(None)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------
 
 
-def _update(update: Update, **more: Any) -> Handler:
-    """Answers with the update's message, or with 400 and the reason for which it was refused."""
-
-    async def handler(request: Request) -> Response:
-        body = await object_body(request)
-        try:
-            message = await update(_service(request), request.app.state.weights, body)
-        except UpdateRefused as error:
-            return Json({"success": False, "message": str(error), **more}, status_code=400)
-        return Json({"success": True, "message": message, **more})
-
-    return handler
+def _done(message: str, **more: Any) -> Response:
+    return Json({"success": True, "message": message, **more})
 
 
-async def _write(
-    service: Service, weights: Weights, named: list[tuple[str, Tensor]], version: str | None, abort: bool, done: str
-) -> str:
+async def _write(service: Service, named: list[tuple[str, Tensor]], version: str | None, abort: bool, done: str) -> str:
     if abort:
         await service.abort("", everything=True)
-    await service.worker.exclusive(lambda engine: weights.write(engine, named, version))
+    await service.worker.exclusive(lambda engine: service.weights.write(engine, named, version))
     return done if version is None else f"{done} Weight version updated to {version}."
 
 
-@partial(_update, num_paused_requests=0)
-async def update_weights_from_disk(service: Service, weights: Weights, body: Body) -> str:
-    path: str = field(body, "model_path", str)
-    version: str | None = field(body, "weight_version", str, None)
-    abort: bool = field(body, "abort_all_requests", bool, False)
-    named = await weights.read_folder(path)
-    message = await _write(service, weights, named, version, abort, "Succeeded to update model weights.")
-    service.model_path = path
-    return message
+async def update_weights_from_disk(
+    service: Service, model_path: str, weight_version: str | None = None, abort_all_requests: bool = False
+) -> Response:
+    done = "Succeeded to update model weights."
+    try:
+        named = await service.weights.read_folder(model_path)
+        message = await _write(service, named, weight_version, abort_all_requests, done)
+    except RequestError as error:
+        error.body["num_paused_requests"] = 0
+        raise
+    service.model_path = model_path
+    return _done(message, num_paused_requests=0)
 
 
-@_update
-async def init_weights_update_group(_: Service, weights: Weights, body: Body) -> str:
-    host, port = field(body, "master_address", str), field(body, "master_port", int)
-    await weights.join(
-        address=f"tcp://{host}:{port}",
-        rank=field(body, "rank_offset", int),
-        world_size=field(body, "world_size", int),
-        name=field(body, "group_name", str, "weight_update_group"),
-        backend=field(body, "backend", str, "nccl"),
-    )
-    return "Succeeded to initialize custom process group."
+async def init_weights_update_group(
+    service: Service,
+    *,
+    master_address: str,
+    master_port: int,
+    rank_offset: int,
+    world_size: int,
+    group_name: str = "weight_update_group",
+    backend: str = "nccl",
+) -> Response:
+    address = f"tcp://{master_address}:{master_port}"
+    join = service.weights.join
+    await join(address=address, rank=rank_offset, world_size=world_size, name=group_name, backend=backend)
+    return _done("Succeeded to initialize custom process group.")
 
 
-@_update
-async def destroy_weights_update_group(_: Service, weights: Weights, body: Body) -> str:
-    await weights.destroy(field(body, "group_name", str, "weight_update_group"))
-    return "Succeeded to destroy custom process group."
+async def destroy_weights_update_group(service: Service, group_name: str = "weight_update_group") -> Response:
+    await service.weights.destroy(group_name)
+    return _done("Succeeded to destroy custom process group.")
 
 
-@_update
-async def update_weights_from_distributed(service: Service, weights: Weights, body: Body) -> str:
-    names: list[str] = field(body, "names", list)
-    dtypes: list[str] = field(body, "dtypes", list)
-    shapes: list[list[int]] = field(body, "shapes", list)
-    group: str = field(body, "group_name", str, "weight_update_group")
-    version: str | None = field(body, "weight_version", str, None)
-    abort: bool = field(body, "abort_all_requests", bool, False)
-    weights.require_session("update_weights_from_distributed")
-    if body.get("load_format") is not None:
-        raise UpdateRefused("load_format is not supported here: broadcast the tensors one by one.")
-    named = await weights.receive(names, dtypes, shapes, group)
-    return await _write(service, weights, named, version, abort, "Succeeded to update parameter online.")
+async def update_weights_from_distributed(
+    service: Service,
+    *,
+    names: list[str],
+    dtypes: list[str],
+    shapes: list[list[int]],
+    group_name: str = "weight_update_group",
+    weight_version: str | None = None,
+    abort_all_requests: bool = False,
+    load_format: Any = None,
+) -> Response:
+    service.weights.require_session("update_weights_from_distributed")
+    if load_format is not None:
+        raise update_refused("load_format is not supported here: broadcast the tensors one by one.")
+    named = await service.weights.receive(names, dtypes, shapes, group_name)
+    done = "Succeeded to update parameter online."
+    return _done(await _write(service, named, weight_version, abort_all_requests, done))
 
 
-@_update
-async def update_weights_from_tensor(_: Service, weights: Weights, __: Body) -> str:
-    weights.require_session("update_weights_from_tensor")
-    raise UpdateRefused(
+async def update_weights_from_tensor(service: Service) -> Response:
+    service.weights.require_session("update_weights_from_tensor")
+    raise update_refused(
         "update_weights_from_tensor is not supported by the embedded engine, because its payload is a pickle: use "
         "update_weights_from_distributed or update_weights_from_disk."
     )
 
 
-@_update
-async def load_lora_adapter(service: Service, weights: Weights, body: Body) -> str:
+async def load_lora_adapter(service: Service, lora_name: str, lora_path: str) -> Response:
     """One adapter at a time: the one that was there before is put away."""
-    name, path = field(body, "lora_name", str), field(body, "lora_path", str)
-    shape, layers = await weights.read_adapter(path)
-    await service.worker.exclusive(lambda engine: weights.attach(engine, shape.scale, layers))
-    service.adapter = name
-    return f"LoRA adapter {name!r} was loaded"
+    shape, layers = await service.weights.read_adapter(lora_path)
+    await service.worker.exclusive(lambda engine: service.weights.attach(engine, shape.scale, layers))
+    service.adapter = lora_name
+    return _done(f"LoRA adapter {lora_name!r} was loaded")
 
 
-@_update
-async def unload_lora_adapter(service: Service, weights: Weights, body: Body) -> str:
-    name = field(body, "lora_name", str)
-    if name == service.adapter:
-        await service.worker.exclusive(lambda engine: weights.attach(engine, 1.0, []))
+async def unload_lora_adapter(service: Service, lora_name: str) -> Response:
+    if lora_name == service.adapter:
+        await service.worker.exclusive(lambda engine: service.weights.attach(engine, 1.0, []))
         service.adapter = None
-    return f"LoRA adapter {name!r} is not loaded"
+    return _done(f"LoRA adapter {lora_name!r} is not loaded")
 
 
-@_update
-async def begin_weight_update(_: Service, weights: Weights, __: Body) -> str:
-    weights.begin()
-    return "Success"
+async def begin_weight_update(service: Service) -> Response:
+    service.weights.begin()
+    return _done("Success")
 
 
-@_update
-async def end_weight_update(_: Service, weights: Weights, __: Body) -> str:
-    weights.end()
-    return "Success"
+async def end_weight_update(service: Service) -> Response:
+    service.weights.end()
+    return _done("Success")
 
 
-async def update_weight_version(request: Request) -> Response:
-    service, body = _service(request), await object_body(request)
-    version: str = field(body, "new_version", str)
-    if field(body, "abort_all_requests", bool, True):
+async def update_weight_version(service: Service, new_version: str, abort_all_requests: bool = True) -> Response:
+    if abort_all_requests:
         await service.abort("", everything=True)
-    await service.worker.call(lambda engine: setattr(engine, "version", version))
-    message = f"Weight version updated to {version}"
-    return Json({"success": True, "message": message, "new_version": version})
+    await service.worker.call(lambda engine: setattr(engine, "version", new_version))
+    return _done(f"Weight version updated to {new_version}", new_version=new_version)
 
 
-async def weights_checker(request: Request) -> Response:
-    service, body = _service(request), await object_body(request)
-    weights: Weights = request.app.state.weights
-    action = field(body, "action", str)
+async def weights_checker(service: Service, action: str) -> Response:
     if action != "checksum":
         raise refused(f"weights_checker: action {action!r} is not supported by the embedded engine, only 'checksum'.")
-    try:
-        sums = await service.worker.call(weights.checksums)
-    except UpdateRefused as error:
-        raise refused(str(error)) from error
-    return Json({"success": True, "message": "Success.", "ranks": [{"checksums": sums}]})
+    return _done("Success.", ranks=[{"checksums": await service.worker.call(service.weights.checksums)}])
 
 
-async def get_weights_by_name(request: Request) -> Response:
-    await object_body(request)
+async def get_weights_by_name(_: Service) -> Response:
     raise refused("Get parameter by name failed")

@@ -68,7 +68,6 @@ class Engine:
         self.forward = forward_of(model, exact=exact)
         self.exact = exact
         self.device: torch.device = model.device
-        self.context_length = context_length
         self.chunk = chunk
         self.cache = KVCache(layers_of(model), slots, context_length, model.dtype, self.device)
         self.routing = Routing(model, slots, context_length)
@@ -178,8 +177,8 @@ class Engine:
         slot.tokens[:hit] = wanted[:hit]
         slot.count, slot.epoch, slot.job = hit, self.epoch, job
         job.slot, job.filled = target, hit
-        if job.started is None:
-            job.started, job.cached_tokens = time.monotonic(), hit
+        if not job.retractions:
+            job.cached_tokens = hit
         return True
 
     def _overwritten(self, index: int, start: int) -> None:
@@ -334,8 +333,6 @@ class Engine:
             job.versions[-1] = (self.version, job.versions[-1][1], count + 1)
         else:
             job.versions.append((self.version, count, count + 1))
-        if job.first_token is None:
-            job.first_token = time.monotonic()
         self.generated += 1
         reason = job.stop.check(job.output)
         if math.isnan(log_prob):

@@ -1,8 +1,9 @@
-"""The error answers of the server, in the three shapes that SGLang uses.
+"""The error answers of the server, in the shapes that SGLang uses.
 
 1. `{"error": {"message"}}`: the request was understood and refused.
 2. `{"error": "text"}`: the sampling parameters could not be decoded.
 3. `{"object": "error", "message", "type", "param", "code"}`: the JSON body did not fit the endpoint.
+4. `{"success": false, "message"}`: weights could not be updated, and are as before.
 """
 
 from typing import Any
@@ -30,6 +31,11 @@ def refused(message: str) -> RequestError:
 def undecodable(message: str) -> RequestError:
     """Sampling parameters of the wrong type, or with unknown names."""
     return RequestError(message, {"error": message})
+
+
+def update_refused(message: str) -> RequestError:
+    """A weight update that cannot be done."""
+    return RequestError(message, {"success": False, "message": message})
 
 
 def openai_error(message: str, *, status: int = 400, kind: str = "Bad Request") -> RequestError:

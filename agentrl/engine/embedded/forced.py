@@ -9,7 +9,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -111,11 +111,7 @@ def call_form(chat: "Chat") -> CallForm:
         one, two = (_shown(chat, [id_.format(number) for number in range(count)]) for count in (1, 2))
         for form in (_with_json(one, two), _with_parameters(one, two)):
             if form and NAME not in form.end and form.reads(chat, "zqother", SHOWN):
-                return (
-                    form
-                    if form.reads(chat, "zqother", SHOWN, 2)
-                    else CallForm(form.begin, None, form.end, form.parameter)
-                )
+                return form if form.reads(chat, "zqother", SHOWN, 2) else replace(form, between=None)
     raise openai_error(
         f"tool_choice, or response_format with tools: the calls of this model ({chat.turn_parser.family.name}) cannot be "
         "forced. Use tool_choice 'auto' without a response_format, or a real SGLang server."

@@ -1,8 +1,7 @@
 """POST /generate: one answer, an array, or a stream of cumulative chunks."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, closing
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -13,28 +12,27 @@ from starlette.responses import Response, StreamingResponse
 from agentrl.engine.embedded.errors import RequestError, openai_error
 from agentrl.engine.embedded.grammar import MOST_GRAMMARS, Grammars
 from agentrl.engine.embedded.http import Json, json_body, until_done
+from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.request import GenerateRequest, at_most, parse_generate
-from agentrl.engine.embedded.service import Call, Service
+from agentrl.engine.embedded.service import Service
 from agentrl.serving import aside
 
 
 async def read(request: Request, service: Service, body: Any) -> GenerateRequest:
     """`body` checked, with its grammars compiled; raises `RequestError`."""
     parsed = await aside(request, parse_generate, body, service.vocab, service.context, service.adapter)
-    if any(sequence.params.grammar for sequence in parsed.sequences):
-        parsed = await to_thread.run_sync(_with_grammars, parsed, service.grammars)
+    if any(job.params.grammar for job in parsed.jobs):
+        await to_thread.run_sync(_give_grammars, parsed.jobs, service.grammars)
     return parsed
 
 
-def _with_grammars(parsed: GenerateRequest, grammars: Grammars) -> GenerateRequest:
-    names = {one.params.grammar for one in parsed.sequences}
+def _give_grammars(jobs: Sequence[Job], grammars: Grammars) -> None:
+    names = {job.params.grammar for job in jobs} - {None}
     at_most(MOST_GRAMMARS, len(names), "grammars")
     compiled = {name: grammars.compiled(*name) for name in names if name}
-    sequences = [
-        replace(one, grammar=compiled[name].fresh()) if (name := one.params.grammar) else one
-        for one in parsed.sequences
-    ]
-    return replace(parsed, sequences=sequences)
+    for job in jobs:
+        if name := job.params.grammar:
+            job.grammar = compiled[name].fresh()
 
 
 async def generate(request: Request) -> Response:
@@ -46,8 +44,8 @@ async def generate(request: Request) -> Response:
         if isinstance(body, dict) and body.get("stream") and isinstance(error.body.get("error"), dict):
             return event_stream(_stream_error(error))
         raise
-    if parsed.stream:
-        return event_stream(_stream(service.start(parsed)))
+    if parsed.body.stream:
+        return event_stream(_stream(service, parsed))
     answers = await final_answers(request, service, parsed)
     return Json(answers[0] if parsed.single else answers)
 
@@ -68,11 +66,11 @@ def raise_for_failed(finish: dict[str, Any] | None) -> None:
         raise openai_error(finish["message"], status=code, kind=str(code))
 
 
-async def _stream(call: Call) -> AsyncGenerator[dict[str, Any]]:
-    with closing(call):
+async def _stream(service: Service, parsed: GenerateRequest) -> AsyncGenerator[dict[str, Any]]:
+    with closing(service.start(parsed)) as call:
         async for index in call.progress():
             answer = call.answer(index)
-            yield answer if call.request.single else {**answer, "index": index}
+            yield answer if parsed.single else {**answer, "index": index}
 
 
 async def _stream_error(error: RequestError) -> AsyncGenerator[dict[str, Any]]:

@@ -28,7 +28,7 @@ TopEntry = list[tuple[float, int]]
 
 @dataclass(frozen=True)
 class LogProbOptions:
-    """Which log-probs a request wants beside those of the sampled tokens (always kept)."""
+    """What a request wants to know beside the sampled tokens, whose log-probs are always kept."""
 
     prompt_from: int = -1
     """First prompt position whose log-prob is wanted; -1: none."""
@@ -38,6 +38,8 @@ class LogProbOptions:
     """Also what the filters kept for each token."""
     routed_from: int | None = None
     """First token whose experts are wanted; None: none."""
+    shown: bool = False
+    """Whether the answer has log-probs."""
 
 
 @dataclass(eq=False)
@@ -48,11 +50,11 @@ class Job:
     prompt: list[int]
     params: SamplingParams
     stop: StopRules
-    seed: int
+    seed: int | None
     want: LogProbOptions = field(default_factory=LogProbOptions)
     grammar: "Grammar | None" = None
-    on_finish: "Callable[[Job], None] | None" = None
-    on_token: "Callable[[Job], None] | None" = None
+    on_finish: "Callable[[Job], object] | None" = None
+    on_token: "Callable[[Job], object] | None" = None
 
     output: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -71,8 +73,6 @@ class Job:
     cached_tokens: int = 0
     retractions: int = 0
     created: float = field(default_factory=time.monotonic)
-    started: float | None = None
-    first_token: float | None = None
     finished: float | None = None
 
     slot: int = -1

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Collection
+from typing import Literal, get_args
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.errors import refused
@@ -13,8 +14,9 @@ from agentrl.engine.weights import WHOLE
 from agentrl.parked import Parked, give_back
 
 WEIGHTS, CACHE = "weights", "kv_cache"
-TAGS = (*WHOLE, "cuda_graph")
+Tag = Literal["weights", "kv_cache", "cuda_graph"]
 """As SGLang calls them; there are no graphs here."""
+TAGS: tuple[Tag, ...] = get_args(Tag)
 
 
 class Memory:

@@ -1,6 +1,6 @@
 """Sampling parameters: decoded, defaulted and range-checked as SGLang does it.
 
-1. `SamplingParams.decode(mapping)` is the only way in. Unknown names, wrong types and bad ranges raise `RequestError`
+1. `SamplingParams.decode(mapping)` is the way in. Unknown names, wrong types and bad ranges raise `RequestError`
    (HTTP 400) with SGLang's wording; `null` for a field means its default.
 2. Temperature below 1e-6 becomes greedy: temperature 1, top_k 1.
 3. A grammar is one of json_schema, regex, ebnf and structural_tag, see `grammar`. Beam search and the like are refused.
@@ -8,71 +8,127 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Self
 
-import regex
+import regex as patterns
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Strict, ValidationError
+from pydantic_core import ErrorDetails
 
 from agentrl.engine.embedded.errors import RequestError, refused, undecodable
 
-Decoder = Callable[[str, Any], Any]
-"""(field name, wire value) -> checked value."""
-MAX_STOP_STRINGS = 32
 GREEDY_BELOW = 1e-6
-_WIRE_TABLE = """
-    max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty
-    repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens
-    spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed custom_params beam_width
-    watermark choice
-"""
-WIRE_NAMES = _WIRE_TABLE.split()
-"""In the order of SGLang's error message."""
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-UNSERVED = ("beam_width", "watermark", "choice")
+_EXPECTED = {
+    "int_type": "i64",
+    "float_type": "f64",
+    "bool_type": "a boolean",
+    "string_type": "a string",
+    "list_type": "a sequence",
+    "dict_type": "a map",
+}
+"""pydantic's errors in the words of SGLang's decoder."""
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """One request's sampling parameters; field names are the wire's."""
+def _must(rule: str, fine: Callable[[Any], bool]) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not fine(value):
+            raise ValueError(f"must {rule}")
+        return value
 
-    max_new_tokens: int | None = 128
+    return AfterValidator(check)
+
+
+def _compiled(given: list[str]) -> list[str]:
+    for pattern in given:
+        try:
+            patterns.compile(pattern)
+        except (patterns.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"is no regular expression: {error}") from None
+    return given
+
+
+def _without_empty(given: list[str]) -> list[str]:
+    return [text for text in given if text]
+
+
+_Strings = Annotated[
+    list[str],
+    FailFast(),
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    Field(max_length=32),
+    AfterValidator(_without_empty),
+]
+_Penalty = Annotated[float, _must("be in [-2, 2]", lambda x: -2 <= x <= 2)]
+_Count = Annotated[int, _must("be at least 0", lambda n: n >= 0)]
+
+
+class SamplingParams(BaseModel):
+    """One request's sampling parameters; names and order are the wire's."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    max_new_tokens: _Count | None = 128
     """None: as many as the context allows."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
+    stop: _Strings = []
+    stop_token_ids: Annotated[list[int], FailFast()] = []
+    stop_regex: Annotated[_Strings, AfterValidator(_compiled)] = []
+    temperature: Annotated[float, _must("be a non-negative finite number", lambda t: math.isfinite(t) and t >= 0)] = 1.0
+    top_p: Annotated[float, _must("be in (0, 1]", lambda p: 0 < p <= 1)] = 1.0
+    top_k: Annotated[int, _must("be -1 (disable) or at least 1", lambda k: k == -1 or k >= 1)] = -1
     """-1: all tokens."""
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_new_tokens: int = 0
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stop_regex: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = frozenset()
+    min_p: Annotated[float, _must("be in [0, 1]", lambda p: 0 <= p <= 1)] = 0.0
+    frequency_penalty: _Penalty = 0.0
+    presence_penalty: _Penalty = 0.0
+    repetition_penalty: Annotated[float, _must("be in (0, 2]", lambda x: 0 < x <= 2)] = 1.0
+    min_new_tokens: _Count = 0
+    n: _Count = 1
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: Any = None
+    """Taken and not read, as `stream_interval` and `custom_params`."""
     no_stop_trim: bool = False
-    sampling_seed: int | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: tuple[str, str] | None = None
-    """Which of `GRAMMARS`, and its text."""
+    stream_interval: Any = None
+    logit_bias: dict[Annotated[int, Strict(False)], float] = {}
+    sampling_seed: Annotated[int, _must("be in [0, 2**63)", lambda seed: 0 <= seed < 2**63)] | None = None
+    custom_params: Any = None
+    beam_width: None = None
+    """Refused, as `watermark` and `choice`."""
+    watermark: None = None
+    choice: None = None
 
     @classmethod
-    def decode(cls, raw: Mapping[str, Any], *, vocab_size: int) -> "SamplingParams":
+    def decode(cls, raw: Mapping[str, Any], *, vocab_size: int) -> Self:
         """Check `raw` (the wire's mapping) and fill in defaults. Raises `RequestError`."""
-        _refuse_unknown(raw)
-        given: dict[str, Any] = {}
-        for field in fields(cls):
-            value = raw.get(field.name)
-            if value is not None and field.name in _DECODERS:
-                given[field.name] = _DECODERS[field.name](field.name, value)
-        given["grammar"] = _grammar(raw)
-        params = cls(**given)
-        _check_ranges(params, vocab_size)
-        if params.temperature < GREEDY_BELOW:
-            params = cls(**{**given, "temperature": 1.0, "top_k": 1})
-        return params
+        defaulted = cls.model_fields.keys() - {"max_new_tokens"}
+        try:
+            params = cls.model_validate(
+                {k: value for k, value in raw.items() if value is not None or k not in defaulted}
+            )
+        except ValidationError as error:
+            raise _refusal(error.errors(include_url=False)[0]) from None
+        params._check_together(vocab_size)
+        greedy = params.temperature < GREEDY_BELOW
+        return params.model_copy(update={"temperature": 1.0, "top_k": 1}) if greedy else params
+
+    def _check_together(self, vocab_size: int) -> None:
+        if len(given := [name for name in GRAMMARS if getattr(self, name) is not None]) > 1:
+            raise refused(f"Only one of {', '.join(GRAMMARS)} can be set, got {' and '.join(given)}.")
+        limit, least = self.max_new_tokens, self.min_new_tokens
+        if least and (given or (limit is not None and least > limit)):
+            rule = "0 with a grammar, which knows where to end" if given else f"in [0, max_new_tokens({limit})]"
+            raise refused(f"min_new_tokens must be {rule}, got {least}.")
+        for name, ids in (("keys of logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            if wrong := [i for i in ids if not 0 <= i < vocab_size]:
+                raise refused(f"{name} must be in [0, {vocab_size - 1}], got {wrong[0]}.")
+
+    @property
+    def grammar(self) -> tuple[str, str] | None:
+        """Which of `GRAMMARS`, and its text."""
+        return next(((name, text) for name in GRAMMARS if (text := getattr(self, name)) is not None), None)
 
     @property
     def greedy(self) -> bool:
@@ -88,114 +144,22 @@ class SamplingParams:
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
 
 
-def _refuse_unknown(raw: Mapping[str, Any]) -> None:
-    for name in raw:
-        if name not in WIRE_NAMES:
-            expected = ", ".join(f"`{known}`" for known in WIRE_NAMES)
-            raise undecodable(f"unknown field `{name}`, expected one of {expected}")
-    for name in UNSERVED:
-        if raw.get(name) is not None:
-            raise refused(f"{name} is not supported by the embedded engine: use a real SGLang server for it.")
+def _refusal(found: ErrorDetails) -> RequestError:
+    name, kind, value = found["loc"][0], found["type"], found["input"]
+    if kind == "extra_forbidden":
+        expected = ", ".join(f"`{known}`" for known in SamplingParams.model_fields)
+        return undecodable(f"unknown field `{name}`, expected one of {expected}")
+    if kind == "none_required":
+        return refused(f"{name} is not supported by the embedded engine: use a real SGLang server for it.")
+    if kind == "value_error":
+        return refused(f"{name} {found['ctx']['error']}, got {value!s:.200}.")
+    if kind in _EXPECTED:
+        return undecodable(f"invalid type: {_shown(value)}, expected {_EXPECTED[kind]}")
+    return refused(f"{name}: {found['msg']}.")
 
 
-def _wrong_type(value: object, expected: str) -> RequestError:
-    kind = {str: "string", bool: "boolean", float: "floating point", int: "integer", list: "sequence", dict: "map"}
-    shown = f'"{value}"' if isinstance(value, str) else f"`{str(value).lower()}`"
-    name = kind.get(type(value), type(value).__name__)
-    return undecodable(
-        f"invalid type: {name if isinstance(value, list | dict) else f'{name} {shown}'}, expected {expected}"
-    )
-
-
-def _scalar(expected: str, *kinds: type) -> Decoder:
-    def decode(_: str, value: Any) -> Any:
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise _wrong_type(value, expected)
-        return value
-
-    return decode
-
-
-_int, _float, _bool = _scalar("i64", int), _scalar("f64", int, float), _scalar("a boolean", bool)
-
-
-def _grammar(raw: Mapping[str, Any]) -> tuple[str, str] | None:
-    given = [name for name in GRAMMARS if raw.get(name) is not None]
-    if len(given) > 1:
-        raise refused(f"Only one of {', '.join(GRAMMARS)} can be set, got {' and '.join(given)}.")
-    return (given[0], _scalar("a string", str)(given[0], raw[given[0]])) if given else None
-
-
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise _wrong_type(value, "a string or a sequence of strings")
-    if len(items) > MAX_STOP_STRINGS:
-        raise refused(f"{name} supports at most {MAX_STOP_STRINGS} entries, got {len(items)}.")
-    return tuple(item for item in items if item)
-
-
-def _patterns(name: str, value: object) -> tuple[str, ...]:
-    patterns = _strings(name, value)
-    for pattern in patterns:
-        try:
-            regex.compile(pattern)
-        except (regex.error, OverflowError, RecursionError) as error:
-            raise refused(f"{name} {pattern!r} is not a regular expression: {error}.") from None
-    return patterns
-
-
-def _ids(name: str, value: object) -> frozenset[int]:
-    if not isinstance(value, list):
-        raise _wrong_type(value, "a sequence")
-    return frozenset(_int(name, item) for item in value)
-
-
-def _bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, dict):
-        raise _wrong_type(value, "a map")
-    try:
-        return tuple((int(key), _float(name, bias)) for key, bias in value.items())
-    except ValueError:
-        raise refused(f"logit_bias keys must be token ids written as strings, got {sorted(value)[:5]}.") from None
-
-
-_DECODERS: dict[str, Decoder] = {
-    **dict.fromkeys(("max_new_tokens", "top_k", "min_new_tokens", "n", "sampling_seed"), _int),
-    **dict.fromkeys(
-        ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"), _float
-    ),
-    **dict.fromkeys(("ignore_eos", "skip_special_tokens", "no_stop_trim"), _bool),
-    "stop": _strings,
-    "stop_regex": _patterns,
-    "stop_token_ids": _ids,
-    "logit_bias": _bias,
-}
-
-
-def _check_ranges(p: SamplingParams, vocab_size: int) -> None:
-    limit, last = p.max_new_tokens, vocab_size - 1
-    most = math.inf if limit is None else limit
-    checks = (
-        ("temperature", math.isfinite(p.temperature) and p.temperature >= 0, "be a non-negative finite number"),
-        ("top_p", 0 < p.top_p <= 1, "be in (0, 1]"),
-        ("min_p", 0 <= p.min_p <= 1, "be in [0, 1]"),
-        ("top_k", p.top_k == -1 or p.top_k >= 1, "be -1 (disable) or at least 1"),
-        ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "be in [-2, 2]"),
-        ("presence_penalty", -2 <= p.presence_penalty <= 2, "be in [-2, 2]"),
-        ("repetition_penalty", 0 < p.repetition_penalty <= 2, "be in (0, 2]"),
-        ("max_new_tokens", limit is None or limit >= 0, "be at least 0"),
-        ("min_new_tokens", 0 <= p.min_new_tokens <= most, f"be in [0, max_new_tokens({limit})]"),
-        ("min_new_tokens", not (p.grammar and p.min_new_tokens), "be 0 with a grammar, which knows where to end"),
-        ("n", p.n >= 0, "be at least 0"),
-        ("sampling_seed", p.sampling_seed is None or 0 <= p.sampling_seed < 2**63, "be in [0, 2**63)"),
-    )
-    for name, fine, rule in checks:
-        if not fine:
-            raise refused(f"{name} must {rule}, got {getattr(p, name)}.")
-    for name, ids, rule in (
-        ("logit_bias", dict(p.logit_bias), "have keys"),
-        ("stop_token_ids", p.stop_token_ids, "be"),
-    ):
-        if wrong := [i for i in ids if not 0 <= i <= last]:
-            raise refused(f"{name} must {rule} in [0, {last}], got {wrong[0]}.")
+def _shown(value: object) -> str:
+    if isinstance(value, list | dict):
+        return "sequence" if isinstance(value, list) else "map"
+    kind = {str: "string", bool: "boolean", float: "floating point", int: "integer"}.get(type(value), "null")
+    return f'{kind} "{value:.200}"' if isinstance(value, str) else f"{kind} `{str(value).lower()}`"

@@ -10,44 +10,40 @@ from typing import Any
 
 from agentrl.engine.embedded.job import Job, TopEntry
 from agentrl.engine.embedded.model import Vocabulary
-from agentrl.engine.embedded.request import GenerateRequest, SequenceRequest
+from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.stopping import shown_text
 
 Triple = tuple[float | None, int, str | None]
 
 
-def answer(
-    job: Job, request: GenerateRequest, sequence: SequenceRequest, vocab: Vocabulary, version: str
-) -> dict[str, Any]:
+def answer(job: Job, request: GenerateRequest, vocab: Vocabulary, version: str) -> dict[str, Any]:
     """One sequence's answer, final when `job.finish` is set."""
     finish = job.finish
     output = job.output if finish is not None else job.output[: len(job.log_probs)]
     result: dict[str, Any] = {
         "text": shown_text(output, finish, job.params, vocab.decode),
         "output_ids": output,
-        "meta_info": _meta(job, sequence, finish, len(output), version),
+        "meta_info": _meta(job, finish, len(output), version),
     }
-    if sequence.return_logprob:
-        texts = vocab if request.text_in_logprobs else None
-        result["meta_info"].update(_log_probs(job, sequence, texts, len(output)))
-    if sequence.want.kept:
+    if job.want.shown:
+        texts = vocab if request.body.return_text_in_logprobs else None
+        result["meta_info"] |= _log_probs(job, texts, len(output))
+    if job.want.kept:
         kept = job.kept[: len(output)]
         result["meta_info"] |= {
             "output_token_sampling_mask": [ids.tolist() for ids, _ in kept],
             "output_token_sampling_logprobs": [log_prob for _, log_prob in kept],
             "output_token_sampling_mask_length": len(kept),
         }
-    if request.prompt_ids_wanted:
+    if request.body.return_prompt_token_ids:
         result["prompt_token_ids"] = job.prompt
     return result
 
 
-def _meta(
-    job: Job, request: SequenceRequest, finish: dict[str, Any] | None, count: int, version: str
-) -> dict[str, Any]:
+def _meta(job: Job, finish: dict[str, Any] | None, count: int, version: str) -> dict[str, Any]:
     cached = job.cached_tokens
     meta: dict[str, Any] = {
-        "id": request.rid,
+        "id": job.rid,
         "finish_reason": finish,
         "prompt_tokens": len(job.prompt),
         "weight_version": version,
@@ -60,33 +56,15 @@ def _meta(
     }
     if finish is not None:
         meta["weight_versions"] = [{"version": v, "start": start, "end": end} for v, start, end in job.versions]
-        meta |= _timing(job, count)
+        meta["e2e_latency"] = (job.finished or time.monotonic()) - job.created
         if job.routed is not None:
             meta["routed_experts"] = base64.b64encode(job.routed.astype("<i4").tobytes()).decode()
     meta["response_sent_to_client_ts"] = time.time()
     return meta
 
 
-def _timing(job: Job, count: int) -> dict[str, float]:
-    """Seconds by the monotonic clock, and wall-clock stamps."""
-    done = job.finished if job.finished is not None else time.monotonic()
-    to_wall = time.time() - time.monotonic()
-    timing = {
-        "e2e_latency": done - job.created,
-        "queue_time": (job.started if job.started is not None else done) - job.created,
-        "request_received_ts": job.created + to_wall,
-        "request_finished_ts": done + to_wall,
-    }
-    if job.first_token is not None:
-        timing["first_token_latency"] = job.first_token - job.created
-        if count > 1 and done > job.first_token:
-            timing["decode_throughput"] = (count - 1) / (done - job.first_token)
-    return timing
-
-
-def _log_probs(job: Job, request: SequenceRequest, vocab: Vocabulary | None, count: int) -> dict[str, Any]:
-    want = request.want
-    start = want.prompt_from
+def _log_probs(job: Job, vocab: Vocabulary | None, count: int) -> dict[str, Any]:
+    want, start = job.want, job.want.prompt_from
     output = [_triple(p, t, vocab) for p, t in zip(job.log_probs[:count], job.output, strict=False)]
     prompt: list[Triple] = []
     if start >= 0 and start < len(job.prompt):

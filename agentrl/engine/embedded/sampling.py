@@ -50,7 +50,7 @@ def adjust(row: Tensor, params: SamplingParams, prompt: Sequence[int], output: S
             ids, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
             cost = params.frequency_penalty * counts + params.presence_penalty
             row[torch.from_numpy(ids).to(row.device)] -= torch.from_numpy(cost).to(row)
-    for token, bias in params.logit_bias:
+    for token, bias in params.logit_bias.items():
         row[token] += bias
 
 
@@ -112,13 +112,13 @@ def _sorted(values: Tensor) -> Tensor:
 def _counts(falling: Tensor, mass: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """[N, 1] of negated probabilities in ascending order, and the mass up to each with it."""
     size, device = falling.shape[-1], falling.device
-    top_k = torch.tensor([p.top_k if p.top_k > 0 else size for p in params], device=device)[:, None]
+    top_k = torch.tensor([p.top_k if 0 < p.top_k < size else size for p in params], device=device)[:, None]
     # top_p = 1 keeps all: the rounded mass before a token can pass 1 by an ulp
     top_p = torch.tensor([p.top_p if p.top_p < 1 else 2.0 for p in params], dtype=torch.float64, device=device)[:, None]
     min_p = torch.tensor([p.min_p for p in params], device=device)[:, None]
     by_mass = torch.searchsorted(mass, top_p, right=True) + 1
     by_size = torch.searchsorted(falling, falling[:, :1] * min_p, right=True)
-    return torch.minimum(torch.minimum(by_mass, by_size), top_k.clamp(max=size))
+    return torch.minimum(torch.minimum(by_mass, by_size), top_k)
 
 
 def _kept(probs: Tensor, count: int, token: Tensor) -> Kept:

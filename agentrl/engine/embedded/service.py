@@ -1,4 +1,4 @@
-"""What all endpoints share: the worker, the vocabulary, the options, and the live requests.
+"""What all endpoints share: the engine with its worker, the vocabulary, the chat templates, and the live requests.
 
 1. `Service.start(request)` makes a `Call`: the jobs of one HTTP request, already queued.
 2. `Call` is used on the event loop only; jobs wake it through `call_soon_threadsafe`.
@@ -6,23 +6,34 @@
 """
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from agentrl.engine.embedded.core import Engine
+from agentrl.engine.embedded.errors import openai_error
 from agentrl.engine.embedded.grammar import Grammars
 from agentrl.engine.embedded.job import Job
-from agentrl.engine.embedded.model import Vocabulary
+from agentrl.engine.embedded.memory import Memory
+from agentrl.engine.embedded.model import Vocabulary, context_length, load_model, named, read_config, slots_that_fit
 from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.results import answer
-from agentrl.engine.embedded.stopping import StopRules
+from agentrl.engine.embedded.weights import Weights
 from agentrl.engine.embedded.worker import Worker
+from agentrl.errors import SettingsError, TemplateError
+
+if TYPE_CHECKING:
+    from agentrl.chat import Chat
+
+MOST_CHATS = 8
+"""How many sets of `chat_template_kwargs` are kept ready."""
 
 
 @dataclass(frozen=True)
@@ -43,35 +54,52 @@ class Options:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     chat_template: str | None = None
-    health_while_paused: str = "ok"
     trust_remote_code: bool = False
     exact: bool = False
 
 
-@dataclass
 class Service:
-    """One server's state. `model_path` and `version` follow weight updates."""
+    """One server's state. `model_path`, `adapter` (its name) and `version` follow weight updates."""
 
-    options: Options
-    worker: Worker
-    engine: Engine
-    """For reading counters only; everything else goes through the worker."""
-    vocab: Vocabulary
-    config: dict[str, Any]
-    context: int
-    model_path: str
-    adapter: str | None = None
-    """What the adapter that the model has is called."""
-    started: float = field(default_factory=time.time)
-    live: Counter[str] = field(default_factory=Counter)
+    def __init__(self, options: Options, *, on_crash: Callable[[], None]) -> None:
+        """Load everything; `on_crash` is called in the engine's thread when that has failed for good.
 
-    def __post_init__(self) -> None:
+        Raises:
+            AgentRLError: the folder cannot be served.
+        """
+        self.options, self.model_path = options, options.model_path
+        self.adapter: str | None = None
+        self.config = read_config(self.model_path)
+        self.context = context_length(self.config, options.context_length)
+        dtype = options.dtype
+        if dtype == "auto":
+            dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
+        model = load_model(
+            self.model_path, dtype=dtype, device=options.device, trust_remote_code=options.trust_remote_code
+        )
+        slots, context = options.slots or slots_that_fit(model, self.context), self.context
+        with named(f"{slots} sequences of {context} tokens do not fit; give smaller --slots or --context-length"):
+            self.engine = Engine(model, slots=slots, context_length=context, chunk=options.chunk, exact=options.exact)
+        """For reading counters only; everything else goes through the worker."""
+        self.worker = Worker(self.engine, on_crash=on_crash)
+        self.weights, self.memory = Weights(model), Memory()
+        self.vocab = Vocabulary(self.model_path, self.config)
         self.grammars = Grammars(self.vocab)
-        self.seeds = np.random.default_rng(self.options.seed)
+        self.seeds = np.random.default_rng(options.seed)
+        self.started, self.live = time.time(), Counter[str]()
+        self._chat, self._loading = lru_cache(MOST_CHATS)(partial(_load_chat, options)), threading.Lock()
 
     @property
     def version(self) -> str:
         return self.engine.version
+
+    def chat(self, kwargs: dict[str, Any]) -> "Chat":
+        """The chat template with these `chat_template_kwargs`, and its parsers.
+
+        Blocks while loading (call it from a worker thread). Raises `RequestError` when there is no usable template.
+        """
+        with self._loading:
+            return self._chat(orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS))
 
     def start(self, request: GenerateRequest) -> "Call":
         call = Call(self, request)
@@ -86,52 +114,47 @@ class Service:
             await self.worker.call(lambda engine: engine.abort(lambda job: job.rid.startswith(rid)))
 
 
+def _load_chat(options: Options, kwargs: bytes) -> "Chat":
+    from agentrl.chat import Chat
+
+    try:
+        return Chat.load(
+            options.model_path,
+            chat_template=options.chat_template,
+            template_kwargs=orjson.loads(kwargs),
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+            trust_remote_code=options.trust_remote_code,
+        )
+    except (TemplateError, SettingsError) as error:
+        raise openai_error(str(error)) from error
+
+
 class Call:
     """The jobs of one HTTP request, and waiting for them."""
 
     def __init__(self, service: Service, request: GenerateRequest) -> None:
-        self.request = request
-        self._service = service
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        self._left = len(request.sequences)
+        self.request, self.jobs = request, request.jobs
+        self._service, self._loop, self._wake = service, asyncio.get_running_loop(), asyncio.Event()
         self._moved: set[int] = set()
-        self.jobs = [self._job(i) for i in range(self._left)]
-        self._fronts = {sequence.front_rid for sequence in request.sequences}
-        service.live.update(self._fronts)
+        self._left = len(self.jobs)
+        service.live.update(request.rids)
+        for index, job in enumerate(self.jobs):
+            if job.seed is None:
+                job.seed = int(service.seeds.integers(2**63))
+            job.on_finish = self._told(index, finished=True)
+            if request.body.stream:
+                job.on_token = self._told(index, finished=False)
 
-    def _job(self, index: int) -> Job:
-        sequence = self.request.sequences[index]
-        vocab, params = self._service.vocab, sequence.params
-        rules = StopRules(params, eos=vocab.eos, limit=sequence.limit, decode=vocab.decode if vocab.has_text else None)
-        seed = params.sampling_seed if params.sampling_seed is not None else int(self._service.seeds.integers(2**63))
-        job = Job(sequence.rid, sequence.prompt, params, rules, seed, sequence.want, sequence.grammar)
-        job.on_finish = self._from_engine(self._finished, index)
-        if self.request.stream:
-            job.on_token = self._from_engine(self._progressed, index)
-        return job
+    def _told(self, index: int, *, finished: bool) -> Callable[[Job], object]:
+        """A job's callback: what it has to say is noted on the event loop."""
 
-    def _from_engine(self, action: Callable[[int], None], index: int) -> Callable[[Job], None]:
-        """A job's callback that runs `action(index)` on the event loop."""
+        def note() -> None:
+            self._left -= int(finished)
+            self._moved.add(index)
+            self._wake.set()
 
-        def hand_over(_: Job) -> None:
-            self._loop.call_soon_threadsafe(action, index)
-
-        return hand_over
-
-    def _progressed(self, index: int) -> None:
-        self._moved.add(index)
-        self._wake.set()
-
-    def _finished(self, index: int) -> None:
-        self._left -= 1
-        self._progressed(index)
-
-    async def done(self) -> None:
-        """Wait until every job has finished."""
-        while self._left:
-            self._wake.clear()
-            await self._wake.wait()
+        return lambda _: self._loop.call_soon_threadsafe(note)
 
     async def progress(self) -> AsyncIterator[int]:
         """The indices of jobs that have something new, until all have finished (each gives one last time then)."""
@@ -143,14 +166,18 @@ class Call:
             for index in moved:
                 yield index
 
+    async def done(self) -> None:
+        """Wait until every job has finished."""
+        async for _ in self.progress():
+            continue
+
     def answer(self, index: int) -> dict[str, Any]:
         """What job `index` has so far, in the form of POST /generate; final when it has finished."""
-        sequence, service = self.request.sequences[index], self._service
-        return answer(self.jobs[index], self.request, sequence, service.vocab, service.version)
+        return answer(self.jobs[index], self.request, self._service.vocab, self._service.version)
 
     def close(self) -> None:
         """Forget the call; jobs that still run are aborted (the client has gone)."""
-        self._service.live -= Counter(self._fronts)
+        self._service.live -= Counter(self.request.rids)
         mine = {id(job) for job in self.jobs if job.finish is None}
         if mine:
             self._service.worker.post(lambda engine: engine.abort(lambda job: id(job) in mine))

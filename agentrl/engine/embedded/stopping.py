@@ -35,8 +35,9 @@ class StopRules:
     def __init__(self, params: SamplingParams, *, eos: frozenset[int], limit: int, decode: Decode | None) -> None:
         self.limit = limit
         """Most tokens that may be sampled."""
-        self.ids = frozenset() if params.ignore_eos and not params.grammar else params.stop_token_ids | eos
-        self.forbidden_early = params.stop_token_ids | eos if params.min_new_tokens else frozenset()
+        ids = eos.union(params.stop_token_ids)
+        self.ids = frozenset() if params.ignore_eos and not params.grammar else ids
+        self.forbidden_early = ids if params.min_new_tokens else frozenset()
         self._params = params
         self._decode = decode
         self._tail = max((len(s.encode()) for s in params.stop), default=0) + 8

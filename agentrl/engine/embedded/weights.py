@@ -23,22 +23,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
+from agentrl.engine.embedded.errors import update_refused
 from agentrl.engine.embedded.memory import WEIGHTS
-from agentrl.errors import AgentRLError, CheckpointError
+from agentrl.errors import CheckpointError
 from agentrl.lora import LoraShape, attach, pairs, read_adapter
 from agentrl.weightgroup import join_group
 
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 JOIN_TIMEOUT = timedelta(seconds=60)
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-class UpdateRefused(AgentRLError):
-    """The update cannot be done; the message goes to the client, the weights are as before."""
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 class Weights:
-    """Weight updates of one model. Methods that take an `Engine` run in its thread."""
+    """Weight updates of one model, or a `RequestError`. Methods that take an `Engine` run in its thread."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -52,17 +49,17 @@ class Weights:
 
     def begin(self) -> None:
         if self.session_open:
-            raise UpdateRefused("a weight-update session is already open; call end_weight_update() first")
+            raise update_refused("a weight-update session is already open; call end_weight_update() first")
         self.session_open = True
 
     def end(self) -> None:
         if not self.session_open:
-            raise UpdateRefused("no weight-update session is open; call begin_weight_update() first")
+            raise update_refused("no weight-update session is open; call begin_weight_update() first")
         self.session_open = False
 
     def require_session(self, caller: str) -> None:
         if not self.session_open:
-            raise UpdateRefused(f"{caller} must run between begin_weight_update() and end_weight_update()")
+            raise update_refused(f"{caller} must run between begin_weight_update() and end_weight_update()")
 
     # -- from disk -----------------------------------------------------------------------------------------------
 
@@ -73,13 +70,13 @@ class Weights:
     def _read_folder(self, path: str) -> list[tuple[str, Tensor]]:
         files = sorted(Path(path).glob("*.safetensors"))
         if not files:
-            raise UpdateRefused(f"Failed to get weights iterator: no *.safetensors files in '{path}'.")
+            raise update_refused(f"Failed to get weights iterator: no *.safetensors files in '{path}'.")
         named: list[tuple[str, Tensor]] = []
         for file in files:
             try:
                 named += load_file(file).items()
             except (OSError, SafetensorError) as error:
-                raise UpdateRefused(f"Failed to get weights iterator: {file.name}: {error}.") from error
+                raise update_refused(f"Failed to get weights iterator: {file.name}: {error}.") from error
         names = {name for name, _ in named}
         if names <= self._model.state_dict().keys():
             self._require_all(names)
@@ -94,14 +91,14 @@ class Weights:
         try:
             other = AutoModelForCausalLM.from_pretrained(path, dtype=self._model.dtype)
         except Exception as error:  # whatever transformers meets in a folder that is none
-            raise UpdateRefused(f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}.") from error
+            raise update_refused(f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}.") from error
         return list(other.state_dict().items())
 
     def _require_all(self, names: set[str]) -> None:
         tied = getattr(self._model, "_tied_weights_keys", None) or ()
         missing = sorted(self._model.state_dict().keys() - names - set(tied))
         if missing:
-            raise UpdateRefused(
+            raise update_refused(
                 f"the checkpoint lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
             )
 
@@ -113,14 +110,14 @@ class Weights:
             shape, tensors = await anyio.to_thread.run_sync(read_adapter, Path(path))
             layers = shape.layers(self._model)
         except CheckpointError as error:
-            raise UpdateRefused(str(error)) from error
+            raise update_refused(str(error)) from error
         like = {"device": self._model.device, "dtype": self._model.dtype}
         found = [(layers.get(name), a.to(**like), b.to(**like)) for name, a, b in pairs(tensors)]
         fitting = [
             (layer, a, b) for layer, a, b in found if layer is not None and layer.weight.shape == (len(b), a.shape[1])
         ]
         if len(fitting) != len(found) or not found:
-            raise UpdateRefused(
+            raise update_refused(
                 f"{path}: an adapter of another model: {len(fitting)} of its {len(found)} pairs fit this one."
             )
         return shape, fitting
@@ -139,9 +136,9 @@ class Weights:
 
     async def join(self, *, address: str, rank: int, world_size: int, name: str, backend: str) -> None:
         if name in self._groups:
-            raise UpdateRefused(f"The group {name!r} exists already; destroy it first.")
+            raise update_refused(f"The group {name!r} exists already; destroy it first.")
         if not 1 <= rank < world_size:
-            raise UpdateRefused(f"rank_offset must be in [1, world_size), as rank 0 is the trainer's; got {rank}.")
+            raise update_refused(f"rank_offset must be in [1, world_size), as rank 0 is the trainer's; got {rank}.")
 
         join = partial(join_group, backend=backend, address=address, world_size=world_size, rank=rank, name=name)
         self._groups[name] = None  # taken, while the members meet
@@ -150,14 +147,14 @@ class Weights:
                 partial(join, timeout=JOIN_TIMEOUT), limiter=self._joining
             )
         except (RuntimeError, ValueError) as error:
-            raise UpdateRefused(f"Failed to initialize custom process group: {error}.") from error
+            raise update_refused(f"Failed to initialize custom process group: {error}.") from error
         finally:
             if self._groups[name] is None:
                 del self._groups[name]
 
     async def destroy(self, name: str) -> None:
         if self._groups.get(name) is None:
-            raise UpdateRefused("The group to be destroyed does not exist.")
+            raise update_refused("The group to be destroyed does not exist.")
         group = self._groups.pop(name)
         await anyio.to_thread.run_sync(torch.distributed.destroy_process_group, group)
 
@@ -167,32 +164,30 @@ class Weights:
         """Receive one broadcast from rank 0 for each name, in order. Names and shapes are checked before the first."""
         group = self._groups.get(group_name)
         if group is None:
-            raise UpdateRefused(
+            raise update_refused(
                 f"Group {group_name} not in {list(self._groups)}. Please call `init_weights_update_group` first."
             )
-        if not len(names) == len(dtypes) == len(shapes):
-            raise UpdateRefused("names, dtypes and shapes must have the same length.")
-        unknown = [dtype for dtype in dtypes if dtype.removeprefix("torch.") not in DTYPES]
-        if unknown:
-            raise UpdateRefused(f"dtypes must be among {', '.join(DTYPES)}, got {unknown[0]!r}.")
-        kinds = [getattr(torch, dtype.removeprefix("torch.")) for dtype in dtypes]
+        if unknown := [dtype for dtype in dtypes if dtype.removeprefix("torch.") not in DTYPES]:
+            raise update_refused(f"dtypes must be among {', '.join(DTYPES)}, got {unknown[0]!r}.")
         try:
-            planned = [torch.empty(shape, dtype=kind, device="meta") for kind, shape in zip(kinds, shapes, strict=True)]
-        except (TypeError, RuntimeError) as error:
-            raise UpdateRefused(f"shapes must be lists of sizes: {error}.") from error
-        self._targets(zip(names, planned, strict=True))
-        empty = [torch.empty_like(tensor, device=self._model.device) for tensor in planned]
-        named = list(zip(names, empty, strict=True))
+            planned = [
+                (name, torch.empty(shape, dtype=DTYPES[dtype.removeprefix("torch.")], device="meta"))
+                for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
+            ]
+        except (ValueError, RuntimeError) as error:
+            raise update_refused(f"names, dtypes and shapes must be those of tensors, one each: {error}.") from error
+        self._targets(planned)
+        named = [(name, torch.empty_like(tensor, device=self._model.device)) for name, tensor in planned]
 
         def receive() -> None:
-            pending = [torch.distributed.broadcast(tensor, 0, group=group, async_op=True) for tensor in empty]
+            pending = [torch.distributed.broadcast(tensor, 0, group=group, async_op=True) for _, tensor in named]
             for handle in pending:
                 handle.wait()
 
         try:
             await anyio.to_thread.run_sync(receive)
         except RuntimeError as error:
-            raise UpdateRefused(f"Failed to receive the weights: {error}.") from error
+            raise update_refused(f"Failed to receive the weights: {error}.") from error
         return named
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -216,9 +211,9 @@ class Weights:
             if target is None:
                 target = _expert_view(own, name)
             if target is None:
-                raise UpdateRefused(f"the model has no tensor named {name!r}.")
+                raise update_refused(f"the model has no tensor named {name!r}.")
             if target.shape != tensor.shape:
-                raise UpdateRefused(f"{name}: expected shape {list(target.shape)}, got {list(tensor.shape)}.")
+                raise update_refused(f"{name}: expected shape {list(target.shape)}, got {list(tensor.shape)}.")
             targets.append(target)
         return targets
 
@@ -230,7 +225,7 @@ class Weights:
 
 def _there(engine: Engine) -> None:
     if WEIGHTS in engine.released:
-        raise UpdateRefused("the weights' memory was released: POST /resume_memory_occupation first.")
+        raise update_refused("the weights' memory was released: POST /resume_memory_occupation first.")
 
 
 def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:

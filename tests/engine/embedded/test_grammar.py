@@ -12,10 +12,9 @@ from agentrl.chat.written import written
 from agentrl.engine.embedded.errors import RequestError
 from agentrl.engine.embedded.forced import chosen, held_to
 from agentrl.engine.embedded.grammar import Grammars, strict
-from agentrl.engine.embedded.job import Job, LogProbOptions
+from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.model import Vocabulary, read_config
 from agentrl.engine.embedded.request import parse_generate
-from agentrl.engine.embedded.stopping import StopRules
 from tests.engine.embedded.driver import make_engine, make_job, run
 from tests.support.chats import make_chat
 
@@ -38,11 +37,10 @@ def grammars(vocab: Vocabulary) -> Grammars:
 
 
 def held(grammars: Grammars, vocab: Vocabulary, **params: Any) -> Job:
-    body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 60, **params}}
-    (sequence,) = parse_generate(body, vocab, 512).sequences
-    grammar = grammars.compiled(*sequence.params.grammar) if sequence.params.grammar else None
-    rules = StopRules(sequence.params, eos=vocab.eos, limit=sequence.limit, decode=vocab.decode)
-    return Job("held", sequence.prompt, sequence.params, rules, 1, LogProbOptions(top=3), grammar)
+    body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 60, "sampling_seed": 1, **params}}
+    (job,) = parse_generate({**body, "return_logprob": True, "top_logprobs_num": 3}, vocab, 512).jobs
+    job.grammar = grammars.compiled(*job.params.grammar) if job.params.grammar else None
+    return job
 
 
 def text(job: Job, vocab: Vocabulary) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.engine.embedded.errors import RequestError
 from agentrl.engine.embedded.memory import CACHE, WEIGHTS, Memory
-from agentrl.engine.embedded.weights import UpdateRefused, Weights
+from agentrl.engine.embedded.weights import Weights
 from tests.engine.embedded.driver import make_engine, make_job, prompt, run
 from tests.support.tiny_models import make_tiny_model
 
@@ -39,7 +39,7 @@ def test_weights_and_cache_leave_the_process_and_come_back_the_same(tmp_path: Pa
     waiting = make_job(prompt(40))
     engine.add(waiting)
     assert not engine.step()
-    with pytest.raises(UpdateRefused, match="resume_memory_occupation first"):
+    with pytest.raises(RequestError, match="resume_memory_occupation first"):
         weights.write(engine, [], "1")
     memory.resume(engine, [WEIGHTS])
     assert weights.checksums(engine) == sums

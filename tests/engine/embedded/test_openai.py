@@ -8,9 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from agentrl.chat import make_parser
-from agentrl.engine.embedded.openai_streams import settled
 from agentrl.engine.embedded.server import build
 from agentrl.engine.embedded.service import Options
+from agentrl.engine.embedded.settled import settled
 from tests.chat.acceptance.table import TABLE, Format, outputs, parser_of
 from tests.support.tiny_models import make_tiny_model
 

@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.engine.embedded.model import Vocabulary, read_config
-from agentrl.engine.embedded.openai_answers import chat_choice
+from agentrl.engine.embedded.openai_answers import ChatAnswers
 from tests.support.tiny_models import make_tiny_model
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "calc", "arguments": {"a": 1}}\n</tool_call>'
@@ -28,7 +28,7 @@ def choice(model: Path, text: str, tools: list[dict[str, Any]]) -> dict[str, Any
     meta = {"finish_reason": {"type": "stop", "matched": 2}}
     result = {"text": text, "output_ids": [2], "meta_info": meta}
     parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
-    return chat_choice(0, result, body={}, vocab=vocab, parser=parser, tools=tools, first_call=3)
+    return ChatAnswers({}, vocab, parser, tools, first_call=3).choice(0, result)
 
 
 def test_a_call_is_taken_out_of_the_text(model: Path) -> None:

@@ -159,6 +159,18 @@ def test_extreme_uniforms_never_leave_the_support() -> None:
         assert choose(logits, [params(top_k=3)], [uniform]).tokens[0] in (0, 2)
 
 
+def test_a_top_k_that_no_tensor_can_hold_keeps_all() -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    for uniform in (0.1, 0.5, 0.9):
+        kept = choose(logits, [params(top_k=2**64 - 1)], [uniform]).tokens
+        assert kept == choose(logits, [params(top_k=50)], [uniform]).tokens
+
+
+def test_null_is_a_default_but_for_the_length() -> None:
+    assert params(temperature=None, stop=None) == params()
+    assert params(max_new_tokens=None).max_new_tokens is None
+
+
 def test_penalties_follow_their_formulas() -> None:
     row = torch.tensor([1.0, -1.0, 2.0, 0.5])
     adjust(row, params(repetition_penalty=2.0), prompt=[0], output=[1])

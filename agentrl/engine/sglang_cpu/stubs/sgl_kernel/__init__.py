@@ -23,36 +23,21 @@ _SUBMODULES = (
 )
 
 
-class MissingKernel:
-    """A kernel that this machine does not have."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise NotImplementedError(f"sgl_kernel.{self.__name__} has no CPU build; run SGLang on a GPU to use it")
-
-    def __getattr__(self, name: str) -> "MissingKernel":
-        return _missing(f"{self.__name__}.{name}", name)
-
-
-class MissingModule(types.ModuleType):
-    """A submodule whose names are all missing kernels."""
+class Missing(types.ModuleType):
+    """A kernel that this machine does not have, or a submodule of such kernels."""
 
     __path__: list[str] = []  # noqa: RUF012 - marks it as a package for `import sgl_kernel.x.y`
 
-    def __getattr__(self, name: str) -> MissingKernel:
-        return _missing(f"{self.__name__.removeprefix('sgl_kernel.')}.{name}", name)
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise NotImplementedError(f"{self.__name__} has no CPU build; run SGLang on a GPU to use it")
+
+    def __getattr__(self, name: str) -> "Missing":
+        if name.startswith("__"):  # let Python's own protocols see that they are absent
+            raise AttributeError(name)
+        return Missing(f"{self.__name__}.{name}")
 
 
-def _missing(path: str, name: str) -> MissingKernel:
-    if name.startswith("__"):  # let Python's own protocols see that they are absent
-        raise AttributeError(name)
-    return MissingKernel(path)
-
-
-def __getattr__(name: str) -> MissingKernel:
-    return _missing(name, name)
+__getattr__ = Missing(__name__).__getattr__
 
 
 def weak_ref_tensor(tensor: Any) -> Any:
@@ -61,4 +46,4 @@ def weak_ref_tensor(tensor: Any) -> Any:
 
 
 for _name in _SUBMODULES:
-    sys.modules[f"{__name__}.{_name}"] = MissingModule(f"{__name__}.{_name}")
+    sys.modules[f"{__name__}.{_name}"] = Missing(f"{__name__}.{_name}")
