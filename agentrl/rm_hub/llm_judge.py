@@ -23,6 +23,7 @@ from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade, Service
 from agentrl.rm_hub.judging.cache import JudgeCache
 from agentrl.rm_hub.judging.verdict import parse_verdict
+from agentrl.rm_hub.reading.common import text_of
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -216,7 +217,7 @@ def _text(item: Any) -> str:
     if isinstance(item, str):
         return item
     if isinstance(item, (list, tuple)) and all(isinstance(m, Mapping) and "role" in m for m in item):
-        return "\n\n".join(f"{m['role']}: {m.get('content') or ''}" for m in item)
+        return "\n\n".join(f"{m['role']}: {text_of(m)}" for m in item)
     return json.dumps(item, ensure_ascii=False, default=str)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.reading.common import text_of
 from agentrl.rm_hub.registry import GRADERS, find
 from agentrl.rm_hub.running.runner import each, runner_for
 from agentrl.sample import Message, Sample
@@ -94,13 +95,8 @@ def rm_type_of(args: Any, sample: Sample) -> str | None:
 def final_answer(sample: Sample) -> str:
     """The text to grade: the last assistant message where the conversation was recorded, else the response."""
     messages: Sequence[Message] = sample.metadata.get("messages", ())
-    for message in reversed(messages):
-        if message.get("role") == "assistant":
-            content = message.get("content")
-            if isinstance(content, (list, tuple)):
-                return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-            return str(content or "")
-    return sample.response
+    said = (text_of(message) for message in reversed(messages) if message.get("role") == "assistant")
+    return next(said, sample.response)
 
 
 def reward_keys(args: Any) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.boxed import last_box
-from agentrl.rm_hub.reading.common import answer_blocks, clip, flag, golds, mappings, number
+from agentrl.rm_hub.reading.common import answer_blocks, clip, flag, golds, mappings, number, text_of
 from agentrl.rm_hub.text import contains, exact, normalise
 
 _RETRIEVED = re.compile(r"<(?:information|tool_response)>(.*?)(</(?:information|tool_response)>|\Z)", re.DOTALL)
@@ -90,23 +90,15 @@ def _from_text(response: str) -> SearchAnswer:
 
 
 def _from_messages(messages: Sequence[Mapping[str, Any]]) -> SearchAnswer:
-    retrieved = [_text(message) for message in messages if message.get("role") == "tool"]
+    retrieved = [text_of(message) for message in messages if message.get("role") == "tool"]
     turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     calls = [len(messages[index].get("tool_calls") or ()) for index in turns]
     spans = pairwise([*turns, len(messages)])
     results = [sum(message.get("role") == "tool" for message in messages[start:end]) for start, end in spans]
-    texts = [answer_blocks(_text(messages[index])) for index in turns]
+    texts = [answer_blocks(text_of(messages[index])) for index in turns]
     answers = [[block for _, block in blocks if normalise(block)] for blocks in texts]
     counts = list(zip(calls, results, map(len, answers), strict=True))
     shaped = counts and all(0 < c <= r and not a for c, r, a in counts[:-1]) and counts[-1][::2] == (0, 1)
     fault = "" if shaped else f"turns with (calls, results, answers): {counts}, expected answers in the last alone"
     found = list(chain.from_iterable(answers))
     return SearchAnswer(found[-1] if found else None, "\n".join(retrieved), fault)
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, Sequence) else ()
-    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))

@@ -221,7 +221,8 @@ def test_a_rubric_may_need_neither_label_nor_question() -> None:
 
 
 def test_conversations_and_lists_of_labels_are_shown_in_full() -> None:
-    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     user = ask(DEFAULT_RUBRIC, "4", ["4", "vier"], {"prompt": prompt})[1]["content"]
     assert "system: Be brief.\n\nuser: 2+2?" in user
     assert '["4", "vier"]' in user

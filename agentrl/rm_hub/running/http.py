@@ -68,13 +68,26 @@ class JsonService:
         Raises:
             GraderFailure: see the module's text; an `HttpStatus` for another status.
         """
-        body = self._encode(payload)
-        async with self._places:
-            try:
+        import httpx
+
+        try:
+            # ASCII with escapes: lone surrogates in model text have no UTF-8 form.
+            body = json.dumps(payload, allow_nan=False).encode("ascii")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GraderFailure(
+                f"{self.what} takes JSON, and label or metadata are not: {error}", kind="grader_bad_metadata"
+            ) from error
+        try:
+            async with self._places:
                 with anyio.fail_after(self._timeout):
                     status, answer = await self._exchange(body, {"content-type": "application/json", **(headers or {})})
-            except TimeoutError as error:
-                raise self._failure("timeout", f"did not answer within {self._timeout:g} s") from error
+        except TimeoutError as error:
+            raise self._failure("timeout", f"did not answer within {self._timeout:g} s") from error
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            said = f"cannot be reached: {str(error) or 'no answer'}; is it running, and {self.flag} right?"
+            raise self._failure("unreachable", said) from error
+        except (httpx.TransportError, httpx.InvalidURL, httpx.DecodingError) as error:
+            raise self._failure("unreachable", f"broke the connection: {type(error).__name__} {error}") from error
         said = answer[:200].decode(errors="replace")
         if not 200 <= status < 300:
             message = f"{self.what} at {self.url} answered HTTP {status}: {said!r}"
@@ -89,30 +102,13 @@ class JsonService:
         return self._failure("bad_answer", f"answered {got!r:.200}; expected {expected}")
 
     async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        import httpx
-
-        try:
-            async with self._client.stream("POST", self.url, content=body, headers=headers) as reply:
-                answer = bytearray()
-                async for chunk in reply.aiter_bytes():
-                    answer += chunk
-                    if len(answer) > _MAX_ANSWER:
-                        raise self.bad_answer(f"at most {_MAX_ANSWER >> 20} MiB", bytes(answer[:50]))
-                return reply.status_code, bytes(answer)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            said = f"cannot be reached: {str(error) or 'no answer'}; is it running, and {self.flag} right?"
-            raise self._failure("unreachable", said) from error
-        except (httpx.TransportError, httpx.InvalidURL, httpx.DecodingError) as error:
-            raise self._failure("unreachable", f"broke the connection: {type(error).__name__} {error}") from error
-
-    def _encode(self, payload: Mapping[str, Any]) -> bytes:
-        try:
-            # ASCII with escapes: lone surrogates in model text have no UTF-8 form.
-            return json.dumps(payload, allow_nan=False).encode("ascii")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise GraderFailure(
-                f"{self.what} takes JSON, and label or metadata are not: {error}", kind="grader_bad_metadata"
-            ) from error
+        async with self._client.stream("POST", self.url, content=body, headers=headers) as reply:
+            answer = bytearray()
+            async for chunk in reply.aiter_bytes():
+                answer += chunk
+                if len(answer) > _MAX_ANSWER:
+                    raise self.bad_answer(f"at most {_MAX_ANSWER >> 20} MiB", bytes(answer[:50]))
+            return reply.status_code, bytes(answer)
 
     def _failure(self, slug: str, message: str) -> GraderFailure:
         return GraderFailure(f"{self.what} at {self.url} {message}", kind=f"{self.kind}_{slug}")
