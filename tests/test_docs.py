@@ -146,7 +146,7 @@ def check_command(name: str, args: list[str]) -> None:
         values, origins = context.meta["settings"]
         settings = RunSettings.from_parts(values, origins, config=context.params.get("config"))
         purpose = name if name in ("rollout", "eval") else "train"
-        assert "..." in args or refused(settings.flat(), settings.given(), purpose) == []
+        assert "..." in args or refused(settings, purpose) == []
 
 
 @pytest.mark.parametrize(("page", "code"), each("bash"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.buffer.codec import encode_group
 from agentrl.chat import normalise_messages
-from agentrl.check.findings import Finding
+from agentrl.check.proofs import Finding
 from agentrl.data.prompts import ROLES
 from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import SampleError, TemplateError

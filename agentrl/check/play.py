@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.chat import Chat
-from agentrl.check.findings import Finding, summed
 from agentrl.check.observer import Observer
 from agentrl.check.policy import Live, Policy, Scripted
-from agentrl.check.proofs import Prover
+from agentrl.check.proofs import Finding, Prover, summed
 from agentrl.check.script import ANSWERS, WRONG, Script, scripts
 from agentrl.check.stage import Episode, Stage, users_code, users_line
 from agentrl.clock import Tell, Watchdog

@@ -1,12 +1,11 @@
-"""What episodes prove: pure functions from what was played to findings."""
+"""What a check found, and what episodes prove: pure functions from what was played to findings."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.chat import Chat
 from agentrl.chat.probe import common
-from agentrl.check.findings import Finding
 from agentrl.check.script import ANSWERS, WRONG
 from agentrl.check.stage import Episode
 from agentrl.sample import Message, Sample
@@ -21,6 +20,32 @@ _REMEDY = (
     "draw chance from the sample, as random.Random(f'{sample.group_index}'), and keep what changes on the instance, not on "
     "the class or in the module"
 )
+_VARYING = re.compile(r": .*(?= at \S+:\d+)|(?<=index=)\d+|, got .*")
+"""What differs from episode to episode: the words of an exception, the sample's number, a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem (a run fails, trains on something else than it seems, or learns nothing), or a note.
+
+    Attributes:
+        what: what is wrong, where, and what to do.
+        detail: more, of one episode.
+        episode: what was played.
+    """
+
+    what: str
+    detail: str = ""
+    episode: str = ""
+    note: bool = False
+
+
+def summed(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:
+    """The first of those that say the same, and how many said it; problems first."""
+    seen: dict[tuple[bool, str], list[Finding]] = {}
+    for found in findings:
+        seen.setdefault((found.note, _VARYING.sub("", found.what)), []).append(found)
+    return [(same[0], len(same)) for _, same in sorted(seen.items(), key=lambda entry: entry[0][0])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +85,7 @@ class Prover:
         turns = [turn for exchanges in episode.policy.asked.values() for turn in exchanges]
         best = max((t.given + t.wrote for t in turns), key=lambda ids: (common(ids, tokens), -len(ids)), default=tokens)
         if best != tokens:
-            said = self.difference(best, tokens, "the model read and wrote", "the sample has")
+            said = difference(self.chat, best, tokens, "the model read and wrote", "the sample has")
             yield f"{self.where('reward')} leaves other tokens in the sample than the model's: {said}; append ids, never text"
             return
         wrote = [0] * len(tokens)
@@ -129,7 +154,7 @@ class Prover:
         for one, two in zip(first.policy.asked.values(), second.policy.asked.values(), strict=False):
             differ = next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a.given != b.given), None)
             if differ is not None:
-                said = self.difference(one[differ].given, two[differ].given, "once", "then")
+                said = difference(self.chat, one[differ].given, two[differ].given, "once", "then")
                 yield Finding(
                     f"{self._culprit(first, second) if differ else self.where('reset')} {again}", said, first.name
                 )
@@ -154,7 +179,7 @@ class Prover:
             yield Finding(
                 f"{self.where('reset')} begins the samples of one group with different prompts, whose rewards are compared with "
                 "each other: take what varies from sample.group_index or the row, not from sample.index",
-                self.difference(begun[0], begun[1], "one", "the other"),
+                difference(self.chat, begun[0], begun[1], "one", "the other"),
             )
 
     def of_rewards(self, episodes: Sequence[Episode]) -> Iterator[Finding]:
@@ -173,11 +198,12 @@ class Prover:
                 f"{self.grades} gives the label as the answer less than 'I do not know': is its sign wrong?", said
             )
 
-    def difference(self, a: Sequence[int], b: Sequence[int], one: str, other: str) -> str:
-        """The first token in which two sequences differ, with the text around it."""
-        at = common(a, b)
-        before, *texts = (self.chat.decode(ids) for ids in (a[max(0, at - 12) : at], a[at : at + 12], b[at : at + 12]))
-        return f"from token {at} on, behind {before!r}, {one} {texts[0]!r}, {other} {texts[1]!r}"
+
+def difference(chat: Chat, a: Sequence[int], b: Sequence[int], one: str, other: str) -> str:
+    """The first token in which two sequences differ, with the text around it."""
+    at = common(a, b)
+    before, *texts = (chat.decode(ids) for ids in (a[max(0, at - 12) : at], a[at : at + 12], b[at : at + 12]))
+    return f"from token {at} on, behind {before!r}, {one} {texts[0]!r}, {other} {texts[1]!r}"
 
 
 def _messages(sample: Sample) -> list[Message]:

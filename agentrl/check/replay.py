@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import anyio
 
 from agentrl.chat import Chat
-from agentrl.chat.probe import common
 from agentrl.check.policy import Recorded
+from agentrl.check.proofs import difference
 from agentrl.check.stage import Stage
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError
@@ -106,8 +106,5 @@ def _turns(path: Group) -> list[list[int]]:
 
 def _parted(chat: Chat, then: Sample, now: Sample) -> str:
     """The first token in which the two differ, that the environment or the template gave."""
-    at = common(then.tokens, now.tokens)
-    if at == len(then.tokens) == len(now.tokens):
-        return ""
-    texts = [chat.decode(sample.tokens[at : at + 12]) for sample in (then, now)]
-    return f"from token {at} on, then {texts[0]!r}, now {texts[1]!r}"
+    before, after = list(then.tokens), list(now.tokens)
+    return "" if before == after else difference(chat, before, after, "then", "now")

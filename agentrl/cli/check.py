@@ -1,23 +1,30 @@
 """`agentrl check`."""
 
+import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrl.cli.main import debug_option
 from agentrl.cli.settings_command import PlayedCommand
 from agentrl.errors import SettingsError
 from agentrl.plugins import optional
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
+    from agentrl.check.play import Played
     from agentrl.check.policy import Live
+    from agentrl.check.stage import Episode, Stage
     from agentrl.config import RunSettings
+
+_MOST = 4000
+"""Characters of a text that are shown."""
 
 
 @click.command(
@@ -37,9 +44,7 @@ if TYPE_CHECKING:
             help="Call one of slime's hooks as a run does (docs/slime-hooks.md); without a path, the one of the settings.",
         ),
     ],
-    context_settings={"max_content_width": 100},
 )
-@debug_option
 def command(
     targets: tuple[str, ...],
     config: str | None,
@@ -96,10 +101,11 @@ def check_model(folder: str) -> None:
     Raises:
         SettingsError: the folder has no tokenizer.
     """
-    if not any((Path(folder).expanduser() / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json")):
-        raise SettingsError(f"{folder}: no tokenizer.json in it; expected a Hugging Face model folder")
     from agentrl.chat import Chat
     from agentrl.chat.written import unread_call
+    from agentrl.run.preflight import has_tokenizer
+
+    has_tokenizer("--hf-checkpoint", Path(folder).expanduser())
 
     chat = Chat.load(folder)
     click.secho(f"{folder}: {chat.vocab_size} tokens", bold=True)
@@ -126,7 +132,6 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
     import anyio
 
     from agentrl.check.play import Played, play
-    from agentrl.check.report import show, show_end
     from agentrl.run.preflight import Plugins
 
     Plugins.load(settings)  # imported here, not in the event loop: Ctrl-C ends it at once
@@ -134,15 +139,15 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
 
     def leave() -> None:
         """End the process although something of the user's goes on in it."""
-        show_end(played)
+        _show_end(played)
         sys.stdout.flush()
         os._exit(1)
 
-    shown = partial(show, schemas=schemas)
+    shown = partial(_show, schemas=schemas)
     anyio.run(play, settings, _chat(settings), seconds, played, leave, shown, live)
     if any(episode.lost for episode in played.episodes):
         leave()
-    show_end(played)
+    _show_end(played)
     return int(bool(played.problems))
 
 
@@ -163,3 +168,56 @@ def _chat(settings: "RunSettings") -> "Chat":
         reasoning_parser=rollout.reasoning_parser,
         history_policy=rollout.history_policy,
     )
+
+
+def _show(stage: "Stage", episode: "Episode | None", schemas: bool) -> None:
+    """Print who plays, and what the model reads and writes in one episode."""
+    from agentrl.check.observer import own_methods
+
+    if (kind := stage.kind) is not None:
+        tools = ", ".join(tool.name for tool in kind.declared_tools()) or "none"
+        click.secho(f"\n{stage.path}: class {kind.__name__}", bold=True)
+        click.echo(f"  max_turns {kind.max_turns}; when_interrupted {kind.when_interrupted}; tools: {tools}")
+        click.echo(f"  methods of its own: {', '.join(own_methods(kind)) or 'none'}")
+    if schemas:
+        click.echo(json.dumps(stage.tools, indent=2, ensure_ascii=False))
+    if episode is not None:
+        _show_episode(stage, episode)
+
+
+def _show_episode(stage: "Stage", episode: "Episode") -> None:
+    from agentrl.sample import Origin
+
+    sample = episode.samples[0]
+    prompt = sample.tokens[: sample.prompt_length]
+    where = "an invented prompt (name --prompt-data for your own)" if stage.made_up else "the first prompt"
+    click.secho(f"\n{where}, as the model reads it: {len(prompt)} tokens", bold=True)
+    _quote(stage.chat.decode(prompt))
+    click.secho(f"\nan episode in which the policy {episode.name}", bold=True)
+    for model, held in groupby(sample.segments, lambda segment: segment.origin is Origin.MODEL):
+        segments = list(held)
+        wrote = sample.tokens[len(prompt) + segments[0].start : len(prompt) + segments[-1].end]
+        _quote(stage.chat.decode(wrote), "green" if model else None)
+    click.echo(f"  {sample.status.value}, reward {sample.reward}")
+
+
+def _quote(text: str, colour: str | None = None) -> None:
+    more = f"\n... {len(text) - _MOST} more characters" if len(text) > _MOST else ""
+    plain = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:_MOST])
+    click.secho(textwrap.indent((plain + more).rstrip("\n"), "  | ", lambda line: True), fg=colour)
+
+
+def _show_end(played: "Played") -> None:
+    """Print what was found."""
+    from agentrl.check.proofs import summed
+
+    problems, turns = len(played.problems), sum(len(t) for e in played.episodes for t in e.policy.asked.values())
+    verdict = f"{problems} problem{'s' * (problems != 1)}" if problems else "no problem"
+    click.secho(f"\n{len(played.episodes)} episodes with {turns} turns: {verdict}", bold=True)
+    for found, times in summed(played.found):
+        more = f", {times} times" if times > 1 else ""
+        when = f" [when the policy {found.episode}{more}]" if found.episode else ""
+        click.secho("  note     " if found.note else "  problem  ", fg="yellow" if found.note else "red", nl=False)
+        click.echo(f"{found.what}{when}{found.detail and f'; {found.detail}'}")
+    for what in played.untried:
+        click.secho(f"  not tried: {what}", dim=True)

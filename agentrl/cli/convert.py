@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrl.cli.main import debug_option
-
 if TYPE_CHECKING:
     from agentrl.train.convert import Form
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command("convert", context_settings={"max_content_width": 100})
+@click.command("convert")
 @click.argument("source", type=_PATH)
 @click.argument("target", type=_PATH)
 @click.option("--to", "form", required=True, type=click.Choice(["hf", "torch_dist"]), help="What TARGET is to be.")
 @click.option("--hf-checkpoint", type=_PATH, metavar="DIR", help="Config and tokenizer, if SOURCE has none.")
-@debug_option
 def command(source: Path, target: Path, form: "Form", hf_checkpoint: Path | None) -> int:
     """Write the model in SOURCE to the new folder TARGET in another form.
 

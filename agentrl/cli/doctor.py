@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple
 
 import click
 
-from agentrl.cli.main import debug_option
-
 _MB = 1024 * 1024
 _FILES_WANTED = 4096
 _SHARED_MEMORY_WANTED = 256 * _MB
@@ -35,8 +33,7 @@ class Line(NamedTuple):
     advice: str = ""
 
 
-@click.command("doctor", context_settings={"max_content_width": 100})
-@debug_option
+@click.command("doctor")
 def command() -> int:
     """Look at this machine: what is installed, what it has, and which sandbox the Python tool gets.
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import anyio
 import click
 
-from agentrl.cli.main import debug_option
 from agentrl.errors import DataError, GraderFailure
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GRADERS, GraderSpec, check_rm_type
@@ -45,7 +44,6 @@ def _key(name: str, what: str) -> Callable[[Any], Any]:
 
 @click.command(
     "grade",
-    context_settings={"max_content_width": 100},
     epilog="Exit status: 0 if every answer was graded (right or wrong), 1 if some could not be graded (they are "
     "counted by kind), 2 if the command could not run, 130 if it was interrupted.",
 )
@@ -72,7 +70,6 @@ def _key(name: str, what: str) -> Callable[[Any], Any]:
     help="How answers are found in a text, for rows whose metadata do not say it. [default: strict]",
 )
 @_grader_settings
-@debug_option
 def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     """Grade the answers in a file: how many are right, and why not.
 

@@ -7,14 +7,13 @@ from typing import get_args
 
 import click
 
-from agentrl.cli.main import debug_option
 from agentrl.errors import SettingsError
 from agentrl.tiny import Arch
 
 _DEFAULT = click.core.ParameterSource.DEFAULT
 
 
-@click.command("init", context_settings={"max_content_width": 100, "show_default": True})
+@click.command("init", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--arch",
@@ -33,7 +32,6 @@ _DEFAULT = click.core.ParameterSource.DEFAULT
     "--skilled", is_flag=True, help="Teach it to call a tool and to repeat what it finds: about five minutes, once."
 )
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
-@debug_option
 def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     """Make a tiny model in PATH: random weights, a tokenizer, a chat template with tool calls.
 

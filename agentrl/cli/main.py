@@ -56,10 +56,6 @@ _FITS: dict[str, tuple[str, ...]] = {
 """Which optional dependencies a command wants, so that one installation brings all that it needs."""
 
 
-debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
-"""Before the command's name and after it; `run` looks for it in the arguments."""
-
-
 class LazyGroup(click.Group):
     """A group that lists its commands from a table and imports the one that is called."""
 
@@ -94,7 +90,7 @@ class LazyGroup(click.Group):
     epilog="`agentrl COMMAND --help` says more. Add --debug for tracebacks.",
 )
 @click.version_option(package_name="agentrl", message="agentrl %(version)s")
-@debug_option
+@click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error, of any command.")
 def agentrl() -> None:
     """Reinforcement learning of tool-using language-model agents."""
 
@@ -108,7 +104,8 @@ def run(argv: list[str]) -> int:
     """Run a command line; returns the exit code."""
     debug = os.environ.get("AGENTRL_DEBUG", "") not in ("", "0") or "--debug" in argv
     try:
-        code = agentrl.main(args=argv, prog_name="agentrl", standalone_mode=False)
+        words = [word for word in argv if word != "--debug"]  # before the command's name, or after it
+        code = agentrl.main(args=words, prog_name="agentrl", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
         return _interrupted(argv)

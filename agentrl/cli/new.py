@@ -9,7 +9,6 @@ from string import Template
 
 import click
 
-from agentrl.cli.main import debug_option
 from agentrl.errors import SettingsError
 
 _ENVIRONMENT = '''"""Towns and how many people live there: replace the tool and the reward by those of your task."""
@@ -91,7 +90,6 @@ _HELD_OUT = ("Oslo", "Dublin", "Rome", "Madrid")
 
 @click.command("new")
 @click.argument("path", type=click.Path(path_type=Path))
-@debug_option
 def command(path: Path) -> None:
     """Write a small project into PATH: an environment with a tool, prompts, settings, a test.
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrl.cli.main import debug_option
 from agentrl.cli.settings_command import PlayedCommand, given_settings
 from agentrl.errors import SettingsError
 from agentrl.runfolder import SETTINGS
@@ -32,9 +31,7 @@ _KEPT = ("rollout", "data", "rm_hub")
         ),
         click.Option(["--limit"], type=click.IntRange(1), default=1000, help="Newest trajectories. [default: 1000]"),
     ],
-    context_settings={"max_content_width": 100},
 )
-@debug_option
 def command(folder: str, kind: str | None, limit: int) -> int:
     """Score the trajectories of a run again, with a changed grader or environment, and compare.
 

@@ -4,13 +4,10 @@ from pathlib import Path
 
 import click
 
-from agentrl.cli.main import debug_option
 
-
-@click.command("report", context_settings={"max_content_width": 100})
+@click.command("report")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--title", help="Headline of the page; the folder's name if not given.")
-@debug_option
 def command(run: Path, title: str | None) -> None:
     """Write RUN/report.html and RUN/curves.png from the metrics and trajectories in the folder RUN: one file to send.
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentrl.cli.main import debug_option
 from agentrl.errors import SettingsError
 
 if TYPE_CHECKING:
     from agentrl.tools.search import BM25Index, DenseIndex, Passage
 
 
-@click.command("retrieval", context_settings={"max_content_width": 100, "show_default": True})
+@click.command("retrieval", context_settings={"show_default": True})
 @click.option("--corpus", type=click.Path(path_type=Path), help="Passages: .jsonl or .parquet with text, id, title.")
 @click.option("--index", type=click.Path(path_type=Path), help="Folder of the index; built from --corpus if it is new.")
 @click.option("--encoder", type=click.Path(path_type=Path), help="Search by meaning: the folder of an encoder model.")
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 @click.option(
     "--concurrency", default=4, type=click.IntRange(1), metavar="N", help="Requests that are searched at once."
 )
-@debug_option
 def command(
     corpus: Path | None, index: Path | None, encoder: Path | None, topk: int, host: str, port: int, concurrency: int
 ) -> int:

@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentrl.cli.main import debug_option
-
 if TYPE_CHECKING:
     from agentrl.engine.settings import EngineSettings
 
 
-@click.command("router", context_settings={"max_content_width": 100, "show_default": True})
+@click.command("router", context_settings={"show_default": True})
 @click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; there are no passwords.")
 @click.option("--port", default=3000, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
 @click.option("--tokenizer", type=Path, metavar="DIR", help="Folder with tokenizer.json; default: the engines' own.")
 @click.option("--router-middleware-paths", "middleware", multiple=True, metavar="PATH", help="Class around the router.")
 @click.option("--sglang-api-key", metavar="KEY", help="What the engines ask for.")
-@debug_option
 def command(
     engines: tuple[str, ...],
     host: str,

@@ -4,10 +4,8 @@ from typing import Any
 
 import click
 
-from agentrl.cli.main import debug_option
 
-
-@click.command("serve", context_settings={"max_content_width": 100, "show_default": True})
+@click.command("serve", context_settings={"show_default": True})
 @click.argument("model_path", metavar="MODEL")
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; there are no passwords.")
 @click.option("--port", default=30000, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
@@ -24,7 +22,6 @@ from agentrl.cli.main import debug_option
 @click.option("--chat-template", metavar="FILE", help="A Jinja template instead of the model's own.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model folder.")
 @click.option("--exact", is_flag=True, help="Compute what does not depend on the batch, for --true-on-policy-mode.")
-@debug_option
 def command(**options: Any) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""
     from agentrl.engine.embedded.server import serve

@@ -91,7 +91,7 @@ def settings_command(
         def callback(config: str | None, slime_script: str | None, dry_run: bool, dry_run_all: bool) -> int:
             settings = given_settings(config, presets, slime_script)
             foreign_notes = door.notes(settings) if (door := foreign()) else ()
-            for line in [*named(settings.flat(), settings.given(), purpose), *foreign_notes]:
+            for line in [*named(settings, purpose), *foreign_notes]:
                 click.echo(f"note: {line}", err=True)
             if dry_run or dry_run_all:
                 return _dry_run(settings, purpose, everything=dry_run_all)
@@ -103,7 +103,6 @@ def settings_command(
             callback=callback,
             help=function.__doc__,
             epilog="\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  "),
-            context_settings={"max_content_width": 100},
         )
         made.presets = presets
         return made
@@ -143,7 +142,6 @@ def _own_options() -> list[click.Parameter]:
             ["--dry-run"], is_flag=True, help="Check what the run would, print what differs from defaults, and stop."
         ),
         click.Option(["--dry-run-all"], is_flag=True, help="The same with all settings."),
-        click.Option(["--debug"], is_flag=True, expose_value=False, help="Show a traceback with an error."),
         click.Option(
             ["--help-all"],
             is_flag=True,

@@ -6,15 +6,12 @@ from pathlib import Path
 
 import click
 
-from agentrl.cli.main import debug_option
 
-
-@click.command("view", context_settings={"max_content_width": 100, "show_default": True})
+@click.command("view", context_settings={"show_default": True})
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; there are no passwords.")
 @click.option("--port", default=8800, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
 @click.option("--browser/--no-browser", default=None, help="Open the page in a browser.  [default: where there is one]")
-@debug_option
 def command(folders: tuple[Path, ...], host: str, port: int, browser: bool | None) -> int:
     """Look at runs in a browser: curves side by side, and every trajectory token by token, also while they are written.
 

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import httpx
@@ -16,6 +16,7 @@ from agentrl import rm_hub
 from agentrl import sample as ours
 from agentrl.compat.sample import Sample
 from agentrl.plugins import find_object
+from agentrl.rollout.filters import FilterOutput
 
 T = TypeVar("T")
 
@@ -152,39 +153,28 @@ def sleep(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
         time.sleep(3600)
 
 
-@dataclass
-class DynamicFilterOutput:
-    """A filter's verdict on a group."""
-
-    keep: Any
-    reason: str | None = None
-    keep_when_insufficient: bool = False
-
-
-def call_dynamic_filter(function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> DynamicFilterOutput:
+def call_dynamic_filter(function: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> FilterOutput:
     output = True if function is None else function(*args, **kwargs)
-    return output if isinstance(output, DynamicFilterOutput) else DynamicFilterOutput(output)
+    return output if isinstance(output, FilterOutput) else FilterOutput(output)
 
 
 def should_drop_dynamic_filter_output(
-    output: DynamicFilterOutput, *, remaining_batch_size: int, target_data_size: int
+    output: FilterOutput, *, remaining_batch_size: int, target_data_size: int
 ) -> bool:
     enough = remaining_batch_size > target_data_size
     return not output.keep and (enough or not output.keep_when_insufficient)
 
 
-def check_reward_nonzero_std(args: Any, samples: Sequence[Sample], **kwargs: Any) -> DynamicFilterOutput:
+def check_reward_nonzero_std(args: Any, samples: Sequence[Sample], **kwargs: Any) -> FilterOutput:
     """Keep a group only if its rewards differ."""
     rewards = [sample.get_reward_value(args) for sample in samples]
     keep = max(rewards) - min(rewards) > 1e-6
-    return DynamicFilterOutput(keep, None if keep else f"zero_std_{round(rewards[0], 1)}")
+    return FilterOutput(keep, None if keep else f"zero_std_{round(rewards[0], 1)}")
 
 
-def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[Sample], **kwargs: Any) -> DynamicFilterOutput:
+def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[Sample], **kwargs: Any) -> FilterOutput:
     """The same, but a group is kept where dropping it would need more sampling."""
-    found = check_reward_nonzero_std(args, samples)
-    found.keep_when_insufficient = True
-    return found
+    return replace(check_reward_nonzero_std(args, samples), keep_when_insufficient=True)
 
 
 # ---- rewards ----------------------------------------------------------------------------------------------------

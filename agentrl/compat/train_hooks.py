@@ -24,8 +24,8 @@ from agentrl.compat.calls import adapted
 from agentrl.compat.conformance import hooks
 from agentrl.compat.modules import install
 from agentrl.compat.train_data import converted
-from agentrl.errors import AgentRLError, PluginError, SettingsError
-from agentrl.plugins import describe_error, find_object
+from agentrl.errors import PluginError, SettingsError
+from agentrl.plugins import find_object, user_code
 from agentrl.settings import flag_of
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import Groups, Microbatch, TrainHooks
@@ -176,12 +176,8 @@ def _load(setting: str, path: str) -> Callable[..., Any]:
     function = adapted(found)
 
     def called(*given: Any, **named: Any) -> Any:
-        try:
+        with user_code(what):
             return function(*given, **named)
-        except AgentRLError:
-            raise
-        except Exception as error:
-            raise PluginError(f"{what}: {describe_error(error)}") from error
 
     return called
 

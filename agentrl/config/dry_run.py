@@ -4,42 +4,15 @@ Trainer ranks are numbered in Megatron's order, tensor parallel fastest, then co
 `rank = tp + TP * (cp + CP * (dp + DP * pp))`.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
 from rich.console import Console
 
 from agentrl.config.fields import all_fields
 from agentrl.config.settings import Purpose, RunSettings
 from agentrl.settings import shown
-
-
-class TrainerRank(NamedTuple):
-    """One trainer process and its coordinates in the parallel layout."""
-
-    rank: int
-    node: int
-    local: int
-    tp: int
-    cp: int
-    dp: int
-    pp: int
-
-
-def trainer_ranks(settings: RunSettings, purpose: Purpose = "train") -> list[TrainerRank]:
-    """The trainer's processes, from arithmetic alone; none where there is no trainer."""
-    train, cluster = settings.train, settings.cluster
-    if cluster.debug_rollout_only or purpose != "train":
-        return []
-    tp, cp = train.tensor_model_parallel_size, train.context_parallel_size
-    dp = cluster.world_size // train.model_parallel_size
-    return [
-        TrainerRank(
-            *(rank, *divmod(rank, cluster.actor_num_gpus_per_node)),
-            *(rank % tp, rank // tp % cp, rank // (tp * cp) % dp, rank // (tp * cp * dp)),
-        )
-        for rank in range(cluster.world_size)
-    ]
 
 
 def show(
@@ -52,11 +25,11 @@ def show(
         everything: all settings; else those that were given, and those that are not as they are by default.
     """
     console = console or Console()
-    for text, style in _lines(settings, trainer_ranks(settings, purpose), everything):
+    for text, style in _lines(settings, purpose, everything):
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(settings: RunSettings, trainer: Sequence[TrainerRank], everything: bool) -> Iterator[tuple[str, str]]:
+def _lines(settings: RunSettings, purpose: Purpose, everything: bool) -> Iterator[tuple[str, str]]:
     for section, values in settings:
         seen = [(n, v, n in values.model_fields_set, v == all_fields()[n].default) for n, v in values]
         if rows := [row for row in seen if everything or row[2] or not row[3]]:
@@ -66,41 +39,43 @@ def _lines(settings: RunSettings, trainer: Sequence[TrainerRank], everything: bo
                 yield f"{name} = {render(value)}{why}", "bold" if given else "dim"
             yield "", ""
     yield "[placement]", "cyan"
-    yield from ((line, "") for line in describe(settings, trainer))
-    for r in trainer if len(trainer) > 1 else ():
-        yield f"trainer rank {r.rank}: node {r.node} process {r.local}: tp {r.tp} cp {r.cp} dp {r.dp} pp {r.pp}", ""
+    yield from ((line, "") for line in describe(settings, purpose))
     if not everything:
         yield f"\nThe rest of the {len(all_fields())} settings is as by default; --dry-run-all prints it.", ""
 
 
-def describe(settings: RunSettings, trainer: Sequence[TrainerRank]) -> list[str]:
-    """The placement in sentences, one a kind of process."""
+def describe(settings: RunSettings, purpose: Purpose = "train") -> Iterator[str]:
+    """The placement in sentences, one a kind of process, and one a trainer process where there are several."""
     train, cluster, rollout = settings.train, settings.cluster, settings.rollout
-    lines = []
-    if trainer:
-        sizes = (train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size)
-        layout = "TP {} x PP {} x CP {} x DP {}".format(*sizes, cluster.world_size // train.model_parallel_size)
-        lines.append(
-            f"trainer: {train.train_backend}, {len(trainer)} process(es) on {cluster.actor_num_nodes} node(s), "
-            f"{layout}, device {cluster.device}"
-        )
-        if own := cluster.critic_world_size:
-            lines.append(
-                f"critic: {own} process(es) of its own, DP {own // train.model_parallel_size}, cut as the trainer"
-            )
-        elif "values" in settings.algorithm.reads:
-            lines.append("critic: in the trainer's processes")
+    if purpose == "train" and not cluster.debug_rollout_only:
+        yield from _trainer_lines(settings)
     else:
-        lines.append("trainer: none")
-    lines += list(_engine_lines(settings)) or ["engines: none"]
-    lines.append(f"rollout worker: 1 process, up to {rollout.rollout_max_concurrency} trajectories at once")
+        yield "trainer: none"
+    yield from list(_engine_lines(settings)) or ["engines: none"]
+    yield f"rollout worker: 1 process, up to {rollout.rollout_max_concurrency} trajectories at once"
     samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
-    lines.append(
+    yield (
         f"each of {rollout.num_rollout} rollouts: {rollout.rollout_batch_size} prompts x "
         f"{rollout.n_samples_per_prompt} samples = {samples} trajectories, in {train.num_steps_per_rollout} optimizer "
         f"step(s) of {train.global_batch_size}"
     )
-    return lines
+
+
+def _trainer_lines(settings: RunSettings) -> Iterator[str]:
+    train, cluster = settings.train, settings.cluster
+    tp, pp, cp = train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size
+    dp = cluster.world_size // train.model_parallel_size
+    yield (
+        f"trainer: {train.train_backend}, {cluster.world_size} process(es) on {cluster.actor_num_nodes} node(s), "
+        f"TP {tp} x PP {pp} x CP {cp} x DP {dp}, device {cluster.device}"
+    )
+    if own := cluster.critic_world_size:
+        yield f"critic: {own} process(es) of its own, DP {own // train.model_parallel_size}, cut as the trainer"
+    elif "values" in settings.algorithm.reads:
+        yield "critic: in the trainer's processes"
+    for rank, place in enumerate(product(*map(range, (pp, dp, cp, tp))) if cluster.world_size > 1 else ()):
+        node, process = divmod(rank, cluster.actor_num_gpus_per_node)
+        yield f"trainer rank {rank}: node {node} process {process}: pp {place[0]} dp {place[1]} cp {place[2]} tp {place[3]}"
 
 
 def _engine_lines(settings: RunSettings) -> Iterator[str]:

@@ -47,6 +47,14 @@ class Sections(Settings):
     observability: ObservabilitySettings = Field(ObservabilitySettings(), title="Metrics and output")
     compat: CompatSettings = Field(CompatSettings(), title="What slime's scripts and functions bring along")
 
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its flat name."""
+        return {name: value for _, section in self for name, value in section}
+
+    def given(self) -> frozenset[str]:
+        """Names of the settings that were given a value; the others are defaults, or follow from those."""
+        return frozenset(name for _, section in self for name in section.model_fields_set)
+
 
 SECTIONS: Mapping[str, type[Settings]] = {name: type(section) for name, section in Sections()}
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agentrl.config.fields import SECTIONS, FieldRef, all_fields
 from agentrl.config.foreign import Part, foreign
 from agentrl.config.problems import one_error, sentences, unknown
-from agentrl.config.values import json_or_text, read_texts
+from agentrl.config.values import TRUTH, json_or_text, read_texts
 from agentrl.errors import SettingsError
 from agentrl.settings import flag_of
 
@@ -42,7 +42,6 @@ SGLANG_PREFIX = "--sglang-"
 SGLANG_FIELD = "sglang_options"
 MERGED = (SGLANG_FIELD, "compat_options")
 """Of these the parts that are given in several places are put together; of others one wins."""
-_TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 def help_text(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})) -> str:
@@ -140,7 +139,7 @@ class _Reader:
     def _value(self, field: FieldRef, values: dict[str, Any], alone: bool) -> Iterator[str]:
         """Put a setting's value into `values`; what is wrong with it `alone` is told with what else is wrong."""
         try:
-            values[field.name] = self._on(field) if field.is_bool else read_texts(field, self.texts[field.name])
+            values[field.name] = read_texts(field, self.texts[field.name])
             if alone:
                 SECTIONS[field.section].model_validate({field.name: values[field.name]})
         except SettingsError as error:
@@ -148,11 +147,6 @@ class _Reader:
         except ValidationError as error:
             said = sentences(error, {field.name: field}, {})
             yield from (sentence for sentence in said if sentence.startswith(f"{field.flag}: "))
-
-    def _on(self, field: FieldRef) -> bool:
-        if (text := self.texts[field.name][-1].lower()) not in _TRUTH:
-            raise SettingsError(f"{field.flag}: expected true or false; got {text!r}")
-        return _TRUTH[text]
 
     def _agree(self, least: bool, written: str, name: str, text: str) -> None:
         """Another spelling must not contradict the field's own flag; a least value gives way to a larger one."""
@@ -171,7 +165,7 @@ class _Reader:
             self._foreign(flag, kind, values, after)
         elif opposite and opposite.is_bool:
             text = (values or _truth(after) or ["true"])[0]
-            self._add(opposite, [json.dumps(not _TRUTH[text.lower()]) if text.lower() in _TRUTH else text])
+            self._add(opposite, [json.dumps(not TRUTH[text.lower()]) if text.lower() in TRUTH else text])
         elif field := self.fields.get(flag):
             if field.is_bool:
                 self._add(field, values or _truth(after) or ["true"])

@@ -27,9 +27,6 @@ from agentrl.settings import Settings, shown
 
 Purpose = Literal["train", "eval", "rollout"]
 
-_FOLLOWS = ("global_batch_size", "num_steps_per_rollout", "rollout_max_response_len")
-"""Settings whose default gives way: the checks see None unless a value was given."""
-
 
 class RunSettings(Sections):
     """The settings of a run; each section is owned, documented and checked by the room of its name."""
@@ -44,28 +41,27 @@ class RunSettings(Sections):
             self._fill("algorithm", loss_max_length=self.rollout.rollout_max_response_len)
         if self.cluster.colocate:
             self._follow_colocate()
-        flat = self.flat()
-        said = {**flat, **{name: None for name in _FOLLOWS if name not in self.given()}}
-        problems = checks.contradictions(said, read_model_info(flat["hf_checkpoint"]))
+        problems = checks.contradictions(self, read_model_info(self.train.hf_checkpoint))
         if door := foreign():
             problems += door.problems(self)
         if problems:
             raise one_error(problems)
-        batch, steps = checks.steps_and_batch(said)
+        batch, steps = checks.steps_and_batch(self)
         self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
-        if flat["lora_rank"] is not None:
+        if self.train.lora_rank is not None:
             self._follow_adapter()
-        if flat["backend"] == "local":
+        if self.cluster.backend == "local":
             self._follow_one_process()
-        if flat["use_rollout_logprobs"] is None and flat["max_staleness"] > 0 and not self.algorithm.supervised:
+        decided = self.algorithm.use_rollout_logprobs is not None or self.algorithm.supervised
+        if self.rollout.max_staleness > 0 and not decided:
             self._fill("algorithm", use_rollout_logprobs=not self.algorithm.old_is_trainers)
-        if self.engine.engine == "sglang" and flat["use_rollout_routing_replay"]:
+        if self.engine.engine == "sglang" and self.rollout.use_rollout_routing_replay:
             self._fill("engine", sglang_options={"enable_return_routed_experts": True, **self.engine.sglang_options})
-        if flat["true_on_policy_mode"]:
+        if self.train.true_on_policy_mode:
             self._fill("engine", embedded_deterministic=True)
-            most = flat["ci_train_rollout_logprob_abs_diff_threshold"] or 0.0
+            most = self.train.ci_train_rollout_logprob_abs_diff_threshold or 0.0
             self._fill("train", share_prefixes=False, ci_train_rollout_logprob_abs_diff_threshold=most)
-        if flat["env_key"] is None and isinstance(flat["env"], dict):
+        if self.data.env_key is None and isinstance(self.rollout.env, dict):
             self._fill("data", env_key="env")
         if self.train.use_pytorch_profiler and self.train.profile_dir is None:
             self._fill("train", profile_dir=f"{self.observability.output_dir}/profile")
@@ -183,10 +179,6 @@ class RunSettings(Sections):
             raise SettingsError("--slime-defaults: this installation has no agentrl.compat, which knows them")
         return cls.from_flat(*both)
 
-    def flat(self) -> dict[str, Any]:
-        """Every setting by its flat name."""
-        return {name: value for _, section in self for name, value in section}
-
     def shown(self) -> dict[str, dict[str, Any]]:
         """Every setting by section and name as plain JSON, without secrets."""
         return {
@@ -201,10 +193,6 @@ class RunSettings(Sections):
         """
         given = self.given()
         return type(self).from_flat({**{n: v for n, v in self.flat().items() if n in given}, **changes})
-
-    def given(self) -> frozenset[str]:
-        """Names of the settings that were given a value; the others are defaults, or follow from those."""
-        return frozenset(name for _, section in self for name in section.model_fields_set)
 
     @property
     def generates(self) -> bool:
@@ -224,11 +212,11 @@ class RunSettings(Sections):
         Raises:
             SettingsError: lists what is missing, in vain or cannot be, and what to do.
         """
-        flat = self.flat()
-        in_vain = [] if self.compat.slime_defaults else unused.refused(flat, self.given(), purpose)
-        problems = [*checks.missing(flat, purpose)] or in_vain
+        problems = [*checks.missing(self, purpose)]
+        if not (problems or self.compat.slime_defaults):
+            problems += unused.refused(self, purpose)
         if purpose == "train" and not self.cluster.debug_rollout_only:
-            problems += checks.untrainable(flat)
+            problems += checks.untrainable(self)
         if problems:
             raise one_error(problems)
         return self

@@ -7,17 +7,15 @@
    (`Algorithm.takes`); what cannot hold together is in `checks`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, NamedTuple
 
-from agentrl.config.fields import FieldRef, all_fields
+from agentrl.config.fields import FieldRef, Sections, all_fields
 from agentrl.config.tables import holds, rows
 from agentrl.rollout.settings import DEFAULT_FAILURE_POLICY, FailureAction
 from agentrl.settings import shown
-
-Flat = Mapping[str, Any]
 
 
 class Effect(NamedTuple):
@@ -46,6 +44,7 @@ _PLAYING = """rollout.* rm_hub.* engine.* keep_trajectories update_weight* weigh
     colocate offload_* - num_rollout rollout_batch_size n_samples_per_prompt reward_key max_staleness rollout_temperature rollout_top_*
     allow_truncated_sampling rollout_max_response_len chat_template_path *_parser history_policy rollout_seed
     rollout_max_context_len"""
+_OF_ALGORITHMS = "critic_* num_critic_only_steps ref_load ref_update_interval"
 
 
 @cache
@@ -60,52 +59,58 @@ def matching(names: str) -> frozenset[str]:
     return frozenset(found(wanted) - found(but))
 
 
-def _unread(flat: Flat, purpose: str) -> tuple[frozenset[str], str]:
+def _unread(settings: Sections, purpose: str) -> tuple[frozenset[str], str]:
     """The settings that this kind of run does not read, and what it is called."""
     if purpose == "eval":
         return matching(_TRAINING) | matching(_BATCHES), "agentrl eval"
-    if purpose == "rollout" or flat["debug_rollout_only"]:
+    if purpose == "rollout" or settings.cluster.debug_rollout_only:
         kind = "agentrl rollout" if purpose == "rollout" else "--debug-rollout-only"
         return matching(_TRAINING) | matching(_EVALUATION), kind
-    if purpose == "train" and flat["load_debug_rollout_data"]:
+    if purpose == "train" and settings.cluster.load_debug_rollout_data:
         return matching(_PLAYING) | matching("data.* buffer.*"), "--load-debug-rollout-data"
-    if purpose == "train" and flat["sft_turns"]:
+    if purpose == "train" and settings.data.sft_turns:
         return matching(_PLAYING), "agentrl sft"
     return frozenset(), ""
 
 
-def refused(flat: Flat, given: Collection[str], purpose: str) -> list[str]:
+def refused(settings: Sections, purpose: str) -> list[str]:
     """Sentences about settings that were given and can have no effect."""
-    return list(_sentences(flat, given, purpose, certain=True))
+    return list(_sentences(settings, purpose, certain=True))
 
 
-def named(flat: Flat, given: Collection[str], purpose: str) -> list[str]:
+def named(settings: Sections, purpose: str) -> list[str]:
     """Sentences about settings that were given and have no effect, which is nobody's mistake."""
-    names, kind = _unread(flat, purpose)
-    others = [all_fields()[name].flag for name in _differing(flat, given) if name in names]
+    names, kind = _unread(settings, purpose)
+    others = [all_fields()[name].flag for name in _differing(settings) if name in names]
     unread = [f"{kind} does not read {', '.join(others)}"] if others else []
-    both = f"--num-rollout {flat['num_rollout']} and --num-epoch {flat['num_epoch']}: the run ends with whichever comes first"
-    if flat["num_epoch"] and {"num_rollout", "num_epoch"} <= set(given) - names:
+    rollouts, epochs = settings.rollout.num_rollout, settings.data.num_epoch
+    if epochs and {"num_rollout", "num_epoch"} <= settings.given() - names:
+        both = f"--num-rollout {rollouts} and --num-epoch {epochs}: the run ends with whichever comes first"
         unread.append(f"{both}; leave one of them out")
-    certain = _sentences(flat, given, purpose, certain=True) if flat["slime_defaults"] else ()
-    return [*unread, *certain, *_sentences(flat, given, purpose, certain=False)]
+    certain = _sentences(settings, purpose, certain=True) if settings.compat.slime_defaults else ()
+    return [*unread, *certain, *_sentences(settings, purpose, certain=False)]
 
 
-def _sentences(flat: Flat, given: Collection[str], purpose: str, *, certain: bool) -> Iterator[str]:
-    unread, _ = _unread(flat, purpose)
+def _sentences(settings: Sections, purpose: str, *, certain: bool) -> Iterator[str]:
+    unread, _ = _unread(settings, purpose)
+    flat, rollout, engine, differing = settings.flat(), settings.rollout, settings.engine, _differing(settings)
+    # An algorithm may be a file of the user's: it is loaded where somebody asks what it reads.
+    asked = not matching(_OF_ALGORITHMS).isdisjoint(set(differing) - unread)
     seen = {
         **flat,
-        "grader": str(flat["rm_type"]).removeprefix("boxed_"),
-        "several": isinstance(flat["env"], dict),
-        "retries": FailureAction.RETRY in (DEFAULT_FAILURE_POLICY | flat["failure_policy"]).values(),
+        "grader": str(rollout.rm_type).removeprefix("boxed_"),
+        "several": isinstance(rollout.env, dict),
+        "retries": FailureAction.RETRY in (DEFAULT_FAILURE_POLICY | rollout.failure_policy).values(),
         # What is said to a server that is already up.
-        "key_alone": flat["engine"] == "external" and set(flat["sglang_options"]) <= {"api_key"},
+        "key_alone": engine.engine == "external" and set(engine.sglang_options) <= {"api_key"},
         # Only training is ever in one process; what follows from other settings is not there.
-        "backend": flat["backend"] if purpose == "train" else "ray",
-        "save_debug_rollout_data": "save_debug_rollout_data" in given and flat["save_debug_rollout_data"],
+        "backend": settings.cluster.backend if purpose == "train" else "ray",
+        "save_debug_rollout_data": "save_debug_rollout_data" in settings.given() and flat["save_debug_rollout_data"],
+        "critic": asked and "values" in settings.algorithm.reads,
+        "reference": asked and "ref_log_probs" in settings.algorithm.reads,
     }
     for effect in EFFECTS:
-        alike = [name for name in _differing(flat, given) if name in matching(effect.names) - unread]
+        alike = [name for name in differing if name in matching(effect.names) - unread]
         if alike and bool(effect.named) != certain and not holds(effect.needs, seen):
             written = [text for name in alike for text in _written(all_fields()[name], flat[name])]
             has, it = ("has", "it") if len(written) == 1 else ("have", "them")
@@ -114,7 +119,8 @@ def _sentences(flat: Flat, given: Collection[str], purpose: str, *, certain: boo
             yield f"{', '.join(written)} {has} no effect {effect.why}{leave or else_}"
 
 
-def _differing(flat: Flat, given: Collection[str]) -> list[str]:
+def _differing(settings: Sections) -> list[str]:
+    flat, given = settings.flat(), settings.given()
     return [name for name, field in all_fields().items() if name in given and flat[name] != field.default]
 
 

@@ -5,8 +5,7 @@ Scalars stay text (pydantic converts and judges them); only containers and union
 1. a list is a repeated flag, or one JSON list (a text such as `[/INST]` that is not JSON is itself, in a list of texts);
 2. a mapping is `key=value` (repeatable), or one JSON object;
 3. `none` is None where the field allows it and is not plain text;
-4. one text or several by name is `PATH`, or `NAME=PATH` repeated;
-5. another union of text and something else takes the JSON reading if there is one.
+4. one text or several by name is `PATH`, or `NAME=PATH` repeated.
 """
 
 import json
@@ -18,6 +17,7 @@ from typing import Any
 from agentrl.config.fields import FieldRef
 from agentrl.errors import SettingsError
 
+TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _NAME_AND_PATH = re.compile(r"([\w.-]+)=(.+)")
 
 
@@ -74,20 +74,9 @@ def _sequence(field: FieldRef, texts: Sequence[str]) -> list[Any] | None:
 
 
 def _scalar(field: FieldRef, text: str) -> Any:
-    if field.choices:
-        return _choice(field, text)
-    if str in field.members and len(field.members) == 1:
-        return text
-    if field.optional and text.lower() in ("none", "null"):
-        return None
-    return json_or_text(text) if len(field.members) > 1 or field.members == (Any,) else text
-
-
-def _choice(field: FieldRef, text: str) -> Any:
-    for choice in field.choices:
-        if str(choice) == text:
-            return choice
-    return None if field.optional and text == "none" else text
+    if field.is_bool:
+        return TRUTH.get(text.lower(), text)
+    return None if field.optional and field.members != (str,) and text.lower() in ("none", "null") else text
 
 
 def _json(field: FieldRef, text: str) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from agentrl.config import RunSettings
-from agentrl.config.dry_run import describe, show, trainer_ranks
+from agentrl.config.dry_run import describe, show
 from agentrl.config.fields import all_fields
 
 
@@ -18,27 +18,25 @@ def test_ranks_are_in_megatrons_order() -> None:
     settings = build(
         "--actor-num-nodes 2 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --context-parallel-size 2"
     )
-    ranks = trainer_ranks(settings)
-    assert "TP 2 x PP 2 x CP 2 x DP 2" in describe(settings, ranks)[0]
-    at = {(r.tp, r.cp, r.dp, r.pp): r for r in ranks}
-    assert len(at) == 16, "every coordinate exactly once"
-    assert at[1, 0, 0, 0].rank == 1
-    assert at[0, 1, 0, 0].rank == 2
-    assert at[0, 0, 1, 0].rank == 4
-    assert at[0, 0, 0, 1].rank == 8
-    assert (at[0, 0, 0, 1].node, at[0, 0, 0, 1].local) == (1, 0)
+    said = [*describe(settings)]
+    assert "TP 2 x PP 2 x CP 2 x DP 2" in said[0]
+    ranks = [line.removeprefix("trainer rank ") for line in said if line.startswith("trainer rank")]
+    assert len({rank.partition("pp")[2] for rank in ranks}) == 16, "every coordinate exactly once"
+    for rank, place in ((1, "0 dp 0 cp 0 tp 1"), (2, "0 dp 0 cp 1 tp 0"), (4, "0 dp 1 cp 0 tp 0")):
+        assert ranks[rank] == f"{rank}: node 0 process {rank}: pp {place}"
+    assert ranks[8] == "8: node 1 process 0: pp 1 dp 0 cp 0 tp 0"
 
 
 def test_engines() -> None:
-    own = describe(build("--engine sglang --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"), [])
+    own = [*describe(build("--engine sglang --rollout-num-gpus 4 --rollout-num-gpus-per-engine 2"), "eval")]
     assert own[1:3] == [f"engine {n}: sglang, on engine devices {of}" for n, of in ((0, "0, 1"), (1, "2, 3"))]
-    external = describe(build("--engine external --rollout-external-engine-addrs a:1 b:2"), [])
+    external = [*describe(build("--engine external --rollout-external-engine-addrs a:1 b:2"), "eval")]
     assert external[1:3] == ["engine 0: already running at a:1", "engine 1: already running at b:2"]
 
 
 def test_debug_modes_leave_out_what_does_not_start() -> None:
-    assert trainer_ranks(build("--debug-rollout-only")) == []
-    assert "engines: none (rollouts come from a dump)" in describe(build("--load-debug-rollout-data d"), [])
+    assert "trainer: none" in describe(build("--debug-rollout-only"))
+    assert "engines: none (rollouts come from a dump)" in describe(build("--load-debug-rollout-data d"))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,7 @@ def test_debug_modes_leave_out_what_does_not_start() -> None:
 )
 def test_where_a_critic_learns(line: str, said: str) -> None:
     settings = build(f"--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 {line}")
-    assert said in describe(settings, trainer_ranks(settings))
+    assert said in describe(settings)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -69,7 +67,7 @@ def test_what_is_printed(terminal: bool) -> None:
         assert "lr = 0.0003\n" in text, "what was given carries no mark"
         assert "global_batch_size = 128  # follows from the rest" in text
         assert "rollout_batch_size" not in text
-        assert "trainer rank 1: node 0 process 1: tp 1 cp 0 dp 0 pp 0" in text
+        assert "trainer rank 1: node 0 process 1: pp 0 dp 0 cp 0 tp 1" in text
 
 
 def test_everything_is_printed_if_asked_for() -> None:
@@ -81,4 +79,4 @@ def test_everything_is_printed_if_asked_for() -> None:
 
 
 def test_an_evaluation_starts_no_trainer() -> None:
-    assert describe(build(""), trainer_ranks(build(""), "eval"))[0] == "trainer: none"
+    assert next(describe(build(""), "eval")) == "trainer: none"

@@ -27,7 +27,7 @@ def test_a_setting_without_effect_is_spoken_of(name: str, tmp_path: Path, monkey
     value, part = SAID[name]
     try:
         settings = settings_of(BASE, flag(name, value))
-        said = "\n".join(named(settings.flat(), settings.given(), "train"))
+        said = "\n".join(named(settings, "train"))
         settings.check_complete("train")
     except SettingsError as error:
         said = str(error)

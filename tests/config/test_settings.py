@@ -71,7 +71,6 @@ def test_batch_message_shows_numbers_and_proposes() -> None:
     found = message("--rollout-batch-size 16 --n-samples-per-prompt 8 --global-batch-size 100")
     assert "--rollout-batch-size 16 x --n-samples-per-prompt 8 = 128" in found
     assert "--global-batch-size 128" in found
-    assert "--rollout-batch-size 12 with --global-batch-size 96" in found
 
 
 @settings(max_examples=150, deadline=None)
@@ -105,7 +104,7 @@ def test_every_proposal_works(prompts: int, n: int, batch: int | None, steps: in
 
 def test_world_must_hold_the_layout() -> None:
     found = message("--actor-num-gpus-per-node 6 --tensor-model-parallel-size 4")
-    assert "= 6 trainer processes" in found
+    assert "= 6 processes of the actor" in found
     assert "use 4 or 8 processes" in found
 
 
@@ -161,8 +160,6 @@ def test_shared_devices() -> None:
         "--colocate --actor-num-gpus-per-node 2 --rollout-num-gpus 3"
     )
     assert "--colocate with --max-staleness 1: on shared devices nothing" in message("--colocate --max-staleness 1")
-    alone = message("--offload-train --offload-rollout")
-    assert "--offload-train, --offload-rollout without --colocate" in alone
     assert build("--no-offload-train").cluster.offload_train is False
 
 
@@ -247,9 +244,12 @@ def test_what_is_missing_is_said(model: Path, tmp_path: Path) -> None:
     [
         ("--rollout-temperature 0", "--eval-temperature 0 evaluates greedily"),
         ("--n-samples-per-prompt 1", "use at least 2, or --no-rewards-normalization"),
-        ("--critic-lr 0", "--critic-lr 0.0 has no effect with grpo, which learns no critic"),
-        ("--ref-load x", "--ref-load has no effect: grpo reads no reference model; set --use-kl-loss or --kl-coef"),
-        ("--critic-num-gpus-per-node 2", "--critic-num-gpus-per-node 2 has no effect with grpo"),
+        ("--critic-lr 0", "--critic-lr 0.0 has no effect with an algorithm that learns no critic"),
+        (
+            "--ref-load x",
+            "--ref-load x has no effect with an algorithm that reads no reference model; set --use-kl-loss",
+        ),
+        ("--critic-num-gpus-per-node 2", "--critic-num-gpus-per-node 2 has no effect with an algorithm that learns no"),
         ("--advantage-estimator ppo --num-critic-only-steps 9 --num-rollout 9", "the actor would not learn in"),
         ("--eval-interval 5", "--eval-interval 5 has no effect without --eval-prompt-data"),
     ],

@@ -14,8 +14,7 @@ PROMPTS = "--prompt-data a.jsonl"
 def said(line: str, purpose: str = "train") -> tuple[list[str], list[str]]:
     """What is refused, and what is named."""
     settings = RunSettings.from_cli(shlex.split(line))
-    flat, given = settings.flat(), settings.given()
-    return refused(flat, given, purpose), named(flat, given, purpose)
+    return refused(settings, purpose), named(settings, purpose)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +33,9 @@ def said(line: str, purpose: str = "train") -> tuple[list[str], list[str]]:
         ("--num-epoch 3", "--num-epoch 3 has no effect without --prompt-data; leave it out"),
         ("--wandb-group g", "--wandb-group g has no effect without --use-wandb; leave it out"),
         ("--dump-details d --save-debug-rollout-data e", "--dump-details d has no effect with --save-debug"),
+        ("--offload-train --offload-rollout", "--offload-train, --offload-rollout have no effect without --colocate"),
+        ("--mask-offpolicy-in-partial-rollout", "--mask-offpolicy-in-partial-rollout has no effect without --partial"),
+        ("--allow-truncated-sampling", "--allow-truncated-sampling has no effect without --rollout-top-p"),
         ("--backend local --engine-port-base 9000", "--engine-port-base 9000 has no effect with --backend local"),
     ],
 )
@@ -45,7 +47,7 @@ def test_a_setting_in_vain_is_refused(line: str, sentence: str) -> None:
 def test_in_slimes_form_it_is_named() -> None:
     settings = RunSettings.from_flat({"slime_defaults": True, "group_rm": True, "hf_checkpoint": ".", "env": "a:b"})
     sentence = "--group-rm has no effect without --custom-rm-path; leave it out"
-    assert sentence in named(settings.flat(), settings.given(), "train")
+    assert sentence in named(settings, "train")
     assert settings.check_complete("train") is settings
 
 
@@ -60,6 +62,8 @@ def test_in_slimes_form_it_is_named() -> None:
         "--embedded-slots 64 --eval-interval none",
         "--dump-details d",
         f"{PROMPTS} --rm-type boxed_remote_rm --rm-url x --num-epoch 2",
+        "--rollout-top-k 5 --allow-truncated-sampling --advantage-estimator ppo --critic-lr 1e-3",
+        "--use-kl-loss --kl-loss-coef 0.1 --ref-load x --ref-update-interval 2",
     ],
 )
 def test_what_has_an_effect_or_is_the_default_is_not_spoken_of(line: str) -> None:

@@ -113,7 +113,7 @@ def test_what_only_the_other_backend_reads_is_refused_with_the_remedy() -> None:
             settings = settings_of(flags)
         except SettingsError as error:
             return str(error)
-        return "; ".join(refused(settings.flat(), settings.given(), "train"))
+        return "; ".join(refused(settings, "train"))
 
     assert settings_of("--backend local").train.train_backend == "fsdp"
     assert settings_of("").train.train_backend == "megatron"

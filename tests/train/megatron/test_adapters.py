@@ -90,7 +90,7 @@ def test_what_gets_no_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--ref-update-interval: with --lora-rank the reference stays"):
         settings_of("--lora-rank 4 --use-kl-loss --ref-load other --ref-update-interval 2")
     flags = settings_of("--lora-rank 4 --train-backend megatron")
-    assert not refused(flags.flat(), flags.given(), "train")
+    assert not refused(flags, "train")
 
 
 def in_two_processes(rank: int, root: str) -> dict[Any, Any]:
