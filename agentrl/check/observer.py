@@ -4,9 +4,10 @@ import asyncio
 import functools
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
+from unittest.mock import patch
 
 from agentrl.buffer.codec import encode_group
 from agentrl.chat import normalise_messages
@@ -34,17 +35,11 @@ class Observer:
     @contextmanager
     def watching(self, kind: type[Environment]) -> Iterator[None]:
         """Watch `kind` itself and no subclass of it: code that names the class must see what it always sees."""
-        before = {name: vars(kind).get(name) for name in own_methods(kind)}
-        for name in before:
-            setattr(kind, name, self._around(getattr(kind, name), f"{kind.__name__}.{name}"))
-        try:
+        with ExitStack() as stack:
+            for name in own_methods(kind):
+                watched = self._around(getattr(kind, name), f"{kind.__name__}.{name}")
+                stack.enter_context(patch.object(kind, name, watched))
             yield
-        finally:
-            for name, function in before.items():
-                if function is None:
-                    delattr(kind, name)
-                else:
-                    setattr(kind, name, function)
 
     def _around(self, method: Callable[..., Awaitable[Any]], where: str) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(method)

@@ -8,7 +8,7 @@ import ast
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import anyio
@@ -144,21 +144,14 @@ def _tensors(value: float = 0.0, kind: str = "float32") -> list[Any]:
     return [torch.full((2,), value, dtype=getattr(torch, kind)) for _ in range(2)]
 
 
-def _batch(absent: Sequence[str] = ()) -> dict[str, Any]:
+def _batch(*, micro: bool = False) -> dict[str, Any]:
     import torch
 
-    from agentrl.compat.rollout_batch import PER_TOKEN, rollout_batch
+    from agentrl.compat.rollout_batch import PER_TOKEN, microbatch, rollout_batch
     from agentrl.train.batch import TrainBatch
 
     arrays = {name: torch.full((4,), -0.5) for name in PER_TOKEN.values()}
-    return {**dict.fromkeys(absent), **rollout_batch(TrainBatch.from_samples([_samples()]), arrays)}
-
-
-def _microbatch() -> dict[str, Any]:
-    import torch
-
-    found = _batch(("multimodal_train_inputs", "packed_seq_params"))
-    return {**found, "tokens": torch.cat(found["unconcat_tokens"])[None]}
+    return (microbatch if micro else rollout_batch)(TrainBatch.from_samples([_samples()]), arrays)
 
 
 class _Source:
@@ -186,7 +179,7 @@ _VALUES: Mapping[str, Callable[[], Any]] = {
     "rollout_time": lambda: 1.0,
     "data": lambda: {"set": {"rewards": [0.0, 1.0], "truncated": [False] * 2, "samples": _samples()}},
     "rollout_data": lambda: _batch() | {"kl": _tensors()},
-    "batch": _microbatch,
+    "batch": lambda: _batch(micro=True),
     "logits": lambda: _tensors()[0].new_zeros(1, 8, 16).requires_grad_(),
     "sum_of_sample_mean": lambda: lambda losses: losses.sum(),
     "pg_loss": lambda: _tensors(1)[0].repeat(2),

@@ -22,18 +22,9 @@ def _rope(config: Config, name: str) -> Any:
     return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}.get(name, config.get(name))
 
 
-def _name(*values: str) -> Fact:
-    """Of several words for one thing the given one."""
-    return lambda config, given: given if given in values else values[0]
-
-
 _GLM4 = "slime_plugins.models.glm4 get_glm_spec"
 _QWEN = ("qwen", "qwen3")
 _SIGMOID = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2")
-
-
-def _experts(config: Config) -> Any:
-    return next(config[key] for key in EXPERTS if config.get(key))
 
 
 def _sparse(config: Config, given: Any) -> Any:
@@ -46,11 +37,6 @@ def _sparse(config: Config, given: Any) -> Any:
     if isinstance(given, int):
         said = [int(i % given == 0) for i in layers]
     return given if found in (said, given) else found
-
-
-def _shared(config: Config) -> Any:
-    counted = config.get("n_shared_experts") or 0
-    return config.get("shared_expert_intermediate_size") or counted * config["moe_intermediate_size"] or None
 
 
 SHAPES: Mapping[str, Fact] = {
@@ -69,7 +55,7 @@ SHAPES: Mapping[str, Fact] = {
     "max_position_embeddings": lambda c, _: c["max_position_embeddings"],
     "seq_length": lambda c, given: min(given, c["max_position_embeddings"]),
     "norm_epsilon": lambda c, _: c["rms_norm_eps"],
-    "normalization": _name("RMSNorm"),
+    "normalization": lambda c, _: "RMSNorm",
     "swiglu": lambda c, _: c.get("hidden_act", "silu") == "silu",
     "untie_embeddings_and_output_weights": lambda c, _: not c.get("tie_word_embeddings", False),
     "disable_bias_linear": lambda c, _: not c.get("mlp_bias", False),
@@ -93,11 +79,15 @@ SHAPES: Mapping[str, Fact] = {
     "rotary_percent": lambda c, _: _rope(c, "partial_rotary_factor") or 1.0,
     "rotary_scaling_factor": lambda c, _: _rope(c, "factor") or 1.0,
     "use_rope_scaling": lambda c, _: (_rope(c, "rope_type") or "default") != "default",
-    "num_experts": lambda c, _: _experts(c),
+    "num_experts": lambda c, _: next((c[key] for key in EXPERTS if c.get(key)), None),
     "moe_ffn_hidden_size": lambda c, _: c["moe_intermediate_size"],
     "moe_router_topk": lambda c, _: c["num_experts_per_tok"],
     "moe_layer_freq": _sparse,
-    "moe_shared_expert_intermediate_size": lambda c, _: _shared(c),
+    "moe_shared_expert_intermediate_size": lambda c, _: (
+        c.get("shared_expert_intermediate_size")
+        or (c.get("n_shared_experts") or 0) * c["moe_intermediate_size"]
+        or None
+    ),
     "moe_shared_expert_gate": lambda c, _: c["model_type"] == "qwen2_moe",
     "moe_router_score_function": lambda c, _: "sigmoid" if c["model_type"] in _SIGMOID else "softmax",
     "moe_router_enable_expert_bias": lambda c, _: c["model_type"] in _SIGMOID,

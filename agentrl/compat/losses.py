@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.base import TokenView, need
-from agentrl.compat.rollout_batch import PER_TOKEN, RolloutBatch, rollout_batch
+from agentrl.compat.rollout_batch import RolloutBatch, microbatch
 from agentrl.errors import PluginError, TrainError
 from agentrl.train.hooks import Microbatch
 
@@ -46,12 +46,10 @@ class Whole:
         return list(values.split(self.lengths))
 
     def data(self) -> RolloutBatch:
-        """As slime's losses get a microbatch: all of their keys are there."""
+        """As slime's losses get a microbatch."""
         inputs = self.part.inputs
         arrays = {**inputs.per_token, **({} if inputs.returns is None else {"returns": inputs.returns})}
-        found = rollout_batch(self.batch, {name: array[self.positions] for name, array in arrays.items()})
-        absent = dict.fromkeys((*PER_TOKEN, "multimodal_train_inputs", "packed_seq_params"))
-        return {**absent, **found, "tokens": torch.cat(found["unconcat_tokens"])[None]}
+        return microbatch(self.batch, {name: array[self.positions] for name, array in arrays.items()})
 
 
 def own_loss(

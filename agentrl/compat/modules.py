@@ -107,8 +107,7 @@ def _imports_slime(file: str) -> bool:
 
 
 class _Slime:
-    def install(self) -> None:
-        install()
+    install = staticmethod(install)
 
     def adapt(self, found: Any, what: str) -> Any:
         from agentrl.compat.calls import adapted, four_to_three

@@ -56,6 +56,13 @@ def rollout_batch(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Al
     return found
 
 
+def microbatch(batch: TrainBatch, arrays: Mapping[str, Tensor]) -> RolloutBatch:
+    """As slime's losses get the samples: all of their keys are there, and `tokens` are one sequence [1, T]."""
+    absent = dict.fromkeys((*PER_TOKEN, "multimodal_train_inputs", "packed_seq_params"))
+    found = rollout_batch(batch, arrays)
+    return {**absent, **found, "tokens": torch.cat(found["unconcat_tokens"])[None]}
+
+
 def flat(data: Mapping[str, Any], key: str, what: str) -> Tensor:
     """The entries of a key one after the other, [R].
 

@@ -12,7 +12,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.compat.shell import Word, commands, ends_at
@@ -54,7 +54,7 @@ class Launch:
     where: str
     asynchronous: bool
     """Whether it is `train_async.py`."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def read_script(path: str | Path, environ: Mapping[str, str] | None = None) -> Launch:
@@ -72,7 +72,6 @@ def read_script(path: str | Path, environ: Mapping[str, str] | None = None) -> L
         lines = " and ".join(launch.where for launch in shell.launches)
         none, several = f"it starts no {' or '.join(_TRAINERS)}", f"{lines} each start a training; keep one of them"
         raise SettingsError(f"--slime-script {path}: {several if lines else none}")
-    shell.launches[0].notes = shell.notes
     return shell.launches[0]
 
 
@@ -158,7 +157,7 @@ class _Shell:
                     self._unknown(text or "", where, f"`{name}` sets it")
             case _ if trainer is not None:
                 asynchronous = str(texts[trainer]).endswith(_TRAINERS[1])
-                self.launches.append(Launch(fields[trainer + 1 :], where, asynchronous))
+                self.launches.append(Launch(fields[trainer + 1 :], where, asynchronous, self.notes))
             case _:
                 return True if name in ("", "cd", "true", ":", "set") else None
         return True

@@ -8,14 +8,11 @@
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -58,15 +55,15 @@ class Sections(Settings):
 
 SECTIONS: Mapping[str, type[Settings]] = {name: type(section) for name, section in Sections()}
 
-_SEQUENCES = (list, tuple, set, frozenset, Sequence, AbstractSet)
-_MAPPINGS = (dict, Mapping)
-_SCALARS = {
+_SAID = {
     int: ("INT", "a whole number"),
     float: ("NUMBER", "a number"),
     str: ("TEXT", "text"),
     bool: ("VALUE", "true or false"),
-    Path: ("PATH", "a path"),
+    dict: ("KEY=VALUE", "KEY=VALUE or a JSON object"),
+    tuple: ("VALUE...", "a list (repeat the flag, or give a JSON list)"),
 }
+"""Of the kinds of settings that there are: a value in help, and in words."""
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": "length at least"}
 
 
@@ -85,8 +82,13 @@ class FieldRef:
 
     @property
     def members(self) -> tuple[Any, ...]:
-        """The annotation's alternatives without None, literals kept whole: `int | None` is `(int,)`."""
+        """The annotation's alternatives without None: `int | None` is `(int,)`. There are two where it `is_named`."""
         return tuple(m for m in _members(self.info.annotation) if m is not type(None))
+
+    @property
+    def kind(self) -> Any:
+        """What it is where it is not None: a key of `_SAID`, or `Literal`."""
+        return typing.get_origin(self.members[0]) or self.members[0]
 
     @property
     def optional(self) -> bool:
@@ -94,19 +96,7 @@ class FieldRef:
 
     @property
     def is_bool(self) -> bool:
-        return self.members == (bool,)
-
-    @property
-    def is_number(self) -> bool:
-        return bool(self.members) and set(self.members) <= {int, float}
-
-    @property
-    def is_mapping(self) -> bool:
-        return len(self.members) == 1 and _origin(self.members[0]) in _MAPPINGS
-
-    @property
-    def is_sequence(self) -> bool:
-        return len(self.members) == 1 and _origin(self.members[0]) in _SEQUENCES
+        return self.kind is bool
 
     @property
     def is_named(self) -> bool:
@@ -114,17 +104,9 @@ class FieldRef:
         return self.members == (str, dict[str, str])
 
     @property
-    def choices(self) -> tuple[Any, ...]:
-        """The allowed values of a `Literal` or enum field, else an empty tuple."""
-        found: list[Any] = []
-        for member in self.members:
-            if typing.get_origin(member) is Literal:
-                found += [c for c in typing.get_args(member) if c is not None]
-            elif isinstance(member, type) and issubclass(member, Enum):
-                found += [e.value for e in member]
-            else:
-                return ()
-        return tuple(found)
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values of a `Literal` field, else an empty tuple."""
+        return typing.get_args(self.members[0]) if self.kind is Literal else ()
 
     @property
     def default(self) -> Any:
@@ -146,15 +128,8 @@ class FieldRef:
     def _said(self) -> tuple[str, str]:
         """A value in help, and in words."""
         if self.choices:
-            return "|".join(map(str, self.choices)), f"one of {', '.join(map(str, self.choices))}"
-        if self.is_named:
-            return "PATH|NAME=PATH", "a path, or NAME=PATH for each of several"
-        if self.is_mapping:
-            return "KEY=VALUE", "KEY=VALUE or a JSON object"
-        if self.is_sequence:
-            return "VALUE...", "a list (repeat the flag, or give a JSON list)"
-        said = [_SCALARS.get(m, ("VALUE", _words(m))) for m in self.members]
-        return said[0][0] if len(said) == 1 else "VALUE", " or ".join(dict.fromkeys(words for _, words in said))
+            return "|".join(self.choices), f"one of {', '.join(self.choices)}"
+        return ("PATH|NAME=PATH", "a path, or NAME=PATH for each of several") if self.is_named else _SAID[self.kind]
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -180,15 +155,3 @@ def all_fields() -> Mapping[str, FieldRef]:
                 raise SettingsError(f"field {name!r} is in both {found[name].section} and {section}; rename one")
             found[name] = FieldRef(section, name, info)
     return types.MappingProxyType(found)
-
-
-def _origin(annotation: Any) -> Any:
-    return typing.get_origin(annotation) or annotation
-
-
-def _words(member: Any) -> str:
-    if typing.get_origin(member) is Literal:
-        return " or ".join(map(repr, typing.get_args(member)))
-    if _origin(member) in _MAPPINGS or (isinstance(member, type) and issubclass(member, BaseModel)):
-        return "a JSON object"
-    return "a JSON list" if _origin(member) in _SEQUENCES else "a value"

@@ -146,7 +146,7 @@ def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
     """YAML makes a boolean of the word `off`, and a text of `none`; what a flag takes, a file takes."""
     if value is False and "off" in field.choices:
         return "off"
-    if value == "none" and field.optional and str not in field.members:
+    if value == "none" and field.optional and field.kind is not str:
         return None
     return value
 

@@ -47,7 +47,7 @@ MERGED = (SGLANG_FIELD, "compat_options")
 def help_text(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})) -> str:
     """The field's description with its default, which `presets` may give way to a command's own."""
     default = presets.get(field.name, field.default)
-    if default in (None, "", (), [], {}) or field.is_mapping:
+    if default in (None, "", (), [], {}) or field.kind is dict:
         return field.info.description or ""
     said = ("on" if default else "off") if field.is_bool else getattr(default, "value", default)
     return f"{field.info.description} [default: {said}]"
@@ -169,7 +169,7 @@ class _Reader:
         elif field := self.fields.get(flag):
             if field.is_bool:
                 self._add(field, values or _truth(after) or ["true"])
-            elif found := values or _taken(after, None if field.is_sequence or field.is_named else 1):
+            elif found := values or _taken(after, None if field.kind is tuple or field.is_named else 1):
                 self._add(field, found)
             else:
                 self.problems.append(f"{flag}: expected {field.expected()}; got nothing")

@@ -125,7 +125,7 @@ class RunSettings(Sections):
                 problems.append(f"unknown setting {name}{did_you_mean(name, known)}")
                 continue
             where = (origins or {}).get(name) or known[name].flag
-            if isinstance(value, bool) and known[name].is_number:
+            if isinstance(value, bool) and known[name].kind in (int, float):
                 # Pydantic would take `lr: yes` for 1.
                 problems.append(f"{where}: expected {known[name].expected()}; got {value!r}")
             elif SECRET in str(value):

@@ -130,4 +130,4 @@ def _written(field: FieldRef, value: Any) -> list[str]:
         return [field.flag if value else f"--no-{field.flag[2:]}"]
     if field.name == "sglang_options":
         return [f"--sglang-{name.replace('_', '-')}" for name in value]
-    return [field.flag if field.is_mapping or field.is_sequence else f"{field.flag} {shown(value)}"]
+    return [field.flag if field.kind in (dict, tuple) else f"{field.flag} {shown(value)}"]

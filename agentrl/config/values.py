@@ -27,13 +27,16 @@ def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
     Raises:
         SettingsError: the text has not the container's shape; names the flag, the value, what was expected.
     """
-    if field.is_mapping:
-        return _mapping(field, texts)
-    if field.is_sequence:
-        return _sequence(field, texts)
     if field.is_named:
         return _named(field, texts)
-    return _scalar(field, texts[-1])
+    if field.kind is dict:
+        return _mapping(field, texts)
+    if field.kind is tuple:
+        return _sequence(field, texts)
+    if field.is_bool:
+        return TRUTH.get(texts[-1].lower(), texts[-1])
+    none = field.optional and field.kind is not str and texts[-1].lower() in ("none", "null")
+    return None if none else texts[-1]
 
 
 def _named(field: FieldRef, texts: Sequence[str]) -> str | dict[str, str]:
@@ -71,12 +74,6 @@ def _sequence(field: FieldRef, texts: Sequence[str]) -> list[Any] | None:
         else:
             out.append(read)
     return out
-
-
-def _scalar(field: FieldRef, text: str) -> Any:
-    if field.is_bool:
-        return TRUTH.get(text.lower(), text)
-    return None if field.optional and field.members != (str,) and text.lower() in ("none", "null") else text
 
 
 def _json(field: FieldRef, text: str) -> Any:

@@ -83,6 +83,10 @@ def test_what_megatrons_flags_of_a_mixture_are_by_its_config(name: str, of_deeps
     assert SHAPES["moe_layer_freq"](DEEPSEEK, 1) == [0, 0, 0, 1, 1]
 
 
+def test_a_model_without_experts_has_none() -> None:
+    assert SHAPES["num_experts"]({"model_type": "qwen3"}, 8) is None
+
+
 def test_a_key_is_taken_where_the_environment_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     assert build("--wandb-key secret").given() == frozenset()

@@ -29,10 +29,10 @@ WORDS = tuple(
 def plausible(rng: random.Random, field: FieldRef) -> Any:
     if field.choices:
         return rng.choice(field.choices)
-    if field.is_mapping or field.is_sequence or rng.random() < 0.3:
+    if field.kind in (dict, tuple) or rng.random() < 0.3:
         default = field.default
         return list(default) if isinstance(default, tuple) else dict(default) if isinstance(default, dict) else default
-    return rng.choice(NUMBERS.get(field.members[0], ("a",)))
+    return rng.choice(NUMBERS.get(field.kind, ("a",)))
 
 
 def document(rng: random.Random) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def document(rng: random.Random) -> dict[str, Any]:
     for field in chosen:
         holder = found.setdefault(field.section, {}) if rng.random() < 0.5 and field.section != "engine" else found
         value = plausible(rng, field)
-        holder[field.name] = {str(k): str(v) for k, v in value.items()} if field.is_mapping else value
+        holder[field.name] = {str(k): str(v) for k, v in value.items()} if field.kind is dict else value
     return found
 
 
