@@ -18,7 +18,6 @@ from pydantic_core import PydanticUndefined
 
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.buffer.settings import BufferSettings
-from agentrl.config.compat import CompatSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.data.settings import DataSettings
 from agentrl.engine.settings import EngineSettings
@@ -28,6 +27,20 @@ from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.settings import Settings, flag_of
 from agentrl.train.settings import TrainSettings
+
+
+class CompatSettings(Settings):
+    """Read by `agentrl.compat`: what other trainers' settings say that is none of ours, and the keys of a user's own, which
+    user functions find in `args`."""
+
+    slime_defaults: bool = Field(
+        False,
+        description="Take slime's defaults where nothing was given, and name what has no effect in place of refusing it.",
+    )
+    compat_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="slime's settings that are none of ours (hooks by path), and keys of your own for your functions' args.",
+    )
 
 
 class Sections(Settings):
