@@ -32,16 +32,6 @@ class Exchange:
     wrote: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a policy is asked: the ids of `turn` (from 1) behind the prompt `given`, at most `most` of them."""
-
-    session: str
-    turn: int
-    given: Sequence[int]
-    most: int | None
-
-
 class Policy(Generator):
     """Answers turn by turn with text, as token ids with log-probs.
 
@@ -67,8 +57,8 @@ class Policy(Generator):
     async def release(self) -> None:
         self._held.open()
 
-    async def write(self, asked: Asked) -> tuple[list[int], bool]:
-        """The ids of a turn, and whether it ended by itself."""
+    async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
+        """The ids of `turn` (from 1) behind the prompt `given`, at most `most` of them, and whether it ended by itself."""
         raise NotImplementedError
 
     def ids(self, text: str, *, ended: bool) -> tuple[list[int], bool]:
@@ -80,8 +70,7 @@ class Policy(Generator):
     ) -> Generation:
         exchanges = self.asked.setdefault(session_id or "", [])
         self.since = math.inf
-        asked = Asked(session_id or "", len(exchanges) + 1, input_ids, params.max_new_tokens)
-        ids, ended = await self.write(asked)
+        ids, ended = await self.write(session_id or "", len(exchanges) + 1, input_ids, params.max_new_tokens)
         if not ids or len(ids) > (params.max_new_tokens or len(ids)):
             ids, ended = ids[: params.max_new_tokens] or [0], False
         exchanges.append(Exchange(list(input_ids), ids))
@@ -107,8 +96,8 @@ class Scripted(Policy):
         super().__init__(chat)
         self.script = script
 
-    async def write(self, asked: Asked) -> tuple[list[int], bool]:
-        script, turn = self.script, asked.turn
+    async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
+        script = self.script
         if turn == script.waits:
             self.waiting.set()
             await anyio.sleep_forever()
@@ -130,11 +119,11 @@ class Recorded(Policy):
         super().__init__(chat)
         self._turns = {str(index): told for index, told in turns.items()}
 
-    async def write(self, asked: Asked) -> tuple[list[int], bool]:
-        turns, ended = self._turns[asked.session.split("-")[1]]
-        if asked.turn > len(turns):
+    async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
+        turns, ended = self._turns[session.split("-")[1]]
+        if turn > len(turns):
             raise ModelFailure(f"it ended with turn {len(turns)} then, and would go on now", kind="no_turn")
-        return turns[asked.turn - 1], ended or asked.turn < len(turns)
+        return turns[turn - 1], ended or turn < len(turns)
 
 
 Live = Callable[[Chat, Sequence[dict[str, Any]]], Policy]
@@ -151,9 +140,9 @@ class Person(Policy):
         super().__init__(chat)
         self._tools, self._shown = tools, 0
 
-    async def write(self, asked: Asked) -> tuple[list[int], bool]:
-        click.echo(self.chat.decode(asked.given[self._shown :]), nl=False)
-        self._shown = len(asked.given)
+    async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
+        click.echo(self.chat.decode(given[self._shown :]), nl=False)
+        self._shown = len(given)
         return self.ids(await anyio.to_thread.run_sync(self._typed, abandon_on_cancel=True), ended=True)
 
     def _typed(self) -> str:
@@ -178,9 +167,9 @@ class Endpoint(Policy):
         super().__init__(chat)
         self._url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
 
-    async def write(self, asked: Asked) -> tuple[list[int], bool]:
-        prompt, stop = self.chat.decode(asked.given), list(self.chat.report.stops)[:4]
-        body = {"prompt": prompt, "stop": stop, "max_tokens": asked.most, "temperature": 1.0}
+    async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
+        prompt, stop = self.chat.decode(given), list(self.chat.report.stops)[:4]
+        body = {"prompt": prompt, "stop": stop, "max_tokens": most, "temperature": 1.0}
         try:
             async with httpx.AsyncClient(timeout=_SECONDS) as client:
                 models = (await client.get(f"{self._url}/models")).raise_for_status().json()["data"]
