@@ -21,7 +21,7 @@ from agentrl.config import RunSettings
 from agentrl.config.tables import rows
 from agentrl.data.prompts import open_prompts
 from agentrl.errors import PluginError, SettingsError
-from agentrl.plugins import defined_at, describe_error, find_object
+from agentrl.plugins import defined_at, find_object, user_code
 from agentrl.tools.threads import run_in_daemon_thread
 
 
@@ -103,11 +103,9 @@ def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tupl
 
 
 async def _result(call: Callable[[], Any], where: str, settings: RunSettings) -> Any:
-    try:
+    with user_code(where):
         result = await run_in_daemon_thread(call)
         return await result if inspect.isawaitable(result) else result
-    except Exception as error:
-        raise PluginError(f"{where} raised {describe_error(error)}") from error
 
 
 async def _with_engine(call: Callable[[], Any], where: str, settings: RunSettings) -> Any:

@@ -221,5 +221,4 @@ def _alike(said: Any, what: Any) -> bool:
     return abs(said - what) <= 1e-9 * abs(what) if numbers else bool(said == what)
 
 
-FLAGS = Flags()
-_door: Foreign = FLAGS
+FLAGS: Foreign = Flags()
