@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(RECIPES), default=list(RECIPES), help="none: only --plot")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--cache", type=Path, default=Path("runs/demo-cache"), help="where warm-started models are")
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where warm-started models are")
     parser.add_argument("--json", type=Path, default=Path("runs/algorithms.json"), help="where the curves are kept")
     parser.add_argument("--plot", type=Path, help="an SVG of all curves that are kept")
     options = parser.parse_args()

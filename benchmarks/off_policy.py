@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--staleness", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--cache", type=Path, default=Path("runs/demo-cache"), help="where warm-started models are")
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where warm-started models are")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for seed in options.seeds:

@@ -85,21 +85,20 @@ def demo(options: argparse.Namespace, folder: Path, seed: int, form: Form) -> Ti
         asked = {"folder": str(folder), "cache": str(options.cache), "seed": seed, "steps": options.steps, "form": form}
         command += ["benchmarks.time_to_reward", "--one", json.dumps(asked)]
     else:
-        command += ["agentrl.demo", "--seed", str(seed), "--steps", str(options.steps)]
+        command += ["agentrl.demo", "--seed", str(seed), "--num-rollout", str(options.steps)]
         command += ["--output-dir", str(folder), "--cache", str(options.cache)]
     return timed(command, {**os.environ, "PYTHONPATH": import_path(), "HF_HUB_OFFLINE": "1"})
 
 
 def run_form(folder: str, cache: str, seed: int, steps: int, form: Form) -> None:
-    """What `agentrl.demo.run.run_demo` does, with some settings changed."""
+    """What the demo does, with some settings changed."""
     from agentrl.cluster.launch import train
-    from agentrl.demo.data import write_train_and_test
-    from agentrl.demo.run import BATCH_PROMPTS, demo_settings
+    from agentrl.config import RunSettings
+    from agentrl.demo.run import DEMO
     from agentrl.observability.report import write_report
 
-    model = warmed(Path(cache), seed)
-    data = write_train_and_test(Path(folder) / "data", train_count=steps * BATCH_PROMPTS, seed=seed)
-    train(demo_settings(Path(folder), model, *data, seed=seed, steps=steps).replace(**form))
+    settings = RunSettings.from_cli(DEMO.argv(Path(folder), warmed(Path(cache), seed), seed))
+    train(settings.replace(**{"num_rollout": steps, **form}))
     write_report(Path(folder), title=f"Calculator demo, seed {seed}")
 
 
@@ -125,10 +124,9 @@ EVALUATED = r"^\[ *[\d.]+s\] eval .*?(?:reward|pass@1) ([\d.]+)"
 
 def pairs(options: argparse.Namespace, form: Form, work: Path) -> None:
     from agentrl.demo.data import write_train_and_test
-    from agentrl.demo.run import BATCH_PROMPTS
 
     seed, model = 0, warmed(options.cache, 0)
-    write_train_and_test(work / "data", train_count=options.steps * BATCH_PROMPTS, seed=seed)
+    write_train_and_test(work / "data", train_count=options.steps * 16, seed=seed)
     ours: list[Timed] = []
     theirs: list[Timed] = []
     print(f"\n{'pair':>4} {'agentrl s':>10} {'TRL s':>7} {'ratio':>6}  held-out success (agentrl; TRL)")
@@ -182,7 +180,7 @@ def main() -> None:
     parser.add_argument("--trl-venv", type=Path, help="the venv that has TRL")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--cache", type=Path, default=Path("runs/demo-cache"), help="where warm-started models are")
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where warm-started models are")
     parser.add_argument("--backend", choices=["ray", "local"])
     parser.add_argument("--max-staleness", type=int, nargs="+", help="several only with --seeds")
     parser.add_argument("--partial-rollout", action="store_true")

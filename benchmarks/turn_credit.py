@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument(
         "--set", type=setting, nargs="+", default=[], metavar="NAME=VALUE", help="settings by flat name"
     )
-    parser.add_argument("--cache", type=Path, default=Path("runs/demo-cache"), help="where warm-started models are")
+    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where warm-started models are")
     parser.add_argument("--json", type=Path, help="write the curves into this file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,5 +1,5 @@
 """`agentrl demo`."""
 
-from agentrl.demo.__main__ import main as command
+from agentrl.demo.run import DEMO
 
-__all__ = ["command"]
+command = DEMO.command()

@@ -4,5 +4,6 @@
    never occur in training, so their answers cannot be known by heart.
 2. `demonstrations` writes what the warm start learns from: first correct tool use (`skill`), then deliberately
    imperfect behaviour (`habit`), so that reinforcement learning has something to improve.
-3. `run` is the whole demo: `agentrl.tiny.warm_start`, then the training run. `python -m agentrl.demo` is its door.
+3. `example` is how a learning example runs: `agentrl.tiny.warm_start`, then the training run. `run` is the calculator's, and
+   `python -m agentrl.demo` its door.
 """

@@ -1,6 +1,6 @@
 """A learning example as one command: warm start, `agentrl train` with a settings file, before and after, report.
 
-1. An `Example` names its parts; `main` is its command line: `--seed`, `--output-dir`, `--cache`, and whatever else is
+1. An `Example` names its parts; `command` is its command line: `--seed`, `--output-dir`, `--cache`, and whatever else is
    given goes to `agentrl train` and wins over the settings file.
 2. The warm-started model is kept in the cache; training and evaluation are the ordinary run.
 3. Success is the share of held-out prompts whose reward is at least 1 (`pass@1`), at the evaluation's temperature.
@@ -49,19 +49,49 @@ class Example:
     goal: float = 0.75
     others: Callable[[Path, Say], AbstractContextManager[Sequence[str]]] = lambda cache, say: nullcontext(())
 
-    def main(self, argv: Sequence[str] | None = None) -> None:
+    def main(self) -> None:
         """The example's command line; exits the process."""
-        command(self).main(args=None if argv is None else list(argv), prog_name=f"examples.{self.name}.run")
+        self.command()()
+
+    def command(self) -> click.Command:
+        """See the module's point 1."""
+
+        @click.command(
+            context_settings={"show_default": True, "ignore_unknown_options": True},
+            help=f"Example {self.name}: random weights, warm start, GRPO, evaluation on unseen questions.",
+            epilog="All other flags go to `agentrl train`, for example --num-rollout 40.",
+        )
+        @click.option("--seed", default=0, type=click.IntRange(0), help="Seed of weights, data and sampling.")
+        @click.option("--output-dir", type=click.Path(path_type=Path), help="A new folder; default runs/NAME/...")
+        @click.option("--cache", default="runs/cache", type=click.Path(path_type=Path), help="Warm-started models.")
+        @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+        def main(seed: int, output_dir: Path | None, cache: Path, flags: tuple[str, ...]) -> None:
+            folder = output_dir or Path(f"runs/{self.name}/seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+            try:
+                result = run_example(self, folder.resolve(), cache.resolve(), seed=seed, flags=flags, say=click.echo)
+            except AgentRLError as error:
+                raise click.ClickException(str(error)) from error
+            if not result.learned:
+                goal = f"goal: {self.goal:.0%} on held-out questions"
+                click.echo(f"the model did not learn as expected ({goal})", err=True)
+                sys.exit(1)
+
+        return main
+
+    def argv(self, folder: Path, model: Path, seed: int) -> list[str]:
+        """What `agentrl train` is given to train `model` in `folder`, where this writes the prompts."""
+        train_file, test_file = self.write_data(folder / "data", seed)
+        argv = ["--config", str(self.config), "--hf-checkpoint", str(model), "--prompt-data", str(train_file)]
+        sets = ["--eval-config"] if test_file.suffix == ".yaml" else ["--eval-prompt-data", EVAL_SET]
+        argv += [*sets, str(test_file), "--output-dir", str(folder)]
+        return [*argv, "--seed", str(seed), "--rollout-seed", str(seed)]
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleResult:
-    """Every evaluation in order (success and share of trajectories that used a tool, 0 to 1), and seconds."""
+    """Success on held-out prompts, 0 to 1, at every evaluation in order, and what to end at."""
 
     success: list[float]
-    used_tool: list[float]
-    warm_start_seconds: float
-    train_seconds: float
     goal: float
 
     @property
@@ -86,42 +116,37 @@ def run_example(
     Raises:
         DataError: the folder is not empty.
     """
-    must_be_new(folder, "example")
+    must_be_new(folder)
     started = time.monotonic()
-    recipe = example.warm_start.model_copy(update={"seed": seed})
-    model = in_own_process(cache, example.lessons, recipe, say)
+    model = in_own_process(cache, example.lessons, example.warm_start.model_copy(update={"seed": seed}), say)
     warm = time.monotonic()
-    train_file, test_file = example.write_data(folder / "data", seed)
-    argv = ["--config", str(example.config), "--hf-checkpoint", str(model), "--prompt-data", str(train_file)]
-    sets = ["--eval-config"] if test_file.suffix == ".yaml" else ["--eval-prompt-data", EVAL_SET]
-    argv += [*sets, str(test_file), "--output-dir", str(folder)]
 
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
     from agentrl.observability.report import write_report
 
     with example.others(cache, say) as more:
-        argv += ["--seed", str(seed), "--rollout-seed", str(seed), *more, *flags]
+        argv = [*example.argv(folder, model, seed), *more, *flags]
         say(f"agentrl train {shlex.join(argv)}")
         train(RunSettings.from_cli(argv))
-    success, used_tool = held_out(folder, "pass@1"), held_out(folder, "used_tool")
-    result = ExampleResult(success, used_tool, warm - started, time.monotonic() - warm, example.goal)
+    success = held_out(folder, "pass@1")
     page = write_report(folder, title=f"{example.name}, seed {seed}")
     say(f"held-out success: {_curve(success)}")
-    say(f"used the tool:    {_curve(used_tool)}")
-    say(f"seconds: warm start {result.warm_start_seconds:.0f}, training {result.train_seconds:.0f}")
+    say(f"used the tool:    {_curve(held_out(folder, 'used_tool'))}")
+    say(f"seconds: warm start {warm - started:.0f}, training {time.monotonic() - warm:.0f}")
     say(f"report: {page}")
-    return result
+    say(f"every trajectory, token by token: agentrl view {folder}")
+    return ExampleResult(success, example.goal)
 
 
-def must_be_new(folder: Path, what: str) -> None:
+def must_be_new(folder: Path) -> None:
     """Refuse a folder with something in it; a run given the same folder again would resume.
 
     Raises:
         DataError: the folder is not empty.
     """
     if folder.is_dir() and any(folder.iterdir()):
-        raise DataError(f"{folder} is not empty; give the {what} a new folder")
+        raise DataError(f"{folder} is not empty; give the run a new folder")
 
 
 def held_out(folder: Path, name: str) -> list[float]:
@@ -138,33 +163,6 @@ def held_out(folder: Path, name: str) -> list[float]:
     if len(values) < 2:
         raise DataError(f"{folder / METRICS}: expected {key} before and after training, found it {len(values)} times")
     return values
-
-
-def command(example: Example) -> click.Command:
-    """The command line of an example."""
-
-    @click.command(
-        context_settings={"show_default": True, "ignore_unknown_options": True},
-        help=f"A tiny model learns {example.name}: random weights, warm start, GRPO, evaluation on unseen questions.",
-        epilog="All other flags go to `agentrl train`, for example --num-rollout 40.",
-    )
-    @click.option("--seed", default=0, type=click.IntRange(0), help="Seed of weights, data and sampling.")
-    @click.option("--output-dir", type=click.Path(path_type=Path), help="A new folder; default runs/NAME/...")
-    @click.option("--cache", default="runs/cache", type=click.Path(path_type=Path), help="Warm-started models.")
-    @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
-    def main(seed: int, output_dir: Path | None, cache: Path, flags: tuple[str, ...]) -> None:
-        folder = output_dir or Path(f"runs/{example.name}/seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}")
-        try:
-            result = run_example(example, folder.resolve(), cache.resolve(), seed=seed, flags=flags, say=click.echo)
-        except AgentRLError as error:
-            raise click.ClickException(str(error)) from error
-        if not result.learned:
-            click.echo(
-                f"the model did not learn as expected (goal: {example.goal:.0%} on held-out questions)", err=True
-            )
-            sys.exit(1)
-
-    return main
 
 
 def _curve(values: Sequence[float]) -> str:

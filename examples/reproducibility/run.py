@@ -62,7 +62,7 @@ def main(seed: int, output_dir: Path | None, cache: Path, flags: tuple[str, ...]
     """Run three rollouts twice, compare everything, then plant a bit. All other flags go to `agentrl train`."""
     folder = (output_dir or Path(f"runs/reproducibility/seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
     try:
-        must_be_new(folder, "example")
+        must_be_new(folder)
         model = in_own_process(cache.resolve(), CalculatorLessons(), WarmStartSettings(seed=seed), click.echo)
     except AgentRLError as error:
         raise click.ClickException(str(error)) from error

@@ -7,9 +7,8 @@ from typing import get_args
 import pytest
 
 from agentrl.cluster.launch import train
-from agentrl.demo.data import write_train_and_test
-from agentrl.demo.demonstrations import CalculatorLessons
-from agentrl.demo.run import demo_settings
+from agentrl.config import RunSettings
+from agentrl.demo.run import DEMO
 from agentrl.tiny import Arch
 from agentrl.tiny.warm_start import WarmStartSettings, in_own_process
 
@@ -21,12 +20,11 @@ RECIPES: dict[Arch, dict[str, float]] = {"qwen2_moe": {"skill_muon_lr": 5e-3}}
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", get_args(Arch))
 def test_ten_steps_raise_the_reward(tmp_path: Path, arch: Arch) -> None:
-    model = in_own_process(
-        tmp_path / "cache", CalculatorLessons(), WarmStartSettings(arch=arch, **RECIPES.get(arch, {}))
-    )
+    recipe = WarmStartSettings(arch=arch, **RECIPES.get(arch, {}))
+    model = in_own_process(tmp_path / "cache", DEMO.lessons, recipe)
     assert json.loads((model / "config.json").read_text())["model_type"] == arch
-    problems = write_train_and_test(tmp_path / "data", train_count=160, seed=0)
-    train(demo_settings(tmp_path / "run", model, *problems, steps=10).replace(train_backend="megatron"))
+    argv = DEMO.argv(tmp_path / "run", model, 0)
+    train(RunSettings.from_cli([*argv, "--num-rollout", "10", "--train-backend", "megatron"]))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["rollout/reward"] for row in rows if "rollout/reward" in row]
     assert len(rewards) == 10

@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 
 from agentrl import tiny
-from agentrl.demo.data import write_train_and_test
+from agentrl.config import RunSettings
 from agentrl.demo.demonstrations import CalculatorLessons
-from agentrl.demo.example import ExampleResult, held_out
-from agentrl.demo.run import GOOD, demo_settings, run_demo
+from agentrl.demo.example import ExampleResult, held_out, run_example
+from agentrl.demo.run import DEMO
 from agentrl.errors import DataError
 
 
 def test_settings_are_complete(tmp_path: Path) -> None:
     tiny.create(tmp_path / "model", corpus=CalculatorLessons().corpus())
-    train, test = write_train_and_test(tmp_path / "data", train_count=16, seed=0)
-    settings = demo_settings(tmp_path / "run", tmp_path / "model", train, test, seed=3)
+    settings = RunSettings.from_cli(DEMO.argv(tmp_path / "run", tmp_path / "model", 3))
     settings.check_complete("train")
+    asked = (tmp_path / "run/data/train.jsonl").read_text().splitlines()
+    assert len(asked) >= settings.rollout.num_rollout * settings.rollout.rollout_batch_size
     assert settings.train.num_steps_per_rollout == 1
     assert settings.algorithm.eps_clip_high == 0.28
     assert settings.rollout.rollout_seed == settings.train.seed == 3
@@ -38,7 +39,7 @@ def test_scores_are_read_in_order(tmp_path: Path) -> None:
 
 def test_learned_needs_a_gain_and_a_level() -> None:
     def learned(*success: float) -> bool:
-        return ExampleResult(list(success), [], 0, 0, GOOD).learned
+        return ExampleResult(list(success), DEMO.goal).learned
 
     assert learned(0.3, 0.9)
     assert not learned(0.3, 0.7)
@@ -48,4 +49,4 @@ def test_learned_needs_a_gain_and_a_level() -> None:
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="not empty"):
-        run_demo(tmp_path, tmp_path / "cache", say=print)
+        run_example(DEMO, tmp_path, tmp_path / "cache", say=print)
