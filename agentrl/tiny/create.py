@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentrl.errors import SettingsError, disk_trouble
 from agentrl.tiny.tokenizer import DEFAULT_CORPUS, train_tokenizer
@@ -15,28 +15,7 @@ if TYPE_CHECKING:
 Arch = Literal[
     "qwen3", "qwen2", "llama", "mistral", "glm", "glm4", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"
 ]  # fmt: skip
-
-_FEW: dict[str, Any] = {"num_experts_per_tok": 2, "norm_topk_prob": True}
-_ARCHS: dict[str, dict[str, Any]] = {
-    "qwen3": {},
-    "qwen2": {},
-    "llama": {},
-    "mistral": {"sliding_window": None},
-    "glm": {"attention_bias": True},
-    "glm4": {},
-    "qwen2_moe": {"num_experts": 4, **_FEW},
-    "qwen3_moe": {"num_experts": 4, **_FEW},
-    "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, **_FEW},
-    "deepseek_v3": {
-        "n_routed_experts": 4,
-        "n_group": 1,
-        "topk_group": 1,
-        "routed_scaling_factor": 1.0,
-        "first_k_dense_replace": 1,
-        **_FEW,
-    },
-}
-"""Values of transformers' `model_type`, with what the config has beside sizes: a mixture's four experts, two a token."""
+"""Values of transformers' `model_type`."""
 
 # Queries and keys above 1, by their norms where a family has them, sharpen attention from the start; a short rope base
 # suits short contexts. Together they let induction heads (and so copying) form some hundred steps earlier.
@@ -63,7 +42,6 @@ def create(
     hidden: int = 128,
     heads: int = 4,
     kv_heads: int = 2,
-    ffn: int | None = None,
     vocab_size: int = 512,
     context_length: int = 1024,
     tie_embeddings: bool = True,
@@ -79,10 +57,9 @@ def create(
         path: the folder to write; made if it does not exist.
         arch: the architecture, one that the trainer and SGLang know.
         layers: number of transformer layers.
-        hidden: width of the residual stream, a multiple of `heads`.
+        hidden: width of the residual stream, a multiple of `heads`; a feed-forward layer or an expert is three times as wide.
         heads: attention heads.
         kv_heads: key-value heads, a divisor of `heads`; latent attention (deepseek_v3) has one for every head.
-        ffn: width of the feed-forward layer, and of an expert; default three times `hidden`.
         vocab_size: size of the embedding; the tokenizer has at most as many ids.
         context_length: longest sequence in tokens.
         tie_embeddings: whether the output layer shares the embedding's weights.
@@ -97,8 +74,8 @@ def create(
     Raises:
         SettingsError: the sizes do not fit together, or the folder cannot be made.
     """
-    if arch not in _ARCHS:
-        raise SettingsError(f"arch: expected one of {', '.join(_ARCHS)}, got {arch!r}")
+    if arch not in get_args(Arch):
+        raise SettingsError(f"arch: expected one of {', '.join(get_args(Arch))}, got {arch!r}")
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
         raise SettingsError(
             f"hidden={hidden}, heads={heads}, kv_heads={kv_heads}: expected hidden to be an even multiple of heads, "
@@ -108,24 +85,29 @@ def create(
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"{path} cannot be made: {error.strerror}; choose another folder") from error
-    tokenizer = train_tokenizer(
-        DEFAULT_CORPUS if corpus is None else corpus, vocab_size, markup, spaces_apart=spaces_apart
-    )
-    config = _config(
-        arch,
-        vocab_size=vocab_size,
-        hidden_size=hidden,
-        **{name: ffn or 3 * hidden for name in _widths(arch)},
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden // heads,
-        max_position_embeddings=context_length,
-        tie_word_embeddings=tie_embeddings,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = _model(arch, config, seed, draw_pad_row)
+    import transformers
+
+    texts = DEFAULT_CORPUS if corpus is None else corpus
+    tokenizer = train_tokenizer(texts, vocab_size, markup, spaces_apart=spaces_apart)
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": context_length,
+        "tie_word_embeddings": tie_embeddings,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_THETA},
+        "initializer_range": _INIT_STD,
+        "dtype": "float32",
+    }
+    config = transformers.AutoConfig.for_model(arch, **sizes | _own(arch, hidden, heads))
+    model = _model(config, seed, draw_pad_row)
     try:
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
@@ -136,29 +118,30 @@ def create(
     return TinyModel(Path(path), arch, sum(parameter.numel() for parameter in model.parameters()), vocab_size)
 
 
-def _config(arch: Arch, **sizes: Any) -> "PretrainedConfig":
-    import transformers
+def _own(arch: Arch, hidden: int, heads: int) -> dict[str, Any]:
+    """What an architecture's config has beside the usual sizes, or instead: a mixture's four experts, two a token."""
+    experts = {"num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 3 * hidden}
+    match arch:
+        case "mistral":
+            return {"sliding_window": None}
+        case "glm":
+            return {"attention_bias": True}
+        case "qwen2_moe":
+            return {"num_experts": 4, "shared_expert_intermediate_size": 3 * hidden, **experts}
+        case "qwen3_moe":
+            return {"num_experts": 4, **experts}
+        case "glm4_moe":
+            return {"n_routed_experts": 4, "use_qk_norm": True, **experts}
+        case "deepseek_v3":
+            # Keys and values out of a latent vector; a head has half as many dims without a position as with one.
+            dim, ranks = hidden // heads, {"q_lora_rank": None, "kv_lora_rank": hidden // 2}
+            latent = {"qk_rope_head_dim": dim, "qk_nope_head_dim": dim // 2, "v_head_dim": dim, **ranks}
+            chosen = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
+            return {"n_routed_experts": 4, "num_key_value_heads": heads, **experts, **latent, **chosen}
+    return {}
 
-    rope = {"rope_type": "default", "rope_theta": _ROPE_THETA}
-    start = {"initializer_range": _INIT_STD, "bos_token_id": None, "dtype": "float32"}
-    own = _ARCHS[arch] | (_latent(**sizes) if arch == "deepseek_v3" else {})
-    made: PretrainedConfig = transformers.AutoConfig.for_model(arch, **sizes | own, rope_parameters=rope, **start)
-    return made
 
-
-def _latent(hidden_size: int, num_attention_heads: int, head_dim: int, **_: Any) -> dict[str, Any]:
-    """Keys and values out of a latent vector; a head has half as many dims without a position as with one."""
-    heads = {"qk_rope_head_dim": head_dim, "qk_nope_head_dim": head_dim // 2, "v_head_dim": head_dim}
-    return heads | {"num_key_value_heads": num_attention_heads, "q_lora_rank": None, "kv_lora_rank": hidden_size // 2}
-
-
-def _widths(arch: Arch) -> list[str]:
-    names = ["intermediate_size"]
-    names += ["moe_intermediate_size"] if _ARCHS[arch] else []
-    return names + (["shared_expert_intermediate_size"] if arch == "qwen2_moe" else [])
-
-
-def _model(arch: Arch, config: "PretrainedConfig", seed: int, draw_pad_row: bool) -> "PreTrainedModel":
+def _model(config: "PretrainedConfig", seed: int, draw_pad_row: bool) -> "PreTrainedModel":
     import torch
     import transformers
 

@@ -38,6 +38,9 @@ Phase = Literal["skill", "habit"]
 _RECIPE = 2
 """Part of the cache's key: raised when the loop changes."""
 
+_MADE = {"arch", "layers", "hidden", "vocab_size", "spaces_apart", "context_length", "seed"}
+"""Settings that `create` calls so too."""
+
 _SURE = 0.5
 """A token with more than this probability is the one that greedy decoding picks."""
 
@@ -100,7 +103,11 @@ class WarmStartSettings(Settings):
         return f"{lessons.name}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
 
 
-def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = lambda text: None) -> Path:
+def unsaid(text: str) -> None:
+    """Say nothing."""
+
+
+def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = unsaid) -> Path:
     """Make a tiny model and teach it, or find it in `cache`.
 
     This joins and leaves torch.distributed in the calling process; use `in_own_process` from a process that has
@@ -123,18 +130,7 @@ def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: 
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".work-") as folder:
         work = Path(folder)
-        create(
-            work / "random",
-            arch=settings.arch,
-            layers=settings.layers,
-            hidden=settings.hidden,
-            vocab_size=settings.vocab_size,
-            context_length=settings.context_length,
-            seed=settings.seed,
-            corpus=lessons.corpus(),
-            markup=lessons.markup,
-            spaces_apart=settings.spaces_apart,
-        )
+        create(work / "random", corpus=lessons.corpus(), markup=lessons.markup, **settings.model_dump(include=_MADE))
         course = _Course(lessons, Chat.load(str(work / "random")), settings, say)
         asyncio.run(course.skill(work / "random", work / "skill"))
         if settings.habit_steps:
@@ -149,15 +145,14 @@ def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: 
     return done
 
 
-def in_own_process(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: Say | None = None) -> Path:
+def in_own_process(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = unsaid) -> Path:
     """`warm_start` in a fresh process, whose memory and process groups go with it; `say` must be picklable."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    arguments = (cache, lessons, settings) if say is None else (cache, lessons, settings, say)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_quiet) as pool:
-        return pool.submit(warm_start, *arguments).result()
+        return pool.submit(warm_start, cache, lessons, settings, say).result()
 
 
 def _quiet() -> None:
