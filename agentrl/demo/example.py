@@ -68,10 +68,10 @@ class Example:
         def main(seed: int, output_dir: Path | None, cache: Path, flags: tuple[str, ...]) -> None:
             folder = output_dir or Path(f"runs/{self.name}/seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}")
             try:
-                result = run_example(self, folder.resolve(), cache.resolve(), seed=seed, flags=flags, say=click.echo)
+                success = run_example(self, folder.resolve(), cache.resolve(), seed=seed, flags=flags, say=click.echo)
             except AgentRLError as error:
                 raise click.ClickException(str(error)) from error
-            if not result.learned:
+            if not self.learned(success):
                 goal = f"goal: {self.goal:.0%} on held-out questions"
                 click.echo(f"the model did not learn as expected ({goal})", err=True)
                 sys.exit(1)
@@ -86,23 +86,14 @@ class Example:
         argv += [*sets, str(test_file), "--output-dir", str(folder)]
         return [*argv, "--seed", str(seed), "--rollout-seed", str(seed)]
 
-
-@dataclass(frozen=True, slots=True)
-class ExampleResult:
-    """Success on held-out prompts, 0 to 1, at every evaluation in order, and what to end at."""
-
-    success: list[float]
-    goal: float
-
-    @property
-    def learned(self) -> bool:
+    def learned(self, success: Sequence[float]) -> bool:
         """Whether the model ended at the goal and well above where it began."""
-        return self.success[-1] >= self.goal and self.success[-1] > self.success[0] + LEAST_GAIN
+        return success[-1] >= self.goal and success[-1] > success[0] + LEAST_GAIN
 
 
 def run_example(
     example: Example, folder: Path, cache: Path, *, seed: int = 0, flags: Sequence[str] = (), say: Say
-) -> ExampleResult:
+) -> list[float]:
     """Run it.
 
     Args:
@@ -112,6 +103,9 @@ def run_example(
         seed: of weights, data and sampling.
         flags: more flags of `agentrl train`; they win.
         say: where progress goes, one line a call; picklable.
+
+    Returns:
+        Success on held-out prompts, 0 to 1, at every evaluation in order.
 
     Raises:
         DataError: the folder is not empty.
@@ -136,7 +130,7 @@ def run_example(
     say(f"seconds: warm start {warm - started:.0f}, training {time.monotonic() - warm:.0f}")
     say(f"report: {page}")
     say(f"every trajectory, token by token: agentrl view {folder}")
-    return ExampleResult(success, example.goal)
+    return success
 
 
 def must_be_new(folder: Path) -> None:

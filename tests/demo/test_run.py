@@ -8,7 +8,7 @@ import pytest
 from agentrl import tiny
 from agentrl.config import RunSettings
 from agentrl.demo.demonstrations import CalculatorLessons
-from agentrl.demo.example import ExampleResult, held_out, run_example
+from agentrl.demo.example import held_out, run_example
 from agentrl.demo.run import DEMO
 from agentrl.errors import DataError
 
@@ -39,7 +39,7 @@ def test_scores_are_read_in_order(tmp_path: Path) -> None:
 
 def test_learned_needs_a_gain_and_a_level() -> None:
     def learned(*success: float) -> bool:
-        return ExampleResult(list(success), DEMO.goal).learned
+        return DEMO.learned(success)
 
     assert learned(0.3, 0.9)
     assert not learned(0.3, 0.7)
