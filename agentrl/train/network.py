@@ -43,18 +43,18 @@ class Place:
         return None if s.lora_rank is None else LoraShape(s.lora_rank, s.lora_alpha, s.target_modules)
 
 
-class Shape(Protocol):
-    """Of a model's sizes what planning and measuring need."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a model's sizes what planning and measuring need.
 
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def matrices(self) -> int:
-        """Matrix weights that a token is multiplied with; of experts those that it meets."""
+    Attributes:
+        matrices: matrix weights that a token is multiplied with; of experts those that it meets.
+        channels: of keys and of values, over all heads and layers.
+    """
 
-    @property
-    def channels(self) -> int:
-        """Of keys and of values, over all heads and layers."""
+    vocab: int
+    matrices: int
+    channels: int
 
 
 def attention_crossover(shape: Shape) -> int:
@@ -78,12 +78,14 @@ class Network(ABC):
     Attributes:
         model: as hooks get it.
         sizes: plain values by name, by which a model is told from another.
+        reach: the most positions of a sequence that the model is computed right for, and why; none where all are.
     """
 
     model: Any
     passes: Passes
     shape: Shape
     sizes: Mapping[str, Any]
+    reach: tuple[int, str] | None
     store: ClassVar[Store]
 
     @abstractmethod
@@ -98,9 +100,13 @@ class Network(ABC):
             TrainError: it cannot be trained.
         """
 
-    @abstractmethod
     def check(self, longest: int) -> None:
-        """Raises `TrainError` for a batch whose longest input has so many tokens, if the model is not computed right then."""
+        """Raises `TrainError` for a batch whose longest input has so many tokens, if that is out of reach."""
+        if self.reach is not None and longest > self.reach[0]:
+            raise TrainError(
+                f"a sample has {longest} tokens before its last, but with the {self.reach[1]} of config.json only "
+                f"{self.reach[0]} can be trained; keep samples shorter with --rollout-max-context-len"
+            )
 
     @abstractmethod
     def optimizer(self, total_steps: int | None) -> Optimizer:
@@ -145,6 +151,14 @@ class Network(ABC):
     @abstractmethod
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
         """Take over a loaded `state`."""
+
+
+def rope_reach(config: Any) -> tuple[int, str] | None:
+    """`Network.reach` by a config of transformers whose rotary positions depend on the length: siblings' would differ."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if (kind := rope.get("rope_type")) not in ("dynamic", "longrope"):
+        return None
+    return rope.get("original_max_position_embeddings") or config.max_position_embeddings, f"rope type {kind}"
 
 
 class Store(Protocol):

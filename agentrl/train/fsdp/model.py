@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import LoraShape, attach, start
 from agentrl.train.fsdp.attention import PACKED, register
 from agentrl.train.hf import HFFolder
-from agentrl.train.network import Place
+from agentrl.train.network import Place, Shape
 
 _SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")
 
@@ -174,23 +173,14 @@ class Values(torch.nn.Module):
         return CausalLMOutput(logits=F.linear(hidden.float(), self.score.weight.float()))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """See `train.network.Shape`."""
-
-    vocab: int
-    matrices: int
-    channels: int
-
-    @classmethod
-    def of(cls, model: Any) -> ModelShape:
-        """Of a transformers model."""
-        config = getattr(model, "model", model).config
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        unused = model.get_input_embeddings().weight if not config.tie_word_embeddings else None
-        matrices = 0
-        for parameter in model.parameters():
-            if parameter.dim() > 1 and parameter is not unused:
-                met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
-                matrices += int(parameter.numel() * (met or 1))
-        return cls(config.vocab_size, matrices, 2 * config.num_hidden_layers * config.num_attention_heads * dim)
+def shape_of(model: Any) -> Shape:
+    """The sizes of a transformers model."""
+    config = getattr(model, "model", model).config
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    unused = model.get_input_embeddings().weight if not config.tie_word_embeddings else None
+    matrices = 0
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and parameter is not unused:
+            met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
+            matrices += int(parameter.numel() * (met or 1))
+    return Shape(config.vocab_size, matrices, 2 * config.num_hidden_layers * config.num_attention_heads * dim)

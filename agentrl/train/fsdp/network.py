@@ -15,18 +15,17 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from agentrl.errors import TrainError
 from agentrl.exact import exactly
 from agentrl.lora import merged, off
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.fsdp.attention import Pack
-from agentrl.train.fsdp.model import ModelShape, config_of, load, sizes_of
+from agentrl.train.fsdp.model import config_of, load, shape_of, sizes_of
 from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
 from agentrl.train.fsdp.routing import replaying
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import Packer, Rows
-from agentrl.train.network import Network, Place, Store, frozen, idle, learning
+from agentrl.train.network import Network, Place, Store, frozen, idle, learning, rope_reach
 from agentrl.train.packing import Plan
 from agentrl.train.passes import OnOutput, Passes
 from agentrl.train.ranks import Ranks
@@ -88,9 +87,9 @@ class FsdpNetwork(Network):
 
     def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None:
         self.place, self.sizes = place, sizes_of(folder)
-        self.config = config_of(folder)
+        self.reach = rope_reach(config_of(folder))
         self.model = load(folder, place, values=values, learns=learns)
-        self.shape = ModelShape.of(self.model)
+        self.shape = shape_of(self.model)
         if learns and frozen(place.settings):
             parameters = dict(self.model.named_parameters())
             chosen = learning(place.settings, [(name,) for name in parameters])
@@ -111,16 +110,6 @@ class FsdpNetwork(Network):
     @staticmethod
     def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
         return sizes_of(folder)
-
-    def check(self, longest: int) -> None:
-        """Some rotary positions depend on how long the pass is, and so they would differ between samples of a microbatch."""
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        most = rope.get("original_max_position_embeddings") or self.config.max_position_embeddings
-        if rope.get("rope_type") in ("dynamic", "longrope") and longest > most:
-            raise TrainError(
-                f"a sample has {longest} tokens before its last, but with rope type {rope['rope_type']} only {most} can be "
-                "trained; keep samples shorter with --rollout-max-context-len"
-            )
 
     def optimizer(self, total_steps: int | None) -> FsdpOptimizer:
         return FsdpOptimizer(self.parameters(), self.place.settings, self.place.ranks, total_steps)

@@ -13,18 +13,15 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.tensor_parallel import mappings
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
-from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint, unwrap_model
 from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.lora import LoraShape, start
 from agentrl.train.megatron.families import Layout as Joined
-from agentrl.train.megatron.layout import Layout
-from agentrl.train.megatron.model import unwrap
 from agentrl.train.megatron.weights import Entry, WeightMap
 
 _LINEAR = {Joined.ROWS, Joined.COLUMNS, Joined.GATED, Joined.JOINED, Joined.QKV}
@@ -37,7 +34,7 @@ def adapt(model: torch.nn.Module, weights: WeightMap, lora: LoraShape, seed: int
         CheckpointError: a target that no layer has.
         TrainError: a pipeline stage without a target.
     """
-    inner = unwrap(model)
+    inner = unwrap_model(model)
     inner.requires_grad_(False)
     inner.adapters_on = True
     linear = {
@@ -76,7 +73,7 @@ class Adapter(torch.nn.Module):
     def __init__(self, layer: Any, a: Tensor, scale: float, weights: WeightMap, entry: Entry, number: int) -> None:
         super().__init__()
         cut, joined, sizes = weights.cut(entry), entry.rule.layout, [shape[0] for shape, _ in weights.made[entry.kind]]
-        self.scale, self.group, self.sequence_parallel = scale, cut.group, layer.sequence_parallel
+        self.scale, self.cut, self.group, self.sequence_parallel = scale, cut, cut.group, layer.sequence_parallel
         self.inward, parts = joined is Joined.COLUMNS, 2 if joined is Joined.JOINED else 1
         b = torch.zeros(parts, sizes[number] // parts, len(a))
         a, b = (a.chunk(cut.size, 1)[cut.rank], b) if self.inward else (a, b.chunk(cut.size, 1)[cut.rank])
@@ -128,18 +125,6 @@ class Adapter(torch.nn.Module):
         """A [rank, in] and B [out, rank] as PEFT names them, on the CPU. Collective over the tensor-parallel ranks."""
         found = {}
         for name, parameter, is_cut in self._named():
-            parts = [parameter.detach()]
-            if is_cut and (ranks := dist.get_world_size(self.group)) > 1:
-                parts = [torch.empty_like(parameter) for _ in range(ranks)]
-                dist.all_gather(parts, parameter.detach(), group=self.group)
+            parts = self.cut.gathered(parameter.detach()) if is_cut else [parameter.detach()]
             found[f"{layer}.{name}"] = torch.cat(parts, 1).flatten(0, -2).cpu()
         return found
-
-
-def gathered(adapters: Mapping[str, Adapter], layout: Layout) -> dict[str, Tensor]:
-    """The adapters of all stages by PEFT's names, on every rank. Collective."""
-    mine = {name: tensor for layer, adapter in adapters.items() for name, tensor in adapter.whole(layer).items()}
-    every: list[Any] = [mine] * layout.pp
-    if layout.pp > 1:
-        dist.all_gather_object(every, mine, group=layout.pp_group)
-    return {name: tensor for stage in every for name, tensor in stage.items()}

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region as gathered
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
@@ -44,35 +43,15 @@ class Pack(PackedSeqParams):
 
 
 class PackedAttention(MegatronModule):
-    """Causal grouped-query attention over packed trees; the constructor is the one that megatron's spec calls."""
+    """Causal grouped-query attention over packed trees, made and called as megatron does; it gives more than is needed."""
 
-    def __init__(
-        self,
-        config: Any,
-        layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        k_channels: int | None = None,
-        v_channels: int | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
-    ) -> None:
+    def __init__(self, config: Any, *, pg_collection: Any, softmax_scale: float | None = None, **_more: Any) -> None:
         super().__init__(config=config)
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
-        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
-        self.cp_group: dist.ProcessGroup = groups.cp
+        self.cp_group: dist.ProcessGroup = pg_collection.cp
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        attn_mask_type: Any = None,
-        attention_bias: Tensor | None = None,
-        packed_seq_params: Any = None,
+        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any, **_more: Any
     ) -> Tensor:
         """Rotate and attend.
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.network import Store
@@ -22,8 +20,7 @@ class MegatronStore(Store):
     """Sharded states as megatron's."""
 
     def save(self, state: dict[str, Any], folder: Path) -> None:
-        with _written_in_process():
-            dist_checkpointing.save(state, str(folder))
+        dist_checkpointing.save(state, str(folder), _InProcess("torch_dist", 1))
 
     def load(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
         loaded: dict[str, Any] = dist_checkpointing.load(state, str(folder))
@@ -42,32 +39,12 @@ class MegatronStore(Store):
         get_cuda_rng_tracker().set_states(loaded["tracker"])
 
 
-@contextlib.contextmanager
-def _written_in_process() -> Iterator[None]:
-    """Let megatron's writer write in this process.
-
-    Its default starts a manager process and forks a writer on every save: seconds of overhead, and re-import of the
-    main module, for nothing when the caller waits anyway.
+class _InProcess(torch_dist.TorchDistSaveShardedStrategy):
+    """Megatron's format by torch's writer. Megatron's own starts a manager process and forks a writer on every save: seconds
+    of overhead, and re-import of the main module, for nothing when the caller waits anyway.
     """
-    writer = filesystem_async.FileSystemWriterAsync
 
-    def write(transforms: list[Any], _use_msc: bool, _rank: int, buckets: list[Any], results: queue.Queue[Any]) -> None:
-        outcome: dict[int, Any] = {}
-        for i, bucket in enumerate(buckets):
-            mine: queue.Queue[Any] = queue.Queue()
-            pending: queue.Queue[Any] = queue.Queue()
-            pending.put(i)
-            writer.write_preloaded_data(transforms, i, bucket, mine, pending, use_fsync=True)
-            _, outcome[i] = mine.get_nowait()
-            if isinstance(outcome[i], Exception):
-                results.put(outcome[i])
-                return
-        results.put(outcome)
-
-    kept = filesystem_async._results_queue, writer.__dict__["write_preloaded_data_multiproc"]
-    filesystem_async._results_queue = queue.Queue()
-    writer.write_preloaded_data_multiproc = staticmethod(write)
-    try:
-        yield
-    finally:
-        filesystem_async._results_queue, writer.write_preloaded_data_multiproc = kept
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+        state, *_ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
+        planner = torch_dist.MCoreSavePlanner(flatten_state_dict=False)
+        save(torch_dist.mcore_to_pyt_state_dict(state, False), checkpoint_id=checkpoint_dir, planner=planner)

@@ -65,7 +65,7 @@ def run_without_cuda() -> None:
     from megatron.core.optimizer import distrib_optimizer, optimizer
 
     for cls in (optimizer.Float16OptimizerWithFloat16Params, distrib_optimizer.DistributedOptimizer):
-        cls.__init__ = type_names()(cls.__init__)
+        cls.__init__ = _type_names()(cls.__init__)
     _patch_rng()
     _patch_experts()
     _patch_uneven()
@@ -137,11 +137,8 @@ def _patch_uneven() -> None:
 
 
 @contextlib.contextmanager
-def type_names() -> Iterator[None]:
-    """Without CUDA, `Tensor.type()` answers `torch.cuda.XTensor`: the optimizers check dtypes by that string."""
-    if torch.cuda.is_available():
-        yield
-        return
+def _type_names() -> Iterator[None]:
+    """Within it `Tensor.type()` answers `torch.cuda.XTensor`: the optimizers check dtypes by that string."""
     tensor: Any = torch.Tensor
     original = tensor.type
 
@@ -157,34 +154,11 @@ def type_names() -> Iterator[None]:
 
 
 def _patch_rng() -> None:
-    """Put the tensor-parallel random-state tracker on the CPU generator."""
+    """Track no random states of tensor-parallel ranks: the layers draw nothing, and what else draws is the CPU's generator."""
     from megatron.core.tensor_parallel import random as megatron_random
 
-    class CpuRngTracker(megatron_random.CudaRNGStatesTracker):
-        def add(self, name: str, seed: int) -> None:
-            self._is_initialized = True
-            if seed in self.seeds_ or name in self.states_:
-                raise ValueError(f"random state {name!r} or seed {seed} is already tracked")
-            self.seeds_.add(seed)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                self.states_[name] = torch.get_rng_state()
-
-        @contextlib.contextmanager
-        def fork(self, name: str = megatron_random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(self.states_[name])
-                try:
-                    yield
-                finally:
-                    self.states_[name] = torch.get_rng_state()
-
-    vars(megatron_random).update(
-        _CUDA_RNG_STATE_TRACKER=CpuRngTracker(),
-        _CUDA_RNG_STATE_TRACKER_INITIALIZED=True,
-        _get_cuda_rng_state=lambda *_, **__: torch.get_rng_state(),
-        _set_cuda_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
-    )
+    megatron_random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+    vars(megatron_random).update(dict.fromkeys(("_get_cuda_rng_state", "_set_cuda_rng_state"), lambda *_, **__: None))
 
 
 def mend_distributed_optimizer(cls: Any) -> None:

@@ -18,6 +18,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 
+from agentrl.train.megatron.attention import Pack
 from agentrl.train.megatron.rope import rotated
 
 
@@ -29,19 +30,14 @@ class LatentAttention(MLASelfAttention):
         del self.rotary_pos_emb
 
     def get_query_key_value_tensors(
-        self,
-        hidden_states: Tensor,
-        key_value_states: Any = None,
-        position_ids: Any = None,
-        packed_seq_params: Any = None,
-        inference_context: Any = None,
+        self, hidden_states: Tensor, _other: Any, _positions: Any, pack: Pack, **_more: Any
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Of hidden states [t, 1, hidden] and the microbatch's `Pack`: for all tokens and this rank's heads.
 
         Returns:
             Query and key [t, heads, dim], value [t, heads, value dim], and nothing in place of two latents.
         """
-        config, pack = self.config, packed_seq_params
+        config = self.config
         fixed, turned = config.qk_head_dim, config.qk_pos_emb_head_dim
         turn = partial(rotated, cos=pack.cos, sin=pack.sin, interleaved=True)
         if config.q_lora_rank is None:

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
-from megatron.core.transformer.transformer_layer import TransformerLayer, get_transformer_layer_offset
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 from agentrl.train.megatron.attention import PackedAttention
@@ -51,7 +51,7 @@ class SandwichLayer(TransformerLayer):
 
 
 class Router(TopKRouter):
-    """Megatron's router, whose bias stays as it was loaded: nobody counts an expert's tokens."""
+    """Megatron's router, whose bias stays as it was loaded: nobody counts an expert's tokens (in a function that is compiled)."""
 
     def _apply_expert_bias(self, *_args: Any, **_kwargs: Any) -> None:
         return
@@ -59,31 +59,23 @@ class Router(TopKRouter):
 
 def block_spec(config: Any, family: Family) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage and the final norm, for a `TransformerConfig`."""
-    first, layers = get_transformer_layer_offset(config), get_num_layers_to_build(config)
-    sparse = config.moe_layer_freq if config.num_moe_experts else [0] * config.num_layers
-    specs = [_layer(config, family, config.num_moe_experts if has else None) for has in sparse[first : first + layers]]
-    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
-
-
-def _layer(config: Any, family: Family, experts: int | None) -> Any:
-    latent = config.multi_latent_attention
-    spec = get_gpt_layer_local_spec(
-        experts, qk_layernorm=config.qk_layernorm, multi_latent_attention=latent, normalization="RMSNorm"
-    )
-    if family.has("post_mlp_layernorm.weight"):
-        spec.module = SandwichLayer
-    layer = spec.submodules
-    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-    attention = layer.self_attention.submodules
-    attention.core_attention = PackedAttention
-    if experts:
-        layer.mlp.submodules.router = Router
-    if latent:
-        layer.self_attention.module = LatentAttention
-        attention.q_layernorm = attention.kv_layernorm = LatentNorm
-    elif config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return spec
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    block.layer_norm = RMSNorm
+    for spec in block.layer_specs:  # one object for all layers of a kind
+        if family.has("post_mlp_layernorm.weight"):
+            spec.module = SandwichLayer
+        layer = spec.submodules
+        layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+        attention = layer.self_attention.submodules
+        attention.core_attention = PackedAttention
+        if hasattr(layer.mlp.submodules, "router"):
+            layer.mlp.submodules.router = Router
+        if config.multi_latent_attention:
+            layer.self_attention.module = LatentAttention
+            attention.q_layernorm = attention.kv_layernorm = LatentNorm
+        elif config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return block
 
 
 class _Replay(Replay):

@@ -7,15 +7,18 @@ layout.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.train.contracts import RankInfo
 from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,14 @@ class Cut:
     rank: int
     group: dist.ProcessGroup
     first: bool
+
+    def gathered(self, local: Tensor) -> list[Tensor]:
+        """A parameter's parts, of which `local` is this rank's. Collective."""
+        if self.size == 1:
+            return [local]
+        parts = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(parts, local.contiguous(), group=self.group)
+        return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +124,16 @@ class Layout(Ranks):
         Ranks.leave(self)
 
     @property
-    def first_stage(self) -> bool:
-        return self.pp_rank == 0
-
-    @property
-    def last_stage(self) -> bool:
-        return self.pp_rank == self.pp - 1
-
-    @property
     def dense(self) -> Cut:
         """Of all parameters but the experts'."""
         return Cut(self.tp, self.tp_rank, self.tp_group, self.dp_rank == 0 and self.cp_rank == 0)
+
+    def from_stages(self, mine: dict[str, T]) -> dict[str, T]:
+        """What the stages of this pipeline have, together, on each of them. Collective."""
+        every = [mine] * self.pp
+        if self.pp > 1:
+            dist.all_gather_object(every, mine, group=self.pp_group)
+        return {name: value for stage in every for name, value in stage.items()}
 
     def describe(self) -> dict[str, int]:
         """The sizes, for manifests and logs."""

@@ -1,12 +1,12 @@
 """A `GPTModel` from a Hugging Face config, for this process's place in the layout.
 
-Fusions that need Transformer Engine or Apex are off. The output layer runs only on the positions asked for (`output_rows`), so
+Fusions that need Transformer Engine or Apex are off, as by default. The output layer runs only on the positions asked for (`output_rows`), so
 that prompts cost no logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from agentrl.errors import TrainError
@@ -25,17 +26,10 @@ from agentrl.train.megatron.layers import block_spec
 from agentrl.train.megatron.layout import Layout
 from agentrl.train.settings import TrainSettings
 
-_ALIKE = {
-    *(
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "context_parallel_size",
-        "sequence_parallel",
-        "bf16",
-    ),
-    *("attention_softmax_in_fp32", "recompute_granularity", "recompute_method", "recompute_num_layers"),
-}
-"""Settings that megatron calls so too."""
+
+def alike(settings: TrainSettings, config: type) -> dict[str, Any]:
+    """The settings that a config of megatron's has too, under the same names."""
+    return settings.model_dump(include={field.name for field in fields(config)})
 
 
 def transformer_config(shape: ModelShape, family: Family, settings: TrainSettings, device: torch.device) -> Any:
@@ -46,7 +40,7 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
     """
     _check_cuts(shape, settings)
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
-    return _kind(shape)(
+    return (MLATransformerConfig if shape.latent else TransformerConfig)(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.ffn,
@@ -73,34 +67,23 @@ def transformer_config(shape: ModelShape, family: Family, settings: TrainSetting
         # Not for the values, which are loaded: it is here that megatron marks parameters as tensor-parallel, by which
         # the gradient norm counts them once.
         perform_initialization=True,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        persist_layer_norm=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        cross_entropy_loss_fusion=False,
-        **settings.model_dump(include=_ALIKE),
-        **_of_experts(shape.mixture, family, settings),
+        **alike(settings, TransformerConfig) | _of_latent(shape) | _of_experts(shape.mixture, family, settings),
     )
 
 
-def _kind(shape: ModelShape) -> Callable[..., Any]:
-    """Megatron's class of configs for the model's attention, with the sizes of a latent one."""
+def _of_latent(shape: ModelShape) -> dict[str, Any]:
     if not (z := shape.latent):
-        return TransformerConfig
-    rope = shape.rope_scaling
-    return partial(
-        MLATransformerConfig,
-        q_lora_rank=z.query_rank,
-        kv_lora_rank=z.rank,
-        qk_head_dim=shape.head_dim - z.rotated,
-        qk_pos_emb_head_dim=z.rotated,
-        v_head_dim=z.value,
-        rope_type="rope",  # which is made and not used; of yarn there is also a factor of the scores:
-        rotary_scaling_factor=rope.get("factor") or 1.0,
-        mscale_all_dim=rope.get("mscale_all_dim") or 0.0,
-    )
+        return {}
+    return {
+        "q_lora_rank": z.query_rank,
+        "kv_lora_rank": z.rank,
+        "qk_head_dim": shape.head_dim - z.rotated,
+        "qk_pos_emb_head_dim": z.rotated,
+        "v_head_dim": z.value,
+        "rope_type": "rope",  # which is made and not used; of yarn there is also a factor of the scores:
+        "rotary_scaling_factor": shape.rope_scaling.get("factor") or 1.0,
+        "mscale_all_dim": shape.rope_scaling.get("mscale_all_dim") or 0.0,
+    }
 
 
 def _of_experts(mixture: Mixture | None, family: Family, settings: TrainSettings) -> dict[str, Any]:
@@ -123,7 +106,6 @@ def _of_experts(mixture: Mixture | None, family: Family, settings: TrainSettings
         "moe_router_bias_update_rate": 0.0,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
-        "expert_model_parallel_size": settings.expert_model_parallel_size,
         "expert_tensor_parallel_size": settings.expert_tensor_parallel,
         **(limited if mixture.groups > 1 else {}),
     }
@@ -190,12 +172,13 @@ def build_model(
         position_embedding_type="none",  # `PackedAttention` rotates by the positions of the pack
         parallel_output=True,
     )
-    model = hooks.model(build, pre_process=layout.first_stage, post_process=layout.last_stage)
+    last = layout.pp_rank == layout.pp - 1
+    model = hooks.model(build, pre_process=layout.pp_rank == 0, post_process=last)
     for name, parameter in model.named_parameters():
         # Experts have replicas of their own and another optimizer. Megatron says so only if EP is above 1; like this it is
         # right where TP cuts other parameters alone, and checkpoints are of one kind.
         parameter.allreduce = ".local_experts." not in name
-    if layout.last_stage:
+    if last:
         if values:
             model.output_layer = ValueHead(config)
         _pick_rows(model)
@@ -203,17 +186,9 @@ def build_model(
     return Float16Module(config, model) if config.bf16 else model
 
 
-def unwrap(model: torch.nn.Module) -> Any:
-    """The `GPTModel` inside megatron's data-parallel and half-precision wrappers."""
-    inner: Any = model
-    while hasattr(inner, "module"):
-        inner = inner.module
-    return inner
-
-
 def keep_gradients_flowing(model: torch.nn.Module) -> None:
     """Let gradients pass a frozen embedding: a recomputed layer gives none where its input asks for none."""
-    inner = unwrap(model)
+    inner = unwrap_model(model)
     if inner.pre_process and not inner.embedding.word_embeddings.weight.requires_grad:
         inner.embedding.register_forward_hook(
             lambda _module, _args, hidden: hidden.requires_grad_(torch.is_grad_enabled())
@@ -222,7 +197,7 @@ def keep_gradients_flowing(model: torch.nn.Module) -> None:
 
 def output_rows(model: torch.nn.Module, rows: Tensor) -> None:
     """Compute the next forward pass's logits only at `rows`, int64 positions into this rank's packed tokens."""
-    unwrap(model).picked_rows = rows
+    unwrap_model(model).picked_rows = rows
 
 
 class ValueHead(torch.nn.Module):

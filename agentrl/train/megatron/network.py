@@ -8,22 +8,23 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from agentrl.lora import merged, off
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
-from agentrl.train.megatron.adapters import Adapter, adapt, gathered
+from agentrl.train.megatron.adapters import Adapter, adapt
 from agentrl.train.megatron.checkpoint import MegatronStore
 from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.layers import replaying
-from agentrl.train.megatron.model import build_model, keep_gradients_flowing, transformer_config, unwrap
+from agentrl.train.megatron.model import build_model, keep_gradients_flowing, transformer_config
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
 from agentrl.train.megatron.passes import MegatronPasses
 from agentrl.train.megatron.rope import Rope
 from agentrl.train.megatron.weights import WeightMap, stored
 from agentrl.train.microbatches import Packer
-from agentrl.train.network import Network, Place, frozen
+from agentrl.train.network import Network, Place, Shape, frozen
 
 
 class MegatronNetwork(Network):
@@ -33,16 +34,18 @@ class MegatronNetwork(Network):
 
     def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None:
         self.place, shape = place, shape_of(folder.config)
-        self.shape = dataclasses.replace(shape, tied=False) if values else shape
-        self.sizes = dataclasses.asdict(self.shape)
+        shape = dataclasses.replace(shape, tied=False) if values else shape
+        self.sizes = dataclasses.asdict(shape)
         family, layout, device = family_of(folder.config), place.ranks, place.device
-        self.config = transformer_config(self.shape, family, place.settings, device)
-        model = build_model(self.config, self.shape, family, layout, device, place.hooks, values=values)
-        self.weights = WeightMap(family, self.shape, layout, model, values=values)
+        self.config = transformer_config(shape, family, place.settings, device)
+        model = build_model(self.config, shape, family, layout, device, place.hooks, values=values)
+        self.weights = WeightMap(family, shape, layout, model, values=values)
         self.weights.load(model, folder)
-        self.rope = Rope.of(folder.config)
+        self.shape = Shape(shape.vocab, self.weights.matrices, shape.channels)
+        rope = Rope.of(folder.config)
+        self.reach = rope.reach
         if replays := learns and not values:
-            replaying(unwrap(model))
+            replaying(unwrap_model(model))
         self.adapters: dict[str, Adapter] = {}
         self.model = self._learning(model) if learns else model.requires_grad_(False)
         self.passes = MegatronPasses(
@@ -50,9 +53,9 @@ class MegatronNetwork(Network):
             config=self.config,
             packer=Packer(layout, device, layout.tp if place.settings.sequence_parallel else 1, routed=replays),
             layout=layout,
-            rope=self.rope,
-            mixture=self.shape.mixture,
-            vocab=self.shape.vocab,
+            rope=rope,
+            mixture=shape.mixture,
+            vocab=shape.vocab,
             temperature=place.temperature,
             hooks=place.hooks,
             exact=place.settings.true_on_policy_mode,
@@ -63,7 +66,7 @@ class MegatronNetwork(Network):
             self.adapters = adapt(model, self.weights, lora, self.place.settings.seed)
         elif frozen(self.place.settings):
             learning = self.weights.learning(self.place.settings)
-            for name, parameter in unwrap(model).named_parameters():
+            for name, parameter in unwrap_model(model).named_parameters():
                 parameter.requires_grad_(name in learning)
         keep_gradients_flowing(model)
         return data_parallel(model, self.config, self.place.settings)
@@ -72,9 +75,6 @@ class MegatronNetwork(Network):
     def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
         family_of(folder.config)
         return dataclasses.asdict(shape_of(folder.config))
-
-    def check(self, longest: int) -> None:
-        self.rope.check(longest)
 
     def optimizer(self, total_steps: int | None) -> MegatronOptimizer:
         return MegatronOptimizer(self.model, self.place.settings, self.place.ranks, total_steps)
@@ -86,7 +86,7 @@ class MegatronNetwork(Network):
         return stored(self.model)
 
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
-        model = unwrap(self.model)
+        model = unwrap_model(self.model)
         gradients = [p.main_grad for p in model.parameters() if p.requires_grad]
         return [*model.parameters(), *model.buffers()], gradients
 
@@ -99,10 +99,11 @@ class MegatronNetwork(Network):
             yield name, merged(name, tensor, adapter, scale)
 
     def unadapted(self) -> AbstractContextManager[None]:
-        return off(unwrap(self.model)) if self.adapters else super().unadapted()
+        return off(unwrap_model(self.model)) if self.adapters else super().unadapted()
 
     def adapter(self) -> dict[str, Tensor]:
-        return gathered(self.adapters, self.place.ranks)
+        whole = (adapter.whole(layer) for layer, adapter in self.adapters.items())
+        return self.place.ranks.from_stages({name: tensor for tensors in whole for name, tensor in tensors.items()})
 
     def state(self, prefix: str = "") -> dict[str, Any]:
         if self.adapters:  # alone: the weights are those of the model's folder
@@ -110,7 +111,7 @@ class MegatronNetwork(Network):
                 key: t for name, adapter in self.adapters.items() for key, t in adapter.sharded(prefix + name).items()
             }
         metadata = sharding(self.place.settings, self.place.ranks)
-        state: dict[str, Any] = unwrap(self.model).sharded_state_dict(prefix=prefix, metadata=metadata)
+        state: dict[str, Any] = unwrap_model(self.model).sharded_state_dict(prefix=prefix, metadata=metadata)
         return state
 
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
@@ -118,4 +119,6 @@ class MegatronNetwork(Network):
             for name, adapter in self.adapters.items():
                 adapter.take(prefix + name, state)
             return
-        unwrap(self.model).load_state_dict({name.removeprefix(prefix): v for name, v in state.items()}, strict=True)
+        unwrap_model(self.model).load_state_dict(
+            {name.removeprefix(prefix): v for name, v in state.items()}, strict=True
+        )

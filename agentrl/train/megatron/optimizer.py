@@ -10,21 +10,14 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 
 from agentrl.errors import CheckpointError, TrainError
-from agentrl.train.megatron import device as devices
 from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.model import alike
 from agentrl.train.network import frozen
 from agentrl.train.optimizer import Optimizer
 from agentrl.train.settings import TrainSettings
-
-_ALIKE = {
-    *("lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16"),
-    "use_distributed_optimizer",
-}
-"""Settings that megatron calls so too."""
 
 
 def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) -> torch.nn.Module:
@@ -63,11 +56,8 @@ class MegatronOptimizer(Optimizer):
     ) -> None:
         super().__init__(settings, total_steps)
         self.sharding = sharding(settings, layout)
-        config = OptimizerConfig(
-            optimizer="adam",
-            params_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
-            **settings.model_dump(include=_ALIKE),
-        )
+        dtype = torch.bfloat16 if settings.bf16 else torch.float32
+        config = OptimizerConfig(**alike(settings, OptimizerConfig) | {"optimizer": "adam", "params_dtype": dtype})
         if settings.optimizer == "muon":
             self.inner: Any = _muon(model, settings, config, layout)
         else:
@@ -81,11 +71,10 @@ class MegatronOptimizer(Optimizer):
         return float(self.inner.get_grad_norm())
 
     def apply(self, norm: float) -> None:
-        if self.settings.clip_grad > 0:
-            for part in self.inner.chained_optimizers:
-                if part.get_parameters():
-                    with devices.type_names():
-                        clip_grad_by_total_norm_fp32(part.get_parameters(), self.settings.clip_grad, norm)
+        most, parts = self.settings.clip_grad, self.inner.chained_optimizers
+        gradients = [p.grad for part in parts for p in part.get_parameters() if p.grad is not None]
+        if gradients and 0 < most < norm:
+            torch._foreach_mul_(gradients, most / (norm + 1e-6))
         self.inner.step_with_ready_grads()
 
     def state(self, weights: dict[str, Any], *, is_loading: bool) -> dict[str, Any]:
@@ -124,29 +113,22 @@ def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConf
     Its updates are scaled to AdamW's typical size (arXiv:2502.16982), so both can share a learning rate. Embedding,
     output layer, norms and biases go to AdamW. Matrices are taken as megatron fuses them (q, k and v; gate and up).
     """
-    matrices: list[torch.nn.Parameter] = []
-    decayed: list[torch.nn.Parameter] = []
-    plain: list[torch.nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.dim() == 2 and ".decoder.layers." in f".{name}":
-            matrices.append(parameter)
-        else:
-            (decayed if parameter.dim() > 1 else plain).append(parameter)
+    rest = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    hidden = [name for name, parameter in rest.items() if parameter.dim() == 2 and ".decoder.layers." in f".{name}"]
+    matrices = [rest.pop(name) for name in hidden]
     common: dict[str, Any] = {"is_expert_parallel": False, "lr_mult": 1.0, "is_decoupled_lr": False}
     parts = []
     if matrices:
         groups: list[dict[str, Any]] = [{"params": matrices, "wd_mult": 1.0, "muon": True, **common}]
         muon = torch.optim.Muon(groups, lr=settings.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
         parts.append(_wrap(muon, config, layout, ("momentum_buffer",)))
-    rest = [
-        {"params": params, "wd_mult": wd, "muon": False, **common}
-        for params, wd in ((decayed, 1.0), (plain, 0.0))
-        if params
+    adam_groups = [
+        {"params": found, "wd_mult": float(decays), "muon": False, **common}
+        for decays in (True, False)
+        if (found := [parameter for parameter in rest.values() if (parameter.dim() > 1) is decays])
     ]
     betas = (settings.adam_beta1, settings.adam_beta2)
-    adam = torch.optim.AdamW(rest, lr=settings.lr, betas=betas, eps=settings.adam_eps, weight_decay=0.0)
+    adam = torch.optim.AdamW(adam_groups, lr=settings.lr, betas=betas, eps=settings.adam_eps, weight_decay=0.0)
     parts.append(_wrap(adam, config, layout, ("exp_avg", "exp_avg_sq")))
     return ChainedOptimizer(parts)
 

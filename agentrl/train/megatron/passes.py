@@ -43,14 +43,16 @@ class MegatronPasses(Passes):
         self.config.finalize_model_grads_func = _finalize
 
     def run(self, batch: TrainBatch, plan: Plan, rows: Rows, on_output: OnOutput, *, learns: bool) -> list[Any]:
+        half = {"fp32_output": False} if self.config.bf16 else {}  # `token_log_probs` widens logits chunk by chunk
+
         def forward(iterator: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Tensor, Any]:
             with exactly(self.exact):
                 mb = next(iterator)
                 cos, sin = self.rope.angles(mb.positions[0], self.config.params_dtype)
                 output_rows(model, mb.rows)
                 packed = Pack(parts=mb.parts, order=mb.order, cos=cos, sin=sin, routing=self._routing(mb))
-                out = model(mb.tokens, mb.positions, None, packed_seq_params=packed, **self._output_dtype)
-            return out, functools.partial(_loss if learns else _data, on_output=on_output, mb=mb)
+                out = model(mb.tokens, mb.positions, None, packed_seq_params=packed, **half)
+            return out, functools.partial(_found, on_output=on_output, mb=mb)
 
         found: list[Any] = get_forward_backward_func()(
             forward_step_func=forward,
@@ -87,20 +89,11 @@ class MegatronPasses(Passes):
         dist.broadcast_object_list(box, src=self.layout.pp_ranks[-1], group=self.layout.pp_group)
         return box[0]
 
-    @property
-    def _output_dtype(self) -> dict[str, bool]:
-        """Keep half-precision logits as they are; `token_log_probs` works in float32 chunk by chunk."""
-        return {"fp32_output": False} if self.config.bf16 else {}
 
-
-def _loss(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors) -> tuple[Tensor, Tensor, Any]:
-    """As megatron takes it: the loss, what to divide it by, and what to collect."""
-    loss, sums = on_output(out[0], mb)
-    return loss, torch.ones((), dtype=torch.int, device=loss.device), sums
-
-
-def _data(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors, non_loss_data: bool) -> Any:
-    return on_output(out[0], mb)
+def _found(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors, non_loss_data: bool = False) -> Any:
+    """As megatron takes it: what to collect, of a model that learns after the loss and what to divide that by."""
+    found = on_output(out[0], mb)
+    return found if non_loss_data else (found[0], torch.ones((), dtype=torch.int, device=found[0].device), found[1])
 
 
 def _finalize(model: list[torch.nn.Module], _num_tokens: Tensor | None = None, **kwargs: Any) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.train.megatron.families import theirs
+from agentrl.train.network import rope_reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Rope:
     Attributes:
         frequencies: float32 [rotated channels / 2], angle per position.
         factor: of cosines and sines.
-        reach: the most positions of a sequence, and why; none where length changes nothing.
+        reach: see `Network.reach`.
     """
 
     frequencies: Tensor
@@ -46,27 +47,15 @@ class Rope:
         read = theirs(config)
         rope = read.rope_parameters
         kind = rope["rope_type"]
-        reaches = {
-            "longrope": rope.get("original_max_position_embeddings"),
-            "dynamic": read.max_position_embeddings,
-        }
-        limits = [(reaches.get(kind), f"rope type {kind}"), (getattr(read, "sliding_window", None), "sliding_window")]
+        window = getattr(read, "sliding_window", None)
+        limits = [rope_reach(read), (window, "sliding_window") if window else None]
         if kind == "default":
             kind, read.rope_parameters = "linear", {**rope, "rope_type": "linear", "factor": 1.0}
         if kind not in ROPE_INIT_FUNCTIONS:
             known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
             raise TrainError(f"rope type {kind!r} cannot be trained with megatron; expected one of {known}")
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](read)
-        return cls(frequencies, factor, min(((n, why) for n, why in limits if n), default=None))
-
-    def check(self, longest: int) -> None:
-        """Raises `TrainError` for a batch whose longest input has so many tokens, if that is out of reach."""
-        if self.reach is not None and longest > self.reach[0]:
-            most, why = self.reach
-            raise TrainError(
-                f"a sample has {longest} tokens before its last, but with the {why} of config.json megatron trains "
-                f"only {most}; keep samples shorter with --rollout-max-context-len"
-            )
+        return cls(frequencies, factor, min(filter(None, limits), default=None))
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosine and sine [t, 1, rotated channels / 2] of positions [t], times the factor, in `dtype`."""

@@ -9,21 +9,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from agentrl.errors import CheckpointError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import Family, ModelShape, Rule
-from agentrl.train.megatron.families import Layout as RuleLayout
+from agentrl.train.megatron.families.base import EMBEDDING, FINAL_NORM, HEAD, TIED_HEAD, VALUE_HEAD
 from agentrl.train.megatron.layout import Cut, Layout
-from agentrl.train.megatron.model import unwrap
 from agentrl.train.network import idle, learning
 from agentrl.train.settings import TrainSettings
 
@@ -44,6 +44,11 @@ class Entry:
     expert: int = 0
     part: int = 0
 
+    @classmethod
+    def single(cls, stage: int, rule: Rule) -> Entry:
+        """That of a rule that is no layer's."""
+        return cls(stage, rule.megatron, rule.hf, rule)
+
     @property
     def called(self) -> tuple[str, ...]:
         """Megatron's name, with the layer's and the expert's number in the whole model, and Hugging Face's names."""
@@ -55,32 +60,21 @@ class Entry:
         return self.rule.megatron.format(self.layer, expert="")
 
 
-_VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), RuleLayout.WHOLE)
-"""Named as transformers' classifiers name it: a reward model of one score is a critic to start from."""
-
-
 def unrolled(family: Family, shape: ModelShape, pp: int = 1, ep: int = 1, *, values: bool = False) -> Iterator[Entry]:
     """The family's table for a model over so many pipeline stages and expert-parallel ranks."""
-    last, per_stage = pp - 1, shape.layers // pp
     experts = shape.mixture.experts if shape.mixture else 0
-    yield _entry(0, family.embedding)
+    yield Entry.single(0, EMBEDDING)
     for layer in range(shape.layers):
-        stage, place = divmod(layer, per_stage)
+        stage, place = divmod(layer, shape.layers // pp)
         for rule in family.rules(layer, shape):
             for expert in range(experts if rule.of_expert else 1):
                 part, number = divmod(expert, experts // ep or 1)
                 names = tuple(name.format(layer, expert=expert) for name in rule.hf)
                 parameter = rule.megatron.format(place, expert=number)
                 yield Entry(stage, parameter, names, rule, layer, expert, part)
-    yield _entry(last, family.final_norm)
-    if values:
-        yield _entry(last, _VALUE_HEAD)
-    elif not shape.tied:
-        yield _entry(last, family.head(tied=False))
-
-
-def _entry(stage: int, rule: Rule) -> Entry:
-    return Entry(stage, rule.megatron, rule.hf, rule)
+    yield Entry.single(pp - 1, FINAL_NORM)
+    if values or not shape.tied:
+        yield Entry.single(pp - 1, VALUE_HEAD if values else HEAD)
 
 
 class WeightMap:
@@ -100,10 +94,16 @@ class WeightMap:
             parts = [torch.empty_like(tensors[entry.parameter], device="meta")] * self.cut(entry).size
             merged = entry.rule.layout.merge(parts, self.shape)
             made[entry.kind] = [(list(tensor.shape), tensor.dtype) for tensor in merged]
-        every: list[Any] = [made] * self.layout.pp
-        if self.layout.pp > 1:
-            dist.all_gather_object(every, made, group=self.layout.pp_group)
-        return {kind: found for stage in every for kind, found in stage.items()}
+        return self.layout.from_stages(made)
+
+    @property
+    def matrices(self) -> int:
+        """See `train.network.Shape`."""
+        mixture, found = self.shape.mixture, 0.0
+        for entry in self.entries[not self.shape.tied :]:  # an embedding alone is looked up, not multiplied with
+            met = mixture.topk / mixture.experts if mixture and entry.rule.of_expert else 1
+            found += met * sum(math.prod(shape) for shape, _ in self.made[entry.kind] if len(shape) > 1)
+        return round(found)
 
     def cut(self, entry: Entry) -> Cut:
         return self.layout.experts if entry.rule.of_expert else self.layout.dense
@@ -121,7 +121,7 @@ class WeightMap:
         parameters = stored(model)
         entries = list(filter(self.is_mine, self.entries))
         if self.shape.tied and "output_layer.weight" in parameters:
-            entries.append(_entry(self.layout.pp_rank, self.family.head(tied=True)))
+            entries.append(Entry.single(self.layout.pp_rank, TIED_HEAD))
         missing = set(parameters) - {e.parameter for e in entries}
         if missing:
             raise CheckpointError(f"the {self.family.model_type} table has no rule for {sorted(missing)}")
@@ -130,7 +130,7 @@ class WeightMap:
 
     @torch.no_grad()
     def _fill(self, parameter: Tensor, entry: Entry, folder: HFFolder) -> None:
-        if entry.rule is _VALUE_HEAD and entry.names[0] not in folder.files:
+        if entry.rule is VALUE_HEAD and entry.names[0] not in folder.files:
             parameter.zero_()
             return
         tensors = [folder.tensor(name) for name in entry.names]
@@ -192,18 +192,11 @@ class WeightMap:
             found: list[Tensor] = []
             cut, mine = self.cut(entry), self.is_mine(entry)
             if cut.first and mine:
-                found = self._gather(tensors[entry.parameter].detach(), entry.rule, cut)
+                found = entry.rule.layout.merge(cut.gathered(tensors[entry.parameter].detach()), self.shape)
             if entry.stage != 0 or entry.part != 0:
                 found = self._to_rank_zero(found if cut.rank == 0 else [], entry)
             if self.layout.rank == 0:
                 yield from (pair for pair in zip(entry.names, found, strict=True) if pair[0] in wanted)
-
-    def _gather(self, local: Tensor, rule: Rule, cut: Cut) -> list[Tensor]:
-        parts = [local]
-        if cut.size > 1:
-            parts = [torch.empty_like(local) for _ in range(cut.size)]
-            dist.all_gather(parts, local.contiguous(), group=cut.group)
-        return rule.layout.merge(parts, self.shape)
 
     def _to_rank_zero(self, tensors: list[Tensor], entry: Entry) -> list[Tensor]:
         """Send those of an entry that rank 0 has not, if this rank is to, or receive them."""
@@ -221,6 +214,6 @@ class WeightMap:
 
 def stored(model: torch.nn.Module) -> dict[str, Tensor]:
     """This rank's parameters, and buffers that a checkpoint holds, by megatron's names."""
-    inner = unwrap(model)
+    inner = unwrap_model(model)
     kept = inner.state_dict()
     return {**dict(inner.named_parameters()), **{n: b for n, b in inner.named_buffers() if n in kept}}

@@ -33,12 +33,12 @@ def test_the_backward_pass_of_packed_attention_grows_with_the_tokens_only(one_ra
 
     def written(sequences: int) -> int:
         config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2, kv_channels=8)
-        attention = PackedAttention(config, 1, None, "self", pg_collection=ProcessGroupCollection(cp=one_rank))
+        attention = PackedAttention(config, pg_collection=ProcessGroupCollection(cp=one_rank))
         size = 256 // sequences
         part = Part(tuple((a, a + size, a, a + size) for a in range(0, 256, size)), causal=True)
         q, k, v = (torch.randn(256, 2, 8, requires_grad=True) for _ in range(3))
         packed = Pack(parts=(part,), order=None, cos=torch.ones(256, 1, 4), sin=torch.zeros(256, 1, 4))
-        out = attention(q, k, v, None, packed_seq_params=packed)
+        out = attention(q, k, v, packed_seq_params=packed)
         counter = _Written()
         with counter:
             out.sum().backward()

@@ -12,8 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from agentrl.algorithms import AlgorithmSettings
-from agentrl.train.hf import HFFolder
-from agentrl.train.megatron.families import ModelShape
 from agentrl.train.network import forward_flops
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
@@ -22,11 +20,12 @@ from tests.train.megatron.helpers import backend, make_batch, settings
 @pytest.mark.parametrize("arch", ["qwen3", "llama"])
 def test_operations_are_those_that_torch_counts(arch: Arch, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / arch, arch)
-    shape, length = ModelShape.from_config(HFFolder(folder).config), 48
+    with backend(settings(folder)) as made:
+        shape, length = made.actor.shape, 48
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     with FlopCounterMode(display=False) as counted, torch.no_grad():
         model(torch.zeros(1, length, dtype=torch.int64))
-    attention = 2 * 2 * length**2 * shape.layers * shape.heads * shape.head_dim  # torch computes the masked half too
+    attention = 2 * length**2 * shape.channels  # torch computes the masked half too
     assert forward_flops(shape, np.array([length])) == counted.get_total_flops() - attention / 2
     both = forward_flops(shape, np.array([length, length]))
     assert both == 2 * forward_flops(shape, np.array([length]))

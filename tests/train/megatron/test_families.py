@@ -22,7 +22,6 @@ from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.model import transformer_config
-from agentrl.train.network import forward_flops
 from tests.engine.embedded.driver import make_engine, make_job, prompt, run
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
@@ -177,16 +176,18 @@ def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
 
 
 def test_what_latent_attention_costs(tmp_path: Path) -> None:
-    """A layer's matrices, counted in the model itself."""
+    """The matrices that a token meets, counted in the model itself."""
     for rank in (24, None):
-        folder = HFFolder(
-            make_tiny_model(tmp_path / f"{rank}", "deepseek_v3", q_lora_rank=rank, first_k_dense_replace=2)
-        )
-        shape = shape_of(folder.config)
-        names = [n for n in folder.files if ".layers.0." in n and folder.tensor(n).dim() == 2]
-        weights = sum(folder.tensor(n).numel() for n in names) * shape.layers + shape.hidden * shape.vocab
-        alone = forward_flops(shape, np.array([1])) - shape.layers * 4 * (24 + shape.value_dim)
-        assert alone == 2 * weights
+        tied = rank is None
+        changes: dict[str, Any] = {"q_lora_rank": rank, "tie_word_embeddings": tied}
+        folder = HFFolder(make_tiny_model(tmp_path / f"{rank}", "deepseek_v3", **changes))
+        with backend(settings(folder.path)) as made:
+            shape = made.actor.shape
+        share = folder.config["num_experts_per_tok"] / folder.config["n_routed_experts"]
+        read = {n: folder.tensor(n) for n in folder.files if tied or "embed_tokens" not in n}
+        met = {n: tensor.numel() for n, tensor in read.items() if tensor.dim() == 2}
+        assert shape.matrices == sum(size * (share if ".experts." in n else 1) for n, size in met.items())
+        assert shape.channels == folder.config["num_hidden_layers"] * 4 * (24 + folder.config["v_head_dim"])
 
 
 def test_a_latent_that_cannot_be_cut_is_named(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from agentrl.errors import TrainError
 from agentrl.train import logprobs
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
-from agentrl.train.megatron.families import FAMILIES, Family, Layout, ModelShape, family_of
+from agentrl.train.megatron.families import FAMILIES, Family, Layout, family_of, shape_of
 from agentrl.train.megatron.rope import Rope
 from agentrl.train.microbatches import Packer, inputs_of
-from agentrl.train.network import attention_crossover
+from agentrl.train.network import Shape, attention_crossover
 from agentrl.train.packing import make_plan
 from agentrl.train.tree import Prefixes
 from agentrl.weightgroup import join_group
@@ -171,8 +171,8 @@ def test_every_output_is_on_one_rank_and_points_at_its_predecessor(
 
 @given(ranks=st.sampled_from([1, 2, 4]), layout=st.sampled_from(list(Layout)), bias=st.booleans())
 def test_cutting_and_joining_are_inverse(ranks: int, layout: Layout, bias: bool) -> None:
-    shape = ModelShape.from_config(
-        {"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 8,
+    shape = shape_of(
+        {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 8,
          "num_key_value_heads": 4, "head_dim": 2, "vocab_size": 13}
     )  # fmt: skip
     rest = () if bias and layout is Layout.QKV else (8,)
@@ -222,13 +222,12 @@ def test_samples_beyond_where_length_matters_are_refused(tmp_path: Path, arch: A
     """Longer than a window, or than frequencies that change with the length; up to there the model is the same."""
     config = HFFolder(make_tiny_model(tmp_path / "m", arch, **changes)).config
     family_of(config)
-    rope = Rope.of(config)
-    rope.check(20)
-    with pytest.raises(TrainError, match=f"a sample has 21 tokens before its last, but with the {why} .* only 20"):
-        rope.check(21)
-    batch = make_batch()
-    with backend(settings(tmp_path / "m")) as made, pytest.raises(TrainError, match=why):
-        made.log_probs(batch)
+    with backend(settings(tmp_path / "m")) as made:
+        made.actor.network.check(20)
+        with pytest.raises(TrainError, match=f"a sample has 21 tokens before its last, but with the {why} .* only 20"):
+            made.actor.network.check(21)
+        with pytest.raises(TrainError, match=why):
+            made.log_probs(make_batch())
 
 
 def test_what_cannot_be_trained_is_refused_by_name() -> None:
@@ -327,11 +326,8 @@ def test_every_key_that_transformers_reads_is_known(family: Family) -> None:
 
 
 def test_the_crossover_is_where_attention_costs_as_much_as_the_matrices() -> None:
-    config = {"num_hidden_layers": 4, "hidden_size": 8, "intermediate_size": 24, "num_attention_heads": 4,
-              "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
-    shape = ModelShape.from_config(config)
     weights = 4 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 24) + 8 * 100
-    n = attention_crossover(shape)
+    n = attention_crossover(Shape(vocab=100, matrices=weights, channels=2 * 4 * 8))
     assert attention_operations(n) <= 2 * n * weights
     assert attention_operations(n + 1) > 2 * (n + 1) * weights
 

@@ -49,10 +49,9 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
-        """Read a `config.json`; rope settings are found in their old (`rope_theta`) and new (`rope_parameters`) places."""
-        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-        rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
+        """Read a `config.json` as transformers completes it."""
+        rope = dict(config["rope_parameters"])
+        theta = rope.pop("rope_theta")
         heads = config["num_attention_heads"]
         latent, head_dim = None, config.get("head_dim") or config["hidden_size"] // heads
         if rank := config.get("kv_lora_rank"):
@@ -66,37 +65,19 @@ class ModelShape:
             groups=config.get("num_key_value_heads") or heads,
             head_dim=head_dim,
             vocab=config["vocab_size"],
-            norm_eps=config.get("rms_norm_eps", 1e-6),
+            norm_eps=config["rms_norm_eps"],
             rope_theta=float(theta),
-            max_positions=config.get("max_position_embeddings", 32768),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            max_positions=config["max_position_embeddings"],
+            tied=config["tie_word_embeddings"],
             rope_scaling=rope,
             latent=latent,
             mixture=Mixture.from_config(config),
         )
 
     @property
-    def value_dim(self) -> int:
-        """Channels of a head's value."""
-        return self.latent.value if self.latent else self.head_dim
-
-    @property
     def channels(self) -> int:
         """See `train.network.Shape`."""
-        return self.layers * self.heads * (self.head_dim + self.value_dim)
-
-    @property
-    def matrices(self) -> int:
-        """See `train.network.Shape`."""
-        attention = self.hidden * (self.heads + self.groups) * (self.head_dim + self.value_dim)
-        if z := self.latent:
-            queries, keys = self.heads * self.head_dim, self.heads * (self.head_dim - z.rotated + z.value)
-            attention = self.hidden * (z.rank + z.rotated + self.heads * z.value) + z.rank * keys
-            attention += (self.hidden + queries) * z.query_rank if z.query_rank else self.hidden * queries
-        rest, dense = self.hidden * self.vocab + self.layers * attention, 3 * self.hidden * self.ffn
-        if not self.mixture:
-            return rest + self.layers * dense
-        return rest + sum(self.mixture.active(self.hidden) if has else dense for has in self.mixture.layers)
+        return self.layers * self.heads * (self.head_dim + (self.latent.value if self.latent else self.head_dim))
 
 
 class Layout(Enum):
@@ -114,35 +95,36 @@ class Layout(Enum):
         """A rank's megatron tensor of HF's whole ones."""
         if self is Layout.WHOLE:
             return hf[0]
-        if self is Layout.COLUMNS:
-            return hf[0].chunk(ranks, 1)[rank]
-        if self is Layout.QKV:
-            rest = hf[0].shape[1:]
-            blocks = torch.cat([t.view(shape.groups, -1, *rest) for t in hf], 1)
-            return blocks.chunk(ranks)[rank].reshape(-1, *rest)
         if self is Layout.VOCAB:
             hf = [F.pad(hf[0], (0, 0, 0, -len(hf[0]) % ranks))]
         if self is Layout.JOINED:
             hf = hf[0].chunk(2)
-        return torch.cat([t.chunk(ranks)[rank] for t in hf])
+        turns, rest = self._turns(ranks, shape), hf[0].shape[1:]
+        woven = torch.cat([tensor.view(turns, -1, *rest) for tensor in hf], 1).view(-1, *rest)
+        return woven.chunk(ranks, self._axis)[rank]
 
     def merge(self, parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
         """HF's tensors of the megatron tensors of all ranks."""
         if self is Layout.WHOLE:
             return [parts[0]]
-        if self in (Layout.GATED, Layout.JOINED):
-            pairs = zip(*(part.chunk(2) for part in parts), strict=True)
-            halves = [torch.cat(pair) for pair in pairs]
-            return halves if self is Layout.GATED else [torch.cat(halves)]
-        whole = torch.cat(list(parts), 1 if self is Layout.COLUMNS else 0)
+        woven = torch.cat(list(parts), self._axis)
+        if self in (Layout.ROWS, Layout.COLUMNS, Layout.VOCAB):
+            return [woven[: shape.vocab] if self is Layout.VOCAB else woven]
+        turns, rest = self._turns(len(parts), shape), woven.shape[1:]
+        sizes = [len(woven) // turns // 2] * 2
         if self is Layout.QKV:
-            rest, sizes = (
-                whole.shape[1:],
-                [shape.heads // shape.groups * shape.head_dim, shape.head_dim, shape.head_dim],
-            )
-            blocks = whole.view(shape.groups, sum(sizes), *rest).split(sizes, 1)
-            return [block.reshape(-1, *rest) for block in blocks]
-        return [whole[: shape.vocab] if self is Layout.VOCAB else whole]
+            sizes = [shape.heads // shape.groups * shape.head_dim, shape.head_dim, shape.head_dim]
+        found = [block.reshape(-1, *rest) for block in woven.view(turns, sum(sizes), *rest).split(sizes, 1)]
+        return [torch.cat(found)] if self is Layout.JOINED else found
+
+    @property
+    def _axis(self) -> int:
+        """That ranks cut."""
+        return 1 if self is Layout.COLUMNS else 0
+
+    def _turns(self, ranks: int, shape: ModelShape) -> int:
+        """How often megatron takes rows of each of HF's tensors in turn."""
+        return {Layout.QKV: shape.groups, Layout.GATED: ranks, Layout.JOINED: ranks}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +181,11 @@ class Family:
         """Whether layers have a parameter whose megatron name ends so."""
         return any(rule.megatron.endswith(parameter) for rule in (*self.layer_rules, *self.experts))
 
-    @property
-    def embedding(self) -> Rule:
-        return Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Layout.VOCAB)
 
-    @property
-    def final_norm(self) -> Rule:
-        return Rule("decoder.final_layernorm.weight", ("model.norm.weight",), Layout.WHOLE)
-
-    def head(self, tied: bool) -> Rule:
-        """The output layer; where it is tied to the embedding it is read from it and never exported."""
-        source = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        return Rule("output_layer.weight", (source,), Layout.VOCAB)
+EMBEDDING = Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Layout.VOCAB)
+FINAL_NORM = Rule("decoder.final_layernorm.weight", ("model.norm.weight",), Layout.WHOLE)
+HEAD = Rule("output_layer.weight", ("lm_head.weight",), Layout.VOCAB)
+TIED_HEAD = replace(HEAD, hf=EMBEDDING.hf)
+"""Read from the embedding, and never exported."""
+VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), Layout.WHOLE)
+"""Named as transformers' classifiers name it: a reward model of one score is a critic to start from."""

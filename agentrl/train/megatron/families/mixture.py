@@ -65,7 +65,3 @@ class Mixture:
             yield "num_experts_per_tok", 1
         if self.groups > 1 and self.topk // self.group_topk != 2:
             yield "topk_group", self.group_topk
-
-    def active(self, hidden: int) -> int:
-        """Matrix weights that a token meets in a layer's experts and router."""
-        return 3 * hidden * (self.topk * self.ffn + self.shared_ffn) + self.experts * hidden
