@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import anyio
+from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from torch import Tensor
@@ -16,8 +17,8 @@ from torch import Tensor
 from agentrl.engine.embedded.core import MASK_LIMIT, Engine, PauseMode
 from agentrl.engine.embedded.errors import RequestError, invalid_body, refused, update_refused
 from agentrl.engine.embedded.http import Json
-from agentrl.engine.embedded.memory import TAGS, Tag
 from agentrl.engine.embedded.service import Service
+from agentrl.engine.embedded.weights import TAGS, Tag
 
 PROTOCOL = "0.5.23"
 """The SGLang version whose protocol this server speaks."""
@@ -172,12 +173,12 @@ async def flush_cache(request: Request) -> Response:
 
 
 async def release_memory_occupation(service: Service, tags: list[Tag] | None = None) -> Response:
-    await service.worker.call(lambda engine: service.memory.release(engine, tags or TAGS))
+    await service.worker.call(lambda engine: service.weights.release(engine, tags or TAGS))
     return Json(None)
 
 
 async def resume_memory_occupation(service: Service, tags: list[Tag] | None = None) -> Response:
-    await service.worker.call(lambda engine: service.memory.resume(engine, tags or TAGS))
+    await service.worker.call(lambda engine: service.weights.resume(engine, tags or TAGS))
     return Json(None)
 
 
@@ -200,7 +201,7 @@ async def update_weights_from_disk(
 ) -> Response:
     done = "Succeeded to update model weights."
     try:
-        named = await service.weights.read_folder(model_path)
+        named = await to_thread.run_sync(service.weights.read_folder, model_path)
         message = await _write(service, named, weight_version, abort_all_requests, done)
     except RequestError as error:
         error.body["num_paused_requests"] = 0
@@ -244,7 +245,7 @@ async def update_weights_from_distributed(
     service.weights.require_session("update_weights_from_distributed")
     if load_format is not None:
         raise update_refused("load_format is not supported here: broadcast the tensors one by one.")
-    named = await service.weights.receive(names, dtypes, shapes, group_name)
+    named = await to_thread.run_sync(service.weights.receive, names, dtypes, shapes, group_name)
     done = "Succeeded to update parameter online."
     return _done(await _write(service, named, weight_version, abort_all_requests, done))
 
@@ -259,7 +260,7 @@ async def update_weights_from_tensor(service: Service) -> Response:
 
 async def load_lora_adapter(service: Service, lora_name: str, lora_path: str) -> Response:
     """One adapter at a time: the one that was there before is put away."""
-    shape, layers = await service.weights.read_adapter(lora_path)
+    shape, layers = await to_thread.run_sync(service.weights.read_adapter, lora_path)
     await service.worker.exclusive(lambda engine: service.weights.attach(engine, shape.scale, layers))
     service.adapter = lora_name
     return _done(f"LoRA adapter {lora_name!r} was loaded")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, Share, layers_of
 from agentrl.engine.embedded.fast import forward_of
-from agentrl.engine.embedded.job import Ids, Job, LogProbOptions, TopEntry
+from agentrl.engine.embedded.job import Ids, Job, TopEntry, Wanted
 from agentrl.engine.embedded.routing import Routing
 from agentrl.engine.embedded.sampling import adjust, choose
 from agentrl.engine.embedded.stopping import ABORTED, aborted
@@ -85,7 +85,7 @@ class Engine:
     # -- what the owner may ask for, between steps ---------------------------------------------------------------
 
     def add(self, job: Job) -> None:
-        if job.stop.limit <= 0 and job.want.prompt_from < 0:
+        if job.stop.limit <= 0 and job.want.logprob_start_len < 0:
             self._finish(job, {"type": "length", "length": 0})
         else:
             self.waiting.append(job)
@@ -190,7 +190,7 @@ class Engine:
     def _reusable(self, job: Job) -> int:
         """How many leading tokens need no logits of their own."""
         last = len(job.known) - 1
-        return last if job.want.prompt_from < 0 or job.output else min(last, job.want.prompt_from)
+        return last if job.want.logprob_start_len < 0 or job.output else min(last, job.want.logprob_start_len)
 
     def _usable(self, slot: _Slot) -> int:
         return slot.count if slot.epoch == self.epoch else 0
@@ -220,8 +220,8 @@ class Engine:
                 count = min(pending, budget)
                 budget -= count
                 work.append((job, count))
-        keep, wanted = self._positions_to_keep(work)
-        logits = self._logits(work, len(singles), keep)
+        rows = _rows(work)
+        logits = self._logits(work, len(singles), [place for place, _, _ in rows])
         self.routing.keep((job.slot, job.filled, count) for job, count in work)
         for job, count in work:
             slot = self.slots[job.slot]
@@ -229,25 +229,10 @@ class Engine:
             job.filled += count
             slot.count = job.filled
         with exactly(self.exact):
-            self._prompt_log_probs(logits, wanted)
-            self._sample(logits, [(job, row) for job, row, position in wanted if position is None])
-
-    def _positions_to_keep(self, work: list[tuple[Job, int]]) -> tuple[list[int], list[tuple[Job, int, int | None]]]:
-        """Packed positions whose logits are needed, and for each (job, row, prompt position scored or None to sample)."""
-        keep: list[int] = []
-        wanted: list[tuple[Job, int, int | None]] = []
-        offset = 0
-        for job, count in work:
-            start, end = job.filled, job.filled + count
-            if job.want.prompt_from >= 0 and not job.output:
-                for position in range(max(start, job.want.prompt_from), min(end, len(job.prompt) - 1)):
-                    wanted.append((job, len(keep), position + 1))
-                    keep.append(offset + position - start)
-            if end == job.length:
-                wanted.append((job, len(keep), None))
-                keep.append(offset + count - 1)
-            offset += count
-        return keep, wanted
+            scored = [(row, job, at) for row, (_, job, at) in enumerate(rows) if at is not None]
+            if scored:
+                self._prompt_log_probs(logits, scored)
+            self._sample(logits, [(row, job) for row, (_, job, at) in enumerate(rows) if at is None])
 
     def _logits(self, work: list[tuple[Job, int]], single_count: int, keep: list[int]) -> Tensor:
         ids: list[int] = []
@@ -288,40 +273,38 @@ class Engine:
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 
-    def _prompt_log_probs(self, logits: Tensor, wanted: Sequence[tuple[Job, int, int | None]]) -> None:
-        scored = [(job, row, position) for job, row, position in wanted if position is not None]
-        if not scored:
-            return
-        log_probs = torch.log_softmax(logits[[row for _, row, _ in scored]].float(), dim=-1)
-        tokens = torch.tensor([job.prompt[position] for job, _, position in scored], device=self.device)
+    def _prompt_log_probs(self, logits: Tensor, scored: Sequence[tuple[int, Job, int]]) -> None:
+        """`scored`: rows of `logits` with their jobs, and the prompt positions that they are the predictions of."""
+        log_probs = torch.log_softmax(logits[[row for row, _, _ in scored]].float(), dim=-1)
+        tokens = torch.tensor([job.prompt[at] for _, job, at in scored], device=self.device)
         values = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
-        for i, (job, _, _) in enumerate(scored):
+        for i, (_, job, _) in enumerate(scored):
             job.input_log_probs.append(values[i])
             _keep_others(job.want, log_probs[i], job.input_top, job.input_ids_log_probs)
 
-    def _sample(self, logits: Tensor, ready: list[tuple[Job, int]]) -> None:
-        for job, _ in ready:
+    def _sample(self, logits: Tensor, ready: Sequence[tuple[int, Job]]) -> None:
+        for _, job in ready:
             if job.stop.limit <= 0:
                 self._finish(job, {"type": "length", "length": 0})
             elif job.grammar is not None and (reason := job.grammar.advance(job.output)) is not None:
                 self._finish(job, reason)
-        jobs = [job for job, _ in ready if job.finish is None]
-        if not jobs:
+        ready = [(row, job) for row, job in ready if job.finish is None]
+        if not ready:
             return
-        rows = logits[[row for job, row in ready if job.finish is None]].float()
+        jobs, rows = [job for _, job in ready], logits[[row for row, _ in ready]].float()
         for i, job in enumerate(jobs):
             adjust(rows[i], job.params, job.prompt, job.output)
             if len(job.output) < job.params.min_new_tokens and job.stop.forbidden_early:
                 rows[i, sorted(job.stop.forbidden_early)] = float("-inf")
             if job.grammar is not None:
                 job.grammar.mask(rows[i])
-        keep = [i for i, job in enumerate(jobs) if job.want.kept]
+        keep = [i for i, job in enumerate(jobs) if job.want.return_sampling_mask]
         choice = choose(rows, [job.params for job in jobs], [job.randomness.random() for job in jobs], keep)
         picked = torch.tensor(choice.tokens, device=self.device)[:, None]
         values = choice.log_probs.gather(1, picked)[:, 0].tolist()
         for i, job in enumerate(jobs):
             _keep_others(job.want, choice.log_probs[i], job.output_top, job.output_ids_log_probs)
-            if job.want.kept:
+            if job.want.return_sampling_mask:
                 job.kept.append(choice.kept[i])
             self._append(job, choice.tokens[i], values[i])
 
@@ -350,8 +333,8 @@ class Engine:
 
     def _finish(self, job: Job, reason: dict[str, Any]) -> None:
         if job.slot >= 0:
-            if job.want.routed_from is not None:
-                job.routed = self.routing.of(job.slot, job.want.routed_from, job.length - 1)
+            if job.want.return_routed_experts:
+                job.routed = self.routing.of(job.slot, job.want.routed_experts_start_len, job.length - 1)
             self._release(job)
         job.finish, job.finished = reason, time.monotonic()
         if job.on_finish is not None:
@@ -363,6 +346,21 @@ class Engine:
         self.running.remove(job)
 
 
+def _rows(work: Sequence[tuple[Job, int]]) -> list[tuple[int, Job, int | None]]:
+    """Of which packed tokens logits are needed: with their jobs, and the prompt position to score, or None to sample."""
+    rows: list[tuple[int, Job, int | None]] = []
+    offset = 0
+    for job, count in work:
+        end, first = job.filled + count, job.want.logprob_start_len
+        if first >= 0 and not job.output:
+            scored = range(max(job.filled, first), min(end, len(job.prompt) - 1))
+            rows += [(offset + at - job.filled, job, at + 1) for at in scored]
+        if end == job.length:
+            rows.append((offset + count - 1, job, None))
+        offset += count
+    return rows
+
+
 def _common(a: Ids, b: Ids) -> int:
     """Length of the common prefix."""
     count = min(len(a), len(b))
@@ -370,11 +368,11 @@ def _common(a: Ids, b: Ids) -> int:
     return int(differs.argmax()) if differs.any() else count
 
 
-def _keep_others(want: LogProbOptions, row: Tensor, tops: list[TopEntry], watched: list[TopEntry]) -> None:
+def _keep_others(want: Wanted, row: Tensor, tops: list[TopEntry], watched: list[TopEntry]) -> None:
     """Log-probs of one position that are wanted beside that of its own token."""
-    if want.top:
-        values, ids = row.topk(min(want.top, row.shape[-1]))
+    if want.top_logprobs_num:
+        values, ids = row.topk(min(want.top_logprobs_num, row.shape[-1]))
         found = zip(values.tolist(), ids.tolist(), strict=True)
         tops.append([pair for pair in found if pair[0] > -math.inf])
-    if want.ids:
-        watched.append(list(zip(row[list(want.ids)].tolist(), want.ids, strict=True)))
+    if ids_wanted := want.token_ids_logprob:
+        watched.append(list(zip(row[ids_wanted].tolist(), ids_wanted, strict=True)))

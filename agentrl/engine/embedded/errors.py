@@ -19,9 +19,6 @@ class RequestError(AgentRLError):
         self.body = body
         self.status = status
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.body, self.status))
-
 
 def refused(message: str) -> RequestError:
     """A request that was understood but cannot be served."""

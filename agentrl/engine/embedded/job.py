@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, NonNegativeInt
 
 from agentrl.engine.embedded.params import SamplingParams
 from agentrl.engine.embedded.routing import Rows
@@ -26,20 +27,19 @@ Ids = NDArray[np.int32]
 TopEntry = list[tuple[float, int]]
 
 
-@dataclass(frozen=True)
-class LogProbOptions:
-    """What a request wants to know beside the sampled tokens, whose log-probs are always kept."""
+class Wanted(BaseModel):
+    """What a request wants to know beside the sampled tokens, whose log-probs are always kept; names are the wire's."""
 
-    prompt_from: int = -1
+    return_logprob: bool = False
+    logprob_start_len: int = -1
     """First prompt position whose log-prob is wanted; -1: none."""
-    top: int = 0
-    ids: tuple[int, ...] = ()
-    kept: bool = False
+    top_logprobs_num: NonNegativeInt = 0
+    token_ids_logprob: list[Any] = []
+    return_sampling_mask: bool = False
     """Also what the filters kept for each token."""
-    routed_from: int | None = None
-    """First token whose experts are wanted; None: none."""
-    shown: bool = False
-    """Whether the answer has log-probs."""
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
+    """First token whose experts are wanted."""
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class Job:
     params: SamplingParams
     stop: StopRules
     seed: int | None
-    want: LogProbOptions = field(default_factory=LogProbOptions)
+    want: Wanted = field(default_factory=Wanted)
     grammar: "Grammar | None" = None
     on_finish: "Callable[[Job], object] | None" = None
     on_token: "Callable[[Job], object] | None" = None
@@ -62,9 +62,9 @@ class Job:
     output_ids_log_probs: list[TopEntry] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     routed: Rows | None = None
-    """The experts of the tokens from `want.routed_from` on, but of the last; when it is finished."""
+    """The experts of the tokens from `want.routed_experts_start_len` on, but of the last; when it is finished."""
     input_log_probs: list[float] = field(default_factory=list)
-    """Of the prompt tokens from `prompt_from + 1` on."""
+    """Of the prompt tokens behind `want.logprob_start_len`."""
     input_top: list[TopEntry] = field(default_factory=list)
     input_ids_log_probs: list[TopEntry] = field(default_factory=list)
     versions: list[tuple[str, int, int]] = field(default_factory=list)

@@ -11,15 +11,15 @@
 import uuid
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import mul
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from agentrl.engine.embedded.errors import invalid_body, refused
 from agentrl.engine.embedded.http import fields_of
-from agentrl.engine.embedded.job import Job, LogProbOptions
+from agentrl.engine.embedded.job import Job, Wanted
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.params import SamplingParams
 from agentrl.engine.embedded.stopping import StopRules
@@ -45,17 +45,10 @@ class GenerateBody(BaseModel):
     stream: bool = False
 
 
-class PromptBody(BaseModel):
+class PromptBody(Wanted):
     """The fields that a body has once, or in a list with one for each prompt."""
 
-    sampling_params: dict[str, Any] = {}
-    return_logprob: bool = False
-    logprob_start_len: int = -1
-    top_logprobs_num: int = 0
-    token_ids_logprob: list[Any] = []
-    return_sampling_mask: bool = False
-    return_routed_experts: bool = False
-    routed_experts_start_len: int = 0
+    sampling_params: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,9 +83,9 @@ def parse_generate(raw: object, vocab: Vocabulary, context: int, adapter: str | 
     log_probs = 0
     for prompt, params, wish, count, rid in zip(prompts, sampling, wishes, copies, rids, strict=True):
         limit = output_limit(len(prompt), params.max_new_tokens, context)
-        want = _wanted(wish, params, len(prompt), vocab.size)
-        scored = limit + (len(prompt) - want.prompt_from if want.prompt_from >= 0 else 0)
-        log_probs += count * scored * (want.top + len(want.ids))
+        want = _checked(wish, params, len(prompt), vocab.size)
+        scored = limit + (len(prompt) - want.logprob_start_len if want.logprob_start_len >= 0 else 0)
+        log_probs += count * scored * (min(want.top_logprobs_num, vocab.size) + len(want.token_ids_logprob))
         at_most(MAX_LOG_PROBS, log_probs, "log-probs of other tokens (positions times top_logprobs_num)")
         for k in range(count):
             rules = StopRules(params, eos=vocab.eos, limit=limit, decode=vocab.decode if vocab.has_text else None)
@@ -115,19 +108,17 @@ def _wishes(raw: Mapping[str, Any], count: int) -> list[PromptBody]:
     return [fields_of(PromptBody, given | {name: value[i] for name, value in lists.items()}) for i in range(count)]
 
 
-def _wanted(wish: PromptBody, params: SamplingParams, prompt_tokens: int, vocab_size: int) -> LogProbOptions:
+def _checked(wish: PromptBody, params: SamplingParams, prompt_tokens: int, vocab_size: int) -> PromptBody:
+    """What is wanted of a prompt; nothing about log-probs where none are."""
     if wish.return_sampling_mask and not params.filtered:
         raise refused("return_sampling_mask requires top_k, top_p < 1 or min_p > 0: nothing is cut off otherwise.")
-    start, routed_from = wish.logprob_start_len, wish.routed_experts_start_len
-    _check_start("routed_experts_start_len", "recv_req", routed_from, prompt_tokens, least=0)
-    ids = tuple(check_ids(wish.token_ids_logprob, vocab_size, "token_ids_logprob")) if wish.token_ids_logprob else ()
-    want = LogProbOptions(
-        kept=wish.return_sampling_mask, routed_from=routed_from if wish.return_routed_experts else None
-    )
+    _check_start("routed_experts_start_len", "recv_req", wish.routed_experts_start_len, prompt_tokens, least=0)
     if not wish.return_logprob:
-        return want
-    _check_start("logprob_start_len", "req", start, prompt_tokens, least=-1)
-    return replace(want, shown=True, prompt_from=start, top=max(0, min(wish.top_logprobs_num, vocab_size)), ids=ids)
+        return wish.model_copy(update={"logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": []})
+    if wish.token_ids_logprob:
+        check_ids(wish.token_ids_logprob, vocab_size, "token_ids_logprob")
+    _check_start("logprob_start_len", "req", wish.logprob_start_len, prompt_tokens, least=-1)
+    return wish
 
 
 def output_limit(prompt_tokens: int, max_new_tokens: int | None, context: int) -> int:

@@ -25,10 +25,10 @@ def answer(job: Job, request: GenerateRequest, vocab: Vocabulary, version: str) 
         "output_ids": output,
         "meta_info": _meta(job, finish, len(output), version),
     }
-    if job.want.shown:
+    if job.want.return_logprob:
         texts = vocab if request.body.return_text_in_logprobs else None
         result["meta_info"] |= _log_probs(job, texts, len(output))
-    if job.want.kept:
+    if job.want.return_sampling_mask:
         kept = job.kept[: len(output)]
         result["meta_info"] |= {
             "output_token_sampling_mask": [ids.tolist() for ids, _ in kept],
@@ -64,7 +64,7 @@ def _meta(job: Job, finish: dict[str, Any] | None, count: int, version: str) -> 
 
 
 def _log_probs(job: Job, vocab: Vocabulary | None, count: int) -> dict[str, Any]:
-    want, start = job.want, job.want.prompt_from
+    want, start = job.want, job.want.logprob_start_len
     output = [_triple(p, t, vocab) for p, t in zip(job.log_probs[:count], job.output, strict=False)]
     prompt: list[Triple] = []
     if start >= 0 and start < len(job.prompt):
@@ -75,10 +75,10 @@ def _log_probs(job: Job, vocab: Vocabulary | None, count: int) -> dict[str, Any]
         "output_token_logprobs": output,
         "output_token_logprobs_length": len(output),
     }
-    if want.top:
+    if want.top_logprobs_num:
         entries["input_top_logprobs"] = _rows(job.input_top, bool(prompt), vocab)
         entries["output_top_logprobs"] = _rows(job.output_top[:count], False, vocab)
-    if want.ids:
+    if want.token_ids_logprob:
         entries["input_token_ids_logprobs"] = _rows(job.input_ids_log_probs, bool(prompt), vocab)
         entries["output_token_ids_logprobs"] = _rows(job.output_ids_log_probs[:count], False, vocab)
     return entries

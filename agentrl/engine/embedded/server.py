@@ -46,8 +46,8 @@ POST: dict[str, Handler] = {
     "/generate": generate,
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
-    "/v1/tokenize": tokenize,
-    "/v1/detokenize": detokenize,
+    "/v1/tokenize": takes_body(tokenize),
+    "/v1/detokenize": takes_body(detokenize),
     "/flush_cache": control.flush_cache,
 }
 CONTROL = (

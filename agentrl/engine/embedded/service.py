@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import orjson
+from anyio import CapacityLimiter, to_thread
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.errors import openai_error
 from agentrl.engine.embedded.grammar import Grammars
 from agentrl.engine.embedded.job import Job
-from agentrl.engine.embedded.memory import Memory
 from agentrl.engine.embedded.model import Vocabulary, context_length, load_model, named, read_config, slots_that_fit
 from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.results import answer
@@ -32,6 +32,7 @@ from agentrl.errors import SettingsError, TemplateError
 if TYPE_CHECKING:
     from agentrl.chat import Chat
 
+T = TypeVar("T")
 MOST_CHATS = 8
 """How many sets of `chat_template_kwargs` are kept ready."""
 
@@ -82,11 +83,12 @@ class Service:
             self.engine = Engine(model, slots=slots, context_length=context, chunk=options.chunk, exact=options.exact)
         """For reading counters only; everything else goes through the worker."""
         self.worker = Worker(self.engine, on_crash=on_crash)
-        self.weights, self.memory = Weights(model), Memory()
+        self.weights = Weights(model)
         self.vocab = Vocabulary(self.model_path, self.config)
         self.grammars = Grammars(self.vocab)
         self.seeds = np.random.default_rng(options.seed)
         self.started, self.live = time.time(), Counter[str]()
+        self._lane = CapacityLimiter(1)
         self._chat, self._loading = lru_cache(MOST_CHATS)(partial(_load_chat, options)), threading.Lock()
 
     @property
@@ -100,6 +102,10 @@ class Service:
         """
         with self._loading:
             return self._chat(orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS))
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What `work()` gives, in a thread; one at a time."""
+        return await to_thread.run_sync(work, limiter=self._lane)
 
     def start(self, request: GenerateRequest) -> "Call":
         call = Call(self, request)

@@ -1,4 +1,4 @@
-"""Replacing the model's weights while the server runs.
+"""The model's weights while the server runs: replaced, adapted, and given back while somebody else needs their memory.
 
 1. Everything is checked (names, shapes) before the first tensor is written: a bad update leaves the old weights.
 2. Reading and receiving happen outside the engine's thread; writing is an exclusive action of it, so no forward pass
@@ -6,15 +6,17 @@
 3. As in SGLang 0.5.23, updates over a process group run between `begin` and `end`.
 4. Checkpoints that transformers stores under other names than the model uses (fused experts, for instance) are read
    from disk through transformers; over the wire, per-expert names are written into the fused tensors.
+5. Nothing is generated while weights or cache are given back: requests wait. Cached prefixes are lost, weights are not:
+   their bytes come back as they were; meanwhile no others are taken.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import anyio.to_thread
 import torch
@@ -23,25 +25,33 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.errors import update_refused
-from agentrl.engine.embedded.memory import WEIGHTS
+from agentrl.engine.embedded.errors import refused, update_refused
+from agentrl.engine.weights import WHOLE
 from agentrl.errors import CheckpointError
 from agentrl.lora import LoraShape, attach, pairs, read_adapter
+from agentrl.parked import Parked, give_back
 from agentrl.weightgroup import join_group
 
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 JOIN_TIMEOUT = timedelta(seconds=60)
+Tag = Literal["weights", "kv_cache", "cuda_graph"]
+"""What can be given back, as SGLang calls it; there are no graphs here."""
+TAGS: tuple[Tag, ...] = get_args(Tag)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 class Weights:
-    """Weight updates of one model, or a `RequestError`. Methods that take an `Engine` run in its thread."""
+    """Weight updates of one model, or a `RequestError`.
+
+    Methods that take an `Engine` run in its thread; those that read or receive block.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._groups: dict[str, Any] = {}
         self.session_open = False
         self._attached: list[Any] = []
+        self._parked: Parked | None = None
         # Threads of their own: whoever waits for members that do not come holds nobody else up.
         self._joining = anyio.CapacityLimiter(64)
 
@@ -63,11 +73,8 @@ class Weights:
 
     # -- from disk -----------------------------------------------------------------------------------------------
 
-    async def read_folder(self, path: str) -> list[tuple[str, Tensor]]:
+    def read_folder(self, path: str) -> list[tuple[str, Tensor]]:
         """The tensors of a Hugging Face folder under the model's own names; memory-mapped where possible."""
-        return await anyio.to_thread.run_sync(self._read_folder, path)
-
-    def _read_folder(self, path: str) -> list[tuple[str, Tensor]]:
         files = sorted(Path(path).glob("*.safetensors"))
         if not files:
             raise update_refused(f"Failed to get weights iterator: no *.safetensors files in '{path}'.")
@@ -77,11 +84,13 @@ class Weights:
                 named += load_file(file).items()
             except (OSError, SafetensorError) as error:
                 raise update_refused(f"Failed to get weights iterator: {file.name}: {error}.") from error
-        names = {name for name, _ in named}
-        if names <= self._model.state_dict().keys():
-            self._require_all(names)
-        else:
+        own, names = self._model.state_dict().keys(), {name for name, _ in named}
+        if not names <= own:
             named = self._convert(path)
+        elif missing := sorted(own - names - set(getattr(self._model, "_tied_weights_keys", None) or ())):
+            raise update_refused(
+                f"the checkpoint lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
+            )
         self._targets(named)
         return named
 
@@ -94,20 +103,12 @@ class Weights:
             raise update_refused(f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}.") from error
         return list(other.state_dict().items())
 
-    def _require_all(self, names: set[str]) -> None:
-        tied = getattr(self._model, "_tied_weights_keys", None) or ()
-        missing = sorted(self._model.state_dict().keys() - names - set(tied))
-        if missing:
-            raise update_refused(
-                f"the checkpoint lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
-            )
-
     # -- adapters ------------------------------------------------------------------------------------------------
 
-    async def read_adapter(self, path: str) -> tuple[LoraShape, list[tuple[torch.nn.Linear, Tensor, Tensor]]]:
+    def read_adapter(self, path: str) -> tuple[LoraShape, list[tuple[torch.nn.Linear, Tensor, Tensor]]]:
         """The layers that PEFT's folder at `path` is for, each with its A and B."""
         try:
-            shape, tensors = await anyio.to_thread.run_sync(read_adapter, Path(path))
+            shape, tensors = read_adapter(Path(path))
             layers = shape.layers(self._model)
         except CheckpointError as error:
             raise update_refused(str(error)) from error
@@ -158,7 +159,7 @@ class Weights:
         group = self._groups.pop(name)
         await anyio.to_thread.run_sync(torch.distributed.destroy_process_group, group)
 
-    async def receive(
+    def receive(
         self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], group_name: str
     ) -> list[tuple[str, Tensor]]:
         """Receive one broadcast from rank 0 for each name, in order. Names and shapes are checked before the first."""
@@ -178,14 +179,10 @@ class Weights:
             raise update_refused(f"names, dtypes and shapes must be those of tensors, one each: {error}.") from error
         self._targets(planned)
         named = [(name, torch.empty_like(tensor, device=self._model.device)) for name, tensor in planned]
-
-        def receive() -> None:
+        try:
             pending = [torch.distributed.broadcast(tensor, 0, group=group, async_op=True) for _, tensor in named]
             for handle in pending:
                 handle.wait()
-
-        try:
-            await anyio.to_thread.run_sync(receive)
         except RuntimeError as error:
             raise update_refused(f"Failed to receive the weights: {error}.") from error
         return named
@@ -222,9 +219,40 @@ class Weights:
         _there(engine)
         return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
 
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def release(self, engine: Engine, tags: Collection[Tag]) -> None:
+        """Give back memory; what is given back twice is so once.
+
+        Raises:
+            RequestError: sequences are being generated, or there is no room for the weights in the folder for temporary
+                files.
+        """
+        if engine.running:
+            raise refused("release_memory_occupation: requests are running; abort them, or wait for their end.")
+        if "kv_cache" in tags and "kv_cache" not in engine.released:
+            engine.weights_changed()  # no prefix of what is lost is used again
+            engine.cache.release()
+            give_back()
+        if "weights" in tags and "weights" not in engine.released:
+            try:
+                self._parked = Parked(self._model.state_dict().values())
+            except OSError as error:
+                raise refused(f"release_memory_occupation: the weights could not be put aside: {error}.") from error
+        engine.released |= {tag for tag in tags if tag in WHOLE}
+
+    def resume(self, engine: Engine, tags: Collection[Tag]) -> None:
+        """Take it again; what is there stays."""
+        if "weights" in tags and self._parked is not None:
+            self._parked.restore()
+            self._parked = None
+        if "kv_cache" in tags and "kv_cache" in engine.released:
+            engine.cache.restore()
+        engine.released -= set(tags)
+
 
 def _there(engine: Engine) -> None:
-    if WEIGHTS in engine.released:
+    if "weights" in engine.released:
         raise update_refused("the weights' memory was released: POST /resume_memory_occupation first.")
 
 

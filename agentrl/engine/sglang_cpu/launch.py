@@ -15,6 +15,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent / "stubs"))
@@ -31,28 +32,17 @@ def declare_torchvision_operators() -> None:
             return
 
 
-class HostMemoryPinning:
-    """The part of `torch.cuda.cudart()` that pins host memory, as a no-op."""
-
-    class cudaError:
-        success = 0
-
-    @staticmethod
-    def cudaHostRegister(*args: object) -> int:
-        return 0
-
-    @staticmethod
-    def cudaHostUnregister(*args: object) -> int:
-        return 0
-
-    @staticmethod
-    def cudaGetErrorString(error: object) -> str:
-        return str(error)
-
+PINNING = SimpleNamespace(
+    cudaError=SimpleNamespace(success=0),
+    cudaHostRegister=lambda *_: 0,
+    cudaHostUnregister=lambda *_: 0,
+    cudaGetErrorString=str,
+)
+"""The part of `torch.cuda.cudart()` that pins host memory, as a no-op."""
 
 declare_torchvision_operators()
 if not torch.cuda.is_available():
-    torch.cuda.cudart = lambda: HostMemoryPinning
+    torch.cuda.cudart = lambda: PINNING
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

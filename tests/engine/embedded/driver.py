@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.job import Job, LogProbOptions
+from agentrl.engine.embedded.job import Job, Wanted
 from agentrl.engine.embedded.model import load_model
 from agentrl.engine.embedded.params import SamplingParams
 from agentrl.engine.embedded.stopping import StopRules
@@ -16,10 +16,10 @@ def make_engine(folder: Path, *, slots: int = 8, context: int = 512, chunk: int 
     return Engine(model, slots=slots, context_length=context, chunk=chunk)
 
 
-def make_job(prompt: list[int], *, seed: int = 1, want: LogProbOptions | None = None, **params: Any) -> Job:
+def make_job(prompt: list[int], *, seed: int = 1, want: Wanted | None = None, **params: Any) -> Job:
     sampling = SamplingParams.decode({"max_new_tokens": 12, **params}, vocab_size=512)
     rules = StopRules(sampling, eos=frozenset(), limit=sampling.max_new_tokens or 0, decode=None)
-    return Job("job", prompt, sampling, rules, seed, want or LogProbOptions())
+    return Job("job", prompt, sampling, rules, seed, want or Wanted())
 
 
 def run(engine: Engine, *jobs: Job) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentrl.engine.embedded.fast import Decoder
-from agentrl.engine.embedded.job import LogProbOptions
+from agentrl.engine.embedded.job import Wanted
 from agentrl.engine.embedded.weights import Weights
 from tests.engine.embedded.conftest import ARCHES
 from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
@@ -30,15 +30,12 @@ def test_log_probs_are_those_of_a_plain_forward(arch: str, folder: Folder, plain
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-async def test_log_probs_after_a_weight_update_from_disk(
-    arch: str, folder: Folder, plain_model: Callable[..., Any]
-) -> None:
+def test_log_probs_after_a_weight_update_from_disk(arch: str, folder: Folder, plain_model: Callable[..., Any]) -> None:
     engine = make_engine(folder(arch))
     before = make_job(prompt(40))
     run(engine, before)
     weights = Weights(engine.model)
-    named = await weights.read_folder(str(folder(arch, 1)))
-    weights.write(engine, named, "new")
+    weights.write(engine, weights.read_folder(str(folder(arch, 1))), "new")
     after = make_job(prompt(40))
     run(engine, after)
     assert after.cached_tokens == 0
@@ -145,7 +142,9 @@ def test_prompt_log_probs(start: int, folder: Folder, plain_model: Callable[...,
     engine = make_engine(folder(), chunk=8)
     ids = prompt(20)
     run(engine, make_job(ids))
-    job = make_job(ids, want=LogProbOptions(start, top=2, ids=(3, 4)), max_new_tokens=2)
+    job = make_job(
+        ids, want=Wanted(logprob_start_len=start, top_logprobs_num=2, token_ids_logprob=[3, 4]), max_new_tokens=2
+    )
     run(engine, job)
     with torch.inference_mode():
         rows = plain_model()(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -170,7 +169,7 @@ def test_penalties_bias_and_min_new_tokens(folder: Folder) -> None:
 
 def test_no_new_tokens(folder: Folder) -> None:
     engine = make_engine(folder())
-    job = make_job(prompt(10), max_new_tokens=0, want=LogProbOptions(0))
+    job = make_job(prompt(10), max_new_tokens=0, want=Wanted(logprob_start_len=0))
     run(engine, job)
     assert job.finish == {"type": "length", "length": 0}
     assert len(job.input_log_probs) == 9

@@ -37,7 +37,7 @@ OTHER_FORMS = ("gemma3_text", "glm", "glm4", "deepseek_v3")
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path) -> None:
+def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     arch, changes = CASES[case]
@@ -53,7 +53,7 @@ async def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path)
     assert [job.cached_tokens for job in after] == [12, 31, 111, 112]
     assert [job.cached_tokens for job in siblings] == [89] * 3
     weights = Weights(engine.model)
-    weights.write(engine, await weights.read_folder(str(folders[1])), "new")
+    weights.write(engine, weights.read_folder(str(folders[1])), "new")
     updated = make_job(first[2].prompt)
     run(engine, updated)
     assert updated.cached_tokens == 0

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from agentrl.engine.embedded.errors import RequestError
-from agentrl.engine.embedded.memory import CACHE, WEIGHTS, Memory
 from agentrl.engine.embedded.weights import Weights
 from tests.engine.embedded.driver import make_engine, make_job, prompt, run
 from tests.support.tiny_models import make_tiny_model
@@ -23,7 +22,7 @@ def resident() -> int:
 
 def test_weights_and_cache_leave_the_process_and_come_back_the_same(tmp_path: Path) -> None:
     engine = make_engine(make_tiny_model(tmp_path / "model", hidden_size=1024), slots=2, context=2048)
-    memory, weights = Memory(), Weights(engine.model)
+    weights = Weights(engine.model)
     size = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in engine.model.state_dict().values()}.values())
     assert size > 70 * MB
     before, sums = make_job(prompt(40)), weights.checksums(engine)
@@ -32,19 +31,19 @@ def test_weights_and_cache_leave_the_process_and_come_back_the_same(tmp_path: Pa
     cached = sum(cache.fill_(1).nbytes for cache in caches)
     caches.clear()
     full = resident()
-    memory.release(engine, [CACHE])
+    weights.release(engine, ["kv_cache"])
     assert full - resident() > 0.9 * cached > 20 * MB
-    memory.release(engine, [CACHE, WEIGHTS])
+    weights.release(engine, ["kv_cache", "weights"])
     assert full - resident() > 0.9 * (cached + size)
     waiting = make_job(prompt(40))
     engine.add(waiting)
     assert not engine.step()
     with pytest.raises(RequestError, match="resume_memory_occupation first"):
         weights.write(engine, [], "1")
-    memory.resume(engine, [WEIGHTS])
+    weights.resume(engine, ["weights"])
     assert weights.checksums(engine) == sums
     assert not engine.step(), "there is nowhere to write keys and values to"
-    memory.resume(engine, [CACHE, WEIGHTS])
+    weights.resume(engine, ["kv_cache", "weights"])
     run(engine)
     assert (waiting.output, waiting.log_probs) == (before.output, before.log_probs)
 
@@ -52,15 +51,16 @@ def test_weights_and_cache_leave_the_process_and_come_back_the_same(tmp_path: Pa
 def test_nothing_is_taken_away_while_requests_run_or_where_it_does_not_fit(
     folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, memory, job = make_engine(folder()), Memory(), make_job(prompt(20))
+    engine, job = make_engine(folder()), make_job(prompt(20))
+    weights = Weights(engine.model)
     engine.add(job)
     engine.step()
     with pytest.raises(RequestError, match="requests are running"):
-        memory.release(engine, [CACHE])
+        weights.release(engine, ["kv_cache"])
     run(engine)
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))  # noqa: SIM115 - closed with what holds it
     with pytest.raises(RequestError, match="could not be put aside: .*No space left"):
-        memory.release(engine, [WEIGHTS])
+        weights.release(engine, ["weights"])
     again = make_job(prompt(20))
     run(engine, again)
     assert again.output == job.output

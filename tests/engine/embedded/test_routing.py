@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.engine.embedded.job import Job, LogProbOptions
+from agentrl.engine.embedded.job import Job, Wanted
 from tests.conformance.sglang.recorded_model import make_recorded_model
 from tests.engine.embedded.driver import make_engine, make_job, prompt, run
 from tests.engine.embedded.test_server import post
@@ -32,7 +32,7 @@ def own_routing(model: Any, ids: list[int]) -> torch.Tensor:
 
 
 def wanted(ids: list[int], start: int = 0, **changes: Any) -> Job:
-    return make_job(ids, want=LogProbOptions(routed_from=start), **changes)
+    return make_job(ids, want=Wanted(return_routed_experts=True, routed_experts_start_len=start), **changes)
 
 
 def test_a_cached_prefix_brings_its_rows(folder: Folder, plain_model: Callable[..., Any]) -> None:
@@ -54,7 +54,7 @@ def test_a_cached_prefix_brings_its_rows(folder: Folder, plain_model: Callable[.
     assert again.retractions == 1
     for job in (first, turn, *siblings, again):
         assert job.routed is not None
-        want = own_routing(model, job.prompt + job.output)[job.want.routed_from : -1]
+        want = own_routing(model, job.prompt + job.output)[job.want.routed_experts_start_len : -1]
         np.testing.assert_array_equal(job.routed, want)
 
 
