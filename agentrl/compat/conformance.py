@@ -115,8 +115,8 @@ async def _with_engine(call: Callable[[], Any], where: str, settings: RunSetting
 
     folder = str(settings.train.hf_checkpoint)
     async with (
-        in_process(settings.engine, folder) as (transport, engine),
-        EnginePool([engine], settings.engine, vocab_size=None, transport=transport) as pool,
+        in_process(settings.engine, folder) as engine,
+        EnginePool([engine], settings.engine, vocab_size=None) as pool,
         router(pool, folder) as url,
     ):
         with served(url):

@@ -2,49 +2,28 @@
 
 1. It computes in a thread of its own with as many torch threads as the process has set (`embedded_threads` is read by
    whoever sets them, because a trainer may share them).
-2. If that thread crashes, this and every later request fails as it does when a server dies; the process goes on.
+2. If that thread crashes, what it was asked for and all that comes later is answered with an error; the process goes on.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import ConnectionLost, ConnectionRefused, HttpTransport, Reply
 from agentrl.serving import listen, served
 
-
-class OwnTransport(HttpTransport):
-    """Connections to the engine of this process at `url`, which lasts until it has crashed."""
-
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
-        self.url, self._crashed = "", False
-
-    async def crashed(self) -> None:
-        """The engine will not answer any more: exchanges under way are lost, later ones refused."""
-        self._crashed = True
-        await self._session.close()
-
-    async def exchange(
-        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> Reply:
-        if not self._crashed:
-            try:
-                return await super().exchange(method, url, body, headers)
-            except ConnectionLost:
-                if not self._crashed:
-                    raise
-        raise ConnectionRefused("the engine in this process has crashed; the log says why", kind="engine_gone")
+_CRASHED = JSONResponse({"error": {"message": "the engine in this process has crashed; the log says why"}}, 503)
 
 
 @asynccontextmanager
-async def in_process(settings: EngineSettings, model_path: str | Path) -> AsyncIterator[tuple[OwnTransport, str]]:
-    """Serve `model_path` for the length of the context; gives `transport` and address for an `EnginePool`.
+async def in_process(settings: EngineSettings, model_path: str | Path) -> AsyncIterator[str]:
+    """Serve `model_path` for the length of the context; gives the address.
 
     Raises:
         AgentRLError: the folder cannot be served.
@@ -59,12 +38,12 @@ async def in_process(settings: EngineSettings, model_path: str | Path) -> AsyncI
         context_length=settings.engine_context_length,
         exact=settings.embedded_deterministic,
     )
-    loop, host = asyncio.get_running_loop(), "127.0.0.1"
+    crashed = threading.Event()
+    app = await anyio.to_thread.run_sync(partial(build, options, on_crash=crashed.set))
 
-    def crashed() -> None:
-        asyncio.run_coroutine_threadsafe(transport.crashed(), loop)
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        await (_CRASHED if crashed.is_set() and scope["type"] == "http" else app)(scope, receive, send)
 
-    app = await anyio.to_thread.run_sync(partial(build, options, on_crash=crashed))
-    async with served(app, listen(host, 0), host) as url, OwnTransport(settings) as transport:
-        transport.url = url
-        yield transport, url
+    host = "127.0.0.1"
+    async with served(answering, listen(host, 0), host) as url:
+        yield url

@@ -23,7 +23,6 @@ import anyio
 
 from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
-from agentrl.engine.transport import HttpTransport
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.engines import launched, model_of
 from agentrl.run.parts import Batch, Found, Parts, Progress, Start, Trainer, within
@@ -47,15 +46,14 @@ async def start(
     step = None if resume is None else resume.step
     async with AsyncExitStack() as stack:
         if settings.generates:
-            urls, transport = await stack.enter_async_context(_engines(settings, folder, progress))
+            urls = await stack.enter_async_context(_engines(settings, folder, progress))
         trainer = await stack.enter_async_context(LocalTrainer.open(settings, resume, progress))
         folder.write_processes({"driver": [os.getpid()]})
         progress.phase("opening the data")
         if not settings.generates:
             yield Parts(stack.enter_context(without_engines(settings, folder, step)), trainer, None)
             return
-        opening = LedgerRollouts.open(settings, folder, urls, step, transport)
-        rollouts = await stack.enter_async_context(opening)
+        rollouts = await stack.enter_async_context(LedgerRollouts.open(settings, folder, urls, step))
         yield Parts(rollouts, trainer, DiskWeights(folder, trainer, rollouts))
 
 
@@ -63,26 +61,24 @@ _checked: Start = start
 
 
 @asynccontextmanager
-async def _engines(
-    settings: RunSettings, folder: RunFolder, progress: Progress
-) -> AsyncIterator[tuple[list[str], HttpTransport | None]]:
-    """The engines' addresses, and how to reach them where that is not over HTTP."""
+async def _engines(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
+    """The engines' addresses."""
     if settings.engine.engine != "embedded" or settings.rollout.max_staleness:
         with ThreadPoolExecutor(1) as meanwhile:
             meanwhile.submit(
                 backend_class, settings.train.train_backend
             )  # importing takes as long as an engine's start
             async with launched(settings, folder, progress) as urls:
-                yield urls, None
+                yield urls
         return
     from transformers.utils import logging
 
     began = time.monotonic()
     logging.disable_progress_bar()
     progress.begin("loading the model into an engine in this process")
-    async with in_process(settings.engine, model_of(settings)) as (transport, url):
+    async with in_process(settings.engine, model_of(settings)) as url:
         progress.ready("engine ready", began)
-        yield [url], transport
+        yield [url]
 
 
 class LocalTrainer(Trainer):

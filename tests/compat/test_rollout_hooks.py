@@ -51,8 +51,8 @@ def settings(kit: RunKit, hooks: dict[str, Any], **changes: object) -> RunSettin
 @asynccontextmanager
 async def opened(s: RunSettings, folder: RunFolder) -> AsyncIterator[LedgerRollouts]:
     async with (
-        in_process(s.engine, str(s.train.hf_checkpoint)) as (transport, url),
-        LedgerRollouts.open(s, folder, [url], None, transport) as rollouts,
+        in_process(s.engine, str(s.train.hf_checkpoint)) as url,
+        LedgerRollouts.open(s, folder, [url], None) as rollouts,
     ):
         yield rollouts
 

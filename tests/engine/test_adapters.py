@@ -1,6 +1,5 @@
 """Adapters at the built-in engine: loaded alone, asked for by name, and as good as merged weights."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.engine.local import OwnTransport, in_process
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineFailure
 from agentrl.lora import LoraShape, write_adapter
+from tests.engine.conftest import OwnTransport
 
 SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
@@ -35,12 +34,6 @@ def adapter(tiny_model: Path, tmp_path: Path) -> tuple[Path, Path]:
     (tmp_path / "adapter").mkdir()
     write_adapter(tmp_path / "adapter", tensors, SHAPE, tiny_model)
     return tmp_path / "adapter", tmp_path / "merged"
-
-
-@pytest.fixture
-async def transport(tiny_model: Path) -> AsyncIterator[OwnTransport]:
-    async with in_process(SETTINGS, tiny_model) as (transport, _):
-        yield transport
 
 
 async def post(transport: OwnTransport, path: str, body: dict[str, Any]) -> tuple[int, Any]:

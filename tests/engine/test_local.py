@@ -1,7 +1,6 @@
-"""The built-in engine inside this process: the same answers as over HTTP, and a process that stays as it was."""
+"""The built-in engine inside this process: the same answers as from a server, and a process that stays as it was."""
 
 import signal
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -11,23 +10,19 @@ import pytest
 import torch
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.local import OwnTransport, in_process
+from agentrl.engine.local import in_process
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import HttpTransport
 from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import Generation, SamplingParams
-from agentrl.errors import EngineFailure, EngineUnreachable
+from agentrl.errors import EngineFailure
+from tests.engine.conftest import OwnTransport
 from tests.engine.protocol_checks import check_update_in_flight
 from tests.support.embedded_server import embedded_server
 
 SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
 LONG = SamplingParams(temperature=1.0, max_new_tokens=1500, ignore_eos=True)
-
-
-@pytest.fixture
-async def transport(tiny_model: Path) -> AsyncIterator[OwnTransport]:
-    async with in_process(SETTINGS, tiny_model) as (transport, _):
-        yield transport
 
 
 def pool_over(transport: OwnTransport) -> EnginePool:
@@ -131,7 +126,7 @@ async def test_a_crash_of_the_engine_leaves_the_process_alone(
     pool = pool_over(transport)
     with pytest.raises(EngineFailure, match="crashed"):  # the engine's own last word, or that it has gone
         await pool.generate([1, 2, 3], LONG)
-    with pytest.raises(EngineUnreachable, match="has crashed"):
+    with pytest.raises(EngineFailure, match="503: the engine in this process has crashed"):
         await pool.generate([1, 2, 3], LONG)
     assert signals == []
 
@@ -140,6 +135,6 @@ async def test_the_process_keeps_its_number_of_threads(tiny_model: Path, monkeyp
     changes: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", changes.append)
     settings = EngineSettings(embedded_threads=torch.get_num_threads() + 1, embedded_slots=1)
-    async with in_process(settings, tiny_model) as (transport, url):
+    async with in_process(settings, tiny_model) as url, HttpTransport(settings) as transport:
         assert (await transport.exchange("GET", f"{url}/health"))[0] == 200
     assert changes == []

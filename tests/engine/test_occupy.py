@@ -52,8 +52,8 @@ async def test_calls_wait_with_their_tokens_until_everything_is_there_again(
     tiny_model: Path, other_model: Path
 ) -> None:
     async with (
-        in_process(SETTINGS, tiny_model) as (transport, url),
-        EnginePool([url], SETTINGS, vocab_size=512, transport=transport) as pool,
+        in_process(SETTINGS, tiny_model) as url,
+        EnginePool([url], SETTINGS, vocab_size=512) as pool,
         anyio.create_task_group() as tasks,
     ):
         before = await pool.generate([10, 60, 61], GREEDY)

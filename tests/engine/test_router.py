@@ -36,8 +36,8 @@ async def routed(
     model: Path, settings: EngineSettings = SETTINGS
 ) -> AsyncIterator[tuple[httpx.AsyncClient, EnginePool]]:
     async with AsyncExitStack() as stack:
-        transport, url = await stack.enter_async_context(in_process(settings, model))
-        pool = EnginePool([url], settings, vocab_size=512, transport=transport)
+        url = await stack.enter_async_context(in_process(settings, model))
+        pool = EnginePool([url], settings, vocab_size=512)
         await stack.enter_async_context(pool)
         address = await stack.enter_async_context(router(pool))
         yield await stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=60)), pool

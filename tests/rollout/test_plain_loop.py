@@ -88,8 +88,8 @@ async def test_many_at_once_are_what_each_alone_would_be(tmp_path: Path) -> None
     )
     engine = EngineSettings(embedded_slots=8)
     async with (
-        in_process(engine, tmp_path) as (transport, url),
-        EnginePool([url], engine, vocab_size=VOCAB_SIZE, transport=transport) as pool,
+        in_process(engine, tmp_path) as url,
+        EnginePool([url], engine, vocab_size=VOCAB_SIZE) as pool,
     ):
         args = Args({**settings.model_dump(), "prompt_data": None})
         context = RolloutContext(settings, args, chat, pool, 512, Environments.alone(Talking, args))

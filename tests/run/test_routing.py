@@ -56,8 +56,8 @@ async def play(model: Path, *, turns: int = 2) -> list[Sample]:
     own = EngineSettings(embedded_slots=4, embedded_dtype="float32")
     samples = []
     async with (
-        in_process(own, model) as (transport, url),
-        EnginePool([url], own, vocab_size=512, transport=transport) as pool,
+        in_process(own, model) as url,
+        EnginePool([url], own, vocab_size=512) as pool,
     ):
         for index in range(4):
             sample = Sample(index=index, group_index=0, reward=float(index % 2))

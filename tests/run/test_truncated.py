@@ -36,8 +36,8 @@ async def play(model: Path, filters: dict[str, Any]) -> list[Sample]:
     )
     samples = []
     async with (
-        in_process(own, model) as (transport, url),
-        EnginePool([url], own, vocab_size=512, transport=transport) as pool,
+        in_process(own, model) as url,
+        EnginePool([url], own, vocab_size=512) as pool,
     ):
         for index in range(4):
             sample = Sample(index=index, group_index=0, reward=float(index % 2))
