@@ -140,6 +140,8 @@ def _external(settings: EngineSettings) -> list[EngineProcess]:
 def _ports(settings: EngineSettings, host: str, count: int, first: int = 0) -> list[int]:
     base = settings.engine_port_base
     wanted = [0] * count if base is None else range(base + first, base + first + count)
+    if (last := max(wanted, default=0)) > 65535:
+        raise SettingsError(f"--engine-port-base {base}: port {last} of the last engine does not exist; lower it")
     with ExitStack() as held:  # all at once, so that free ports are distinct
         found = [held.enter_context(_bind(host, port)).getsockname()[1] for port in wanted]
     if base is None and settings.engine == "embedded":

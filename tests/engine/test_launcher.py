@@ -60,17 +60,18 @@ async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        settings = EMBEDDED.model_copy(update={"engine_port_base": port})
-        with pytest.raises(EngineUnreachable, match=f"port {port} on 127.0.0.1 is taken") as caught:
-            async with launch(settings, "nowhere", log_dir=tmp_path):
-                pass
-    assert caught.value.kind == "port_taken"
+        for first in (0, 2):
+            settings = EMBEDDED.model_copy(update={"engine_port_base": port - first})
+            with pytest.raises(EngineUnreachable, match=f"port {port} on 127.0.0.1 is taken") as caught:
+                async with launch(settings, "nowhere", first=first, log_dir=tmp_path):
+                    pass
+            assert caught.value.kind == "port_taken"
 
 
 async def test_an_engine_that_ends_at_start_shows_its_log(stand_in: StandIn, tmp_path: Path) -> None:
     settings = stand_in("echo the disk is full; exit 7")
-    with pytest.raises(EngineUnreachable, match=r"(?s)status 7.*the disk is full") as caught:
-        async with launch(settings, "nowhere", log_dir=tmp_path):
+    with pytest.raises(EngineUnreachable, match=r"(?s)status 7.*engine_3\.log.*the disk is full") as caught:
+        async with launch(settings, "nowhere", first=3, log_dir=tmp_path):
             pass
     assert caught.value.kind == "engine_exited"
 
@@ -136,6 +137,8 @@ async def test_checking_a_launch_starts_nothing() -> None:
         with pytest.raises(EngineUnreachable, match=f"port {port} on 127.0.0.1 is taken"):
             await check_launch(EngineSettings(engine_port_base=port), 1)
         await check_launch(EngineSettings(engine_port_base=port), 1, local=False)
+        with pytest.raises(SettingsError, match="--engine-port-base 65535: port 65536 of the last engine"):
+            await check_launch(EngineSettings(engine_port_base=65535), 2)
         # Something that takes connections and is slow to answer may be an engine that is still loading.
         await check_launch(nobody.model_copy(update={"engine_connect_timeout": 0.05}), 1)
     with pytest.raises(SettingsError, match="--rollout-external-engine-addrs"):
