@@ -16,7 +16,7 @@ from agentrl.settings import Settings, flag_of
 from agentrl.train.settings import PATTERNS
 
 Check = Callable[[Sections, ModelInfo | None], Iterator[str]]
-_TEACHERS = ("--opd-teacher-url", "--opd-teacher-load")
+_TEACHERS = {"sglang": "--opd-teacher-url", "megatron": "--opd-teacher-load"}
 
 
 def _given(section: Settings, name: str) -> int | None:
@@ -264,16 +264,16 @@ def one_process(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     """One teacher, of the kind that was asked for, where the algorithm listens to one and only there."""
     algorithm, asked = built_in(s.algorithm), s.algorithm.opd_type
-    kinds = {"sglang": s.rollout.opd_teacher_url, "megatron": s.train.opd_teacher_load}
-    given, named = [kind for kind, value in kinds.items() if value], dict(zip(kinds, _TEACHERS, strict=True))
-    flags = " and ".join(named[kind] for kind in given)
+    kinds = zip(_TEACHERS, (s.rollout.opd_teacher_url, s.train.opd_teacher_load), strict=True)
+    given = [kind for kind, value in kinds if value]
+    flags = " and ".join(_TEACHERS[kind] for kind in given)
     if algorithm and given and not algorithm.distills:
         remedy = "set --use-opd too, or leave it out" if "use_opd" in algorithm.takes else "leave it out"
         yield f"{flags}: {algorithm.name} listens to no teacher; {remedy}"
     elif len(given) > 1:
         yield f"{flags}: a teacher is asked over HTTP or held by the trainer; leave one of them out"
     elif asked and given and given != [asked]:
-        yield f"--opd-type {asked} needs {named[asked]}, not {flags}"
+        yield f"--opd-type {asked} needs {_TEACHERS[asked]}, not {flags}"
     if held := read_model_info(s.train.opd_teacher_load):
         splits = _model_splits(held, s.train.tensor_model_parallel_size, s.train.pipeline_model_parallel_size)
         yield from (f"--opd-teacher-load: {said}" for said in splits)
@@ -353,7 +353,7 @@ def untrainable(s: Sections) -> Iterator[str]:
         )
     algorithm = algorithm_of(s.algorithm)
     if "teacher_log_probs" in algorithm.reads and not (s.rollout.opd_teacher_url or s.train.opd_teacher_load):
-        yield f"{algorithm.name} needs a teacher here: give {' or '.join(_TEACHERS)}"
+        yield f"{algorithm.name} needs a teacher here: give {' or '.join(_TEACHERS.values())}"
     yield from _demonstrations(s, algorithm.supervised)
     alone = s.rollout.n_samples_per_prompt == 1 and s.cluster.load_debug_rollout_data is None
     if alone and algorithm.compares_within_group and not algorithm.distills:

@@ -1,6 +1,6 @@
 """retrain's settings files, recognised by `algorithm: {backend: ...}`, and what they say in our settings.
 
-`keys.tsv` has the keys (of hyperparameters: the names) that are a setting of ours, `values.yaml` those with a few values.
+`keys.yaml` has the keys (of hyperparameters: the names) that are a setting of ours, and those with a few values.
 """
 
 import math
@@ -17,13 +17,11 @@ from agentrl.config.fields import all_fields
 from agentrl.config.files import Said, TakesFile, read_document, sort
 from agentrl.config.problems import did_you_mean
 from agentrl.config.settings import RunSettings
-from agentrl.config.tables import rows
 from agentrl.engine.commands import has_gpu
 from agentrl.errors import SettingsError
 
 _HERE = "agentrl.compat.retrain"
-_KEYS = dict(rows(_HERE, "keys.tsv"))
-_VALUES: Mapping[str, Mapping[Any, Any]] = yaml.safe_load((files(_HERE) / "values.yaml").read_text())
+_KEYS: Mapping[str, str | Mapping[Any, Any]] = yaml.safe_load((files(_HERE) / "keys.yaml").read_text())
 _SECTIONS = ("algorithm", "model", "environment", "prompt_source")
 _MAPPINGS = {*_SECTIONS, "algorithm.hyperparameters", "environment.env_specific_config", "reward_setup"}
 _MAPPINGS.add("prompt_source.source_config")
@@ -74,7 +72,7 @@ _door: TakesFile = read
 
 
 def _said(document: Mapping[str, Any]) -> Iterator[Said]:
-    known = {key.split(".")[-1] for key in (*_KEYS, *_VALUES, *_READ)}
+    known = {key.split(".")[-1] for key in (*_KEYS, *_READ)}
     part: dict[str, Any] = {}
     for path, value in _leaves(document):
         name = ".".join(path)
@@ -112,20 +110,18 @@ def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]
 
 
 def _one(path: tuple[str, ...], name: str, value: Any, known: Iterable[str]) -> Iterator[Said]:
-    """What one key says; `name` is what the tables call it."""
-    if name in _VALUES:
-        choices = _VALUES[name]
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, list | dict) or each == "else" or each not in choices:
-                words = ", ".join(str(c).lower() if isinstance(c, bool) else c for c in choices if c != "else")
-                why = f"; {choices['else']}" if "else" in choices else ""
-                yield path, "", f"expected {words}; got {each!r:.100}{why}"
-            else:
-                yield from ((path, setting, meant) for setting, meant in choices[each].items())
-    elif name in _KEYS or name in all_fields() or path[-1].startswith("slime_"):
-        yield path, _KEYS.get(name, name), value
-    else:
-        yield path, "", f"unknown key {path[-1]}{did_you_mean(path[-1], known)}"
+    """What one key says; `name` is what the table calls it."""
+    choices = _KEYS.get(name, name if name in all_fields() or path[-1].startswith("slime_") else "")
+    if isinstance(choices, str):
+        yield (path, choices, value) if choices else (path, "", f"unknown key {path[-1]}{did_you_mean(path[-1], known)}")
+        return
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, list | dict) or each == "else" or each not in choices:
+            words = ", ".join(str(c).lower() if isinstance(c, bool) else c for c in choices if c != "else")
+            why = f"; {choices['else']}" if "else" in choices else ""
+            yield path, "", f"expected {words}; got {each!r:.100}{why}"
+        else:
+            yield from ((path, setting, meant) for setting, meant in choices[each].items())
 
 
 def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[Said]:
