@@ -113,7 +113,9 @@ def _one(path: tuple[str, ...], name: str, value: Any, known: Iterable[str]) -> 
     """What one key says; `name` is what the table calls it."""
     choices = _KEYS.get(name, name if name in all_fields() or path[-1].startswith("slime_") else "")
     if isinstance(choices, str):
-        yield (path, choices, value) if choices else (path, "", f"unknown key {path[-1]}{did_you_mean(path[-1], known)}")
+        yield (
+            (path, choices, value) if choices else (path, "", f"unknown key {path[-1]}{did_you_mean(path[-1], known)}")
+        )
         return
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, list | dict) or each == "else" or each not in choices:

@@ -207,7 +207,9 @@ def test_an_exception_names_the_hook_and_its_line(root: Path, monkeypatch: pytes
     monkeypatch.setattr(examples, "look", broken)
     with (
         backend(root, hooked(rollout_data_postprocess_path="look")) as made,
-        pytest.raises(PluginError, match="examples:look: KeyError: 'no such key' at .*test_moments.py:.* in broken"),
+        pytest.raises(
+            PluginError, match="examples:look raised KeyError: 'no such key' at .*test_moments.py:.* in broken"
+        ),
     ):
         made.train(make_batch(), 0)
 
