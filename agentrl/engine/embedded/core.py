@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, Share, layers_of
+from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, layers_of
 from agentrl.engine.embedded.fast import forward_of
 from agentrl.engine.embedded.job import Ids, Job, TopEntry, Wanted
 from agentrl.engine.embedded.routing import Routing
@@ -37,8 +37,6 @@ LEAST_PREFILL = 32
 """Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
 WORTH_EXTENDING = 0.5
 """A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
-WORTH_SHARING = 1 << 17
-"""Numbers of one layer's cache that reading a common prefix once must save in a step."""
 NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
 
 MASK_LIMIT = 4096
@@ -236,40 +234,22 @@ class Engine:
 
     def _logits(self, work: list[tuple[Job, int]], single_count: int, keep: list[int]) -> Tensor:
         ids: list[int] = []
-        positions: list[int] = []
+        where: list[tuple[int, int, int, int]] = []
         chunks: list[Chunk] = []
         for index, (job, count) in enumerate(work):
             if index >= single_count:
                 chunks.append(Chunk(job.slot, job.filled, count, len(ids)))
+            slot = self.slots[job.slot]
+            root = slot.root if slot.shared else job.slot
             ids += job.tokens(job.filled, job.filled + count)
-            positions += range(job.filled, job.filled + count)
-        place = torch.tensor(positions, device=self.device)
-        singles = work[:single_count]
-        plan = Plan(
-            cache=self.cache,
-            slots=torch.tensor([job.slot for job, _ in singles], dtype=torch.long, device=self.device),
-            positions=place[:single_count],
-            singles=[(job.slot, job.filled + 1) for job, _ in singles],
-            chunks=chunks,
-            shares=[] if self.exact else self._shares([job.slot for job, _ in singles]),
-        )
+            where += [(job.slot, place, root, slot.shared) for place in range(job.filled, job.filled + count)]
+        places = np.array(where).T.copy()
+        positions = torch.from_numpy(places[None, 1]).to(self.device)
+        singles = [(job.slot, job.filled + 1) for job, _ in work[:single_count]]
+        plan = Plan(self.cache, singles, chunks, places)
         with torch.inference_mode(), exactly(self.exact):
             kept = torch.tensor(keep, dtype=torch.long, device=self.device)
-            return self.forward(torch.tensor([ids], device=self.device), place[None], kept, plan)
-
-    def _shares(self, slots: Sequence[int]) -> list[Share]:
-        """What single-token sequences, by their slots, have in common with the same root, which may be one of them."""
-        rows: dict[int, list[int]] = {}
-        for row, slot in enumerate(slots):
-            rows.setdefault(self.slots[slot].root if self.slots[slot].shared else slot, []).append(row)
-        found = [
-            Share(root, min(self.slots[slots[row]].shared for row in own if slots[row] != root), own)
-            for root, own in rows.items()
-            if len(own) > 1
-        ]
-        _, heads, _, dim = self.cache.keys[0].shape
-        least = WORTH_SHARING / (2 * heads * dim)
-        return [share for share in found if share.length * (len(share.rows) - 1) >= least]
+            return self.forward(torch.tensor([ids], device=self.device), positions, kept, plan)
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 

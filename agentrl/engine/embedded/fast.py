@@ -4,20 +4,24 @@
 2. Linear maps of a few rows, which is what decoding is made of, take up to 1.7 times as long where the weights lie row
    by row (measured at 1 to 64 rows in float32; no difference from 256 on). So their memory lies column by column.
 3. A decoder of the common form (norms, attention with a rope by halves, a gated or any other MLP) runs in a `Decoder`: the
-   queries, keys and values of a token are one product, as are gate and up, and no module stands between them that only
-   passes on. Whether a model has that form is asked of its parts and then of its numbers; others run as they are.
+   queries, keys and values of a token are one product, as are gate and up, and what lies between products is a few
+   kernels. Whether a model has that form is asked of its parts and then of its numbers; others run as they are.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import linear, rms_norm, silu
 
-from agentrl.engine.embedded.attention import Plan, Probe, slot_attention
+from agentrl.engine.embedded import kernels
+from agentrl.engine.embedded.attention import Plan, Probe, attend_chunk
+from agentrl.engine.embedded.kernels import Floats, Places
 
 Forward = Callable[[Tensor, Tensor, Tensor, "Plan | Probe"], Tensor]
 """(ids [1, T], their positions [1, T], places [K] of which logits are wanted, plan) -> logits [K, vocabulary]."""
@@ -25,6 +29,8 @@ _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _HEADS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _NORMS = {"q_norm", "k_norm"}
+_ENDLESS = 1 << 40
+_THREADS = ThreadPoolExecutor()
 
 
 def forward_of(model: Any, *, exact: bool = False) -> Forward:
@@ -56,65 +62,95 @@ class Decoder:
         base = model.model
         self._embed, self._rope, self._norm, self._head = base.embed_tokens, base.rotary_emb, base.norm, model.lm_head
         self._layers = [
-            (layer.input_layernorm, _Attention(layer.self_attn, probe), layer.post_attention_layernorm, _mlp(layer.mlp))
+            (
+                _added(layer.input_layernorm),
+                _Attention(layer.self_attn, probe),
+                _added(layer.post_attention_layernorm),
+                _mlp(layer.mlp),
+            )
             for layer in base.layers
         ]
 
     def __call__(self, ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan | Probe) -> Tensor:
-        hidden = self._embed(ids)
-        cos, sin = self._rope(hidden, positions)
-        half = sin.shape[-1] // 2
-        turn = cos[0, :, None], torch.cat((-sin[..., :half], sin[..., half:]), -1)[0, :, None]
+        more = self._embed(ids[0])
+        turn = torch.cat(self._rope(more, positions)).numpy()
+        where = np.array([[0, i, 0, 0] for i in range(len(more))]).T.copy() if isinstance(plan, Probe) else plan.where
+        hidden = torch.zeros_like(more)
         for before, attention, between, mlp in self._layers:
-            hidden = hidden + attention(before(hidden), turn, plan)
-            hidden = hidden + mlp(between(hidden))
-        logits: Tensor = self._head(self._norm(hidden[0, keep]))
+            more = attention(before(hidden, more), turn, where, plan)
+            more = mlp(between(hidden, more))
+        logits: Tensor = self._head(self._norm(hidden[keep] + more[keep]))
         return logits
 
 
 class _Attention:
     def __init__(self, own: Any, probe: Probe) -> None:
-        self._own, self._out = own, own.o_proj
+        self._out, self._index = own.o_proj, own.layer_idx
         self._project = _together(own.q_proj, own.k_proj, own.v_proj)
-        self._options, self._dim = probe.options[own.layer_idx], own.head_dim
+        self._dim, self._options = own.head_dim, probe.options[own.layer_idx]
         self._heads, self._kv_heads = (len(part.weight) // self._dim for part in (own.q_proj, own.k_proj))
-        self._norms: Tensor | None = None
+        norms, self._eps = torch.empty(0, self._dim), 0.0
         if hasattr(own, "q_norm"):
-            self._norms = torch.stack((own.q_norm.weight.data, own.k_norm.weight.data))
-            own.q_norm.weight.data, own.k_norm.weight.data = self._norms
-            self._eps = _eps(own.q_norm)
-            self._which = torch.tensor([0] * self._heads + [1] * self._kv_heads)
+            norms, self._eps = torch.stack((own.q_norm.weight.data, own.k_norm.weight.data)), _eps(own.q_norm)
+            own.q_norm.weight.data, own.k_norm.weight.data = norms
+        self._norms = norms.numpy()
 
-    def __call__(self, hidden: Tensor, turn: tuple[Tensor, Tensor], plan: Plan | Probe) -> Tensor:
-        count, turning = hidden.shape[1], self._heads + self._kv_heads
-        parts = self._project(hidden).view(count, turning + self._kv_heads, self._dim)
-        some = parts[:, :turning]
-        if self._norms is not None:
-            some = rms_norm(some, (self._dim,), None, self._eps) * self._norms[self._which]
-        some = _turned(some, *turn).transpose(0, 1)[None]
-        value = parts[:, turning:].transpose(0, 1)[None]
-        query, key = some[:, : self._heads], some[:, self._heads :]
-        attended, _ = slot_attention(self._own, query, key, value, plan=plan, **self._options)
-        out: Tensor = self._out(attended.reshape(1, count, -1))
+    def __call__(self, hidden: Tensor, turn: Floats, where: Places, plan: Plan | Probe) -> Tensor:
+        parts = self._project(hidden).view(len(hidden), -1, self._dim)
+        query = parts[:, : self._heads].transpose(0, 1)[None]
+        if isinstance(plan, Probe):
+            keys, values = torch.empty(2, 1, self._kv_heads, len(hidden), self._dim)
+        else:
+            keys, values = plan.cache.keys[self._index], plan.cache.values[self._index]
+        given = parts.numpy(), keys.numpy(), values.numpy(), where
+        kernels.place(*given, turn, self._norms, self._eps)
+        if isinstance(plan, Probe):
+            attended = plan.seen(self._index, query, keys, values, self._options)[0]
+        else:
+            scale, window = self._options.values()
+            attended = torch.empty(len(hidden), self._heads, self._dim)
+            if singles := len(plan.singles):
+                options = attended.numpy()[:singles], scale or self._dim**-0.5, window or _ENDLESS
+                self._by_heads(partial(kernels.attend, *given, *options))
+            for chunk in plan.chunks:
+                span = slice(chunk.offset, chunk.offset + chunk.count)
+                attended[span] = attend_chunk(plan, chunk, query, keys, values, scale, window)
+        out: Tensor = self._out(attended.flatten(1))
         return out
 
+    def _by_heads(self, attend: Callable[[int, int], None]) -> None:
+        """Call `attend` for all key heads, in as many threads as torch may use."""
+        threads = min(torch.get_num_threads(), self._kv_heads)
+        ends = [i * self._kv_heads // threads for i in range(threads + 1)]
+        list((_THREADS.map if threads > 1 else map)(attend, ends, ends[1:]))
 
-def _turned(some: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rope by halves, with the sines of the first half negated; `some` [T, heads, dim], of which the first may turn."""
-    if (size := cos.shape[-1]) < some.shape[-1]:
-        return torch.cat((_turned(some[..., :size], cos, sin), some[..., size:]), -1)
-    return torch.addcmul(some * cos, some.roll(size // 2, -1), sin)
+
+def _added(norm: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """What adds to the first in place, and gives the norm of the sum."""
+    if not isinstance(norm.forward, partial):
+        return lambda hidden, more: norm(hidden.add_(more))
+    weight, eps = norm.weight.data.numpy(), _eps(norm)
+
+    def add_norm(hidden: Tensor, more: Tensor) -> Tensor:
+        out = torch.empty_like(hidden)
+        kernels.add_norm(hidden.numpy(), more.numpy(), weight, eps, out.numpy())
+        return out
+
+    return add_norm
 
 
 def _mlp(own: Any) -> Callable[[Tensor], Tensor]:
-    """The module itself, if it is not gated and dense."""
-    if _children(own) != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
-        return own
-    project, act, down = _together(own.gate_proj, own.up_proj), own.act_fn, own.down_proj
+    """The module itself, if it is not gated by SiLU and dense."""
+    sample = torch.linspace(-9, 9, 64)
+    if _children(own) != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not own.act_fn(sample).equal(silu(sample)):
+        return lambda hidden: own(hidden[None])[0]
+    project, down = _together(own.gate_proj, own.up_proj), own.down_proj
 
     def mlp(hidden: Tensor) -> Tensor:
-        gate, up = project(hidden).chunk(2, -1)
-        out: Tensor = down(act(gate).mul_(up))
+        parts = project(hidden)
+        inner = parts.new_empty(len(parts), parts.shape[1] // 2)
+        kernels.gated(parts.numpy(), inner.numpy())
+        out: Tensor = down(inner)
         return out
 
     return mlp

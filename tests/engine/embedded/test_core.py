@@ -176,15 +176,12 @@ def test_no_new_tokens(folder: Folder) -> None:
     assert job.output == []
 
 
-def test_what_siblings_have_in_common_is_read_once(
-    folder: Folder, plain_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentrl.engine.embedded.core.WORTH_SHARING", 1)
+def test_what_siblings_have_in_common_is_read_once(folder: Folder, plain_model: Callable[..., Any]) -> None:
     engine, seen = make_engine(folder(), slots=5), set[tuple[int, ...]]()
     forward = engine.forward
 
     def noting(ids: Any, positions: Any, keep: Any, plan: Any) -> Any:
-        seen.update((share.length, *share.rows) for share in plan.shares)
+        seen.add(tuple(plan.where[2:, : len(plan.singles)].flat))
         return forward(ids, positions, keep, plan)
 
     engine.forward = noting
@@ -198,7 +195,7 @@ def test_what_siblings_have_in_common_is_read_once(
     for _ in range(12):
         engine.step()
     run(engine, late)
-    assert (149, 1, 2, 3, 4) in seen
+    assert (0, 1, 1, 1, 1, 0, 0, 149, 149, 149) in seen
     again = [make_job(first[0].prompt[:70] + prompt(30, 5), max_new_tokens=30)]  # overwrites a part of what is shared
     again += [make_job(job.prompt + job.output + prompt(5, 7), seed=9) for job in first[1:]]
     again += [make_job(prompt(60 + i, 60 + i), seed=i) for i in range(3)]
@@ -209,10 +206,9 @@ def test_what_siblings_have_in_common_is_read_once(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_comes_and_goes_sharing_changes_no_log_prob(
-    seed: int, folder: Folder, plain_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    seed: int, folder: Folder, plain_model: Callable[..., Any]
 ) -> None:
     """Siblings, prompts that go on where others ended, and retractions, in slots that are soon used again."""
-    monkeypatch.setattr("agentrl.engine.embedded.core.WORTH_SHARING", 1)
     rng = random.Random(seed)
     engine, jobs = make_engine(folder(), slots=5), list[Any]()
     roots = [prompt(rng.randint(20, 60), root) for root in range(3)]

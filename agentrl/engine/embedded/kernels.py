@@ -1,0 +1,172 @@
+"""What lies between a decoder's matrix products, each as one pass over memory, compiled by numba.
+
+1. Compiled once a machine: the code is kept beside this file or, where that cannot be written, in the user's cache folder.
+2. All arrays are float32 and changed in place; sums may be taken in any order, a NaN stays one.
+3. `where`, int64 [4, T], says of each token its slot, its position, and the slot (`root`) in which its first `shared` keys
+   and values are read: what siblings have in common is so in the processor's cache after the first of them.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Places = NDArray[np.int64]
+_F = TypeVar("_F", bound=Callable[..., Any])
+_LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1.442695041), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_EXP = tuple(map(np.float32, (1.98756915e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)))
+
+
+def _compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", "nsz", "arcp")) -> Callable[[_F], _F]:
+    def compiled(function: _F) -> _F:
+        options = {"fastmath": set(flags), "nogil": True, "error_model": "numpy", "boundscheck": False}
+        try:
+            made: _F = numba.njit(*signature, cache=True, **options)(function)
+        except (RuntimeError, OSError):  # there is no folder that it can be kept in
+            made = numba.njit(*signature, **options)(function)
+        return made
+
+    return compiled
+
+
+@_compiled()
+def _scale(row: Floats, eps: Any) -> Any:
+    """What an RMS norm multiplies `row` by, beside its weights."""
+    squares = np.float32(0)
+    for i in range(len(row)):
+        squares += row[i] * row[i]
+    return np.float32(1) / np.sqrt(squares / np.float32(len(row)) + eps)
+
+
+@_compiled("void(f4[:,::1], f4[:,::1], f4[::1], f4, f4[:,::1])")
+def add_norm(hidden: Floats, added: Floats, weight: Floats, eps: float, out: Floats) -> None:
+    """`hidden` [T, N] plus `added`, and in `out` its RMS norm."""
+    for row in range(len(hidden)):
+        for i in range(len(weight)):
+            hidden[row, i] += added[row, i]
+        scale = _scale(hidden[row], eps)
+        for i in range(len(weight)):
+            out[row, i] = hidden[row, i] * scale * weight[i]
+
+
+@_compiled(flags=("contract",))
+def _exp(x: Any) -> Any:
+    """Cephes' `expf`: off by at most 9e-8 of the value; from e^-87 to e^88 at the ends."""
+    x = np.float32(-87) if x < np.float32(-87) else np.float32(88) if x > np.float32(88) else x
+    whole = np.floor(x * _LOG2E + np.float32(0.5))
+    rest = x - whole * _LN2_HIGH - whole * _LN2_LOW
+    power = np.float32(0)
+    for factor in _EXP:
+        power = power * rest + factor
+    power = power * rest * rest + rest + np.float32(1)
+    return power * np.int32((np.int32(whole) + 127) << 23).view(np.float32)
+
+
+@_compiled("void(f4[:,::1], f4[:,::1])")
+def gated(parts: Floats, out: Floats) -> None:
+    """SiLU of the first half of each row of `parts` [T, 2 N], times the second half, as `out` [T, N]."""
+    size = out.shape[1]
+    for row in range(len(out)):
+        for i in range(size):
+            gate = parts[row, i]
+            out[row, i] = gate / (np.float32(1) + _exp(-gate)) * parts[row, size + i]
+
+
+@_compiled("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[:,::1], f4[:,:,::1], f4[:,::1], f4)")
+def place(parts: Floats, keys: Floats, values: Floats, where: Places, turn: Floats, norms: Floats, eps: float) -> None:
+    """Norms and rope of queries and keys; keys and values to their places in the cache.
+
+    `parts` [T, heads + 2 kv_heads, dim]; `turn` [2, T, turning] cosines and sines, of which the first `turning` numbers of
+    a head turn, by halves; `norms` [2, dim] or, where there are none, [0, dim].
+    """
+    kv_heads, dim = keys.shape[1], keys.shape[3]
+    turning, half = parts.shape[1] - kv_heads, turn.shape[2] // 2
+    for row in range(len(parts)):
+        slot, position = where[0, row], where[1, row]
+        for head in range(turning):
+            some = parts[row, head]
+            if len(norms):
+                weight = norms[np.int64(head >= turning - kv_heads)]
+                scale = _scale(some, eps)
+                for i in range(dim):
+                    some[i] = some[i] * scale * weight[i]
+            for i in range(half):
+                one, other = some[i], some[half + i]
+                some[i] = one * turn[0, row, i] - other * turn[1, row, i]
+                some[half + i] = other * turn[0, row, half + i] + one * turn[1, row, half + i]
+        for head in range(kv_heads):
+            for i in range(dim):
+                keys[slot, head, position, i] = parts[row, turning - kv_heads + head, i]
+                values[slot, head, position, i] = parts[row, turning + head, i]
+
+
+@_compiled()
+def _score(query: Floats, keys: Floats, scores: Floats) -> None:
+    """`query` [groups, dim] times `keys` [n, dim]."""
+    for at in range(len(keys)):
+        for group in range(len(query)):
+            product = np.float32(0)
+            for i in range(keys.shape[1]):
+                product += query[group, i] * keys[at, i]
+            scores[group, at] = product
+
+
+@_compiled(flags=("reassoc", "contract", "nsz", "arcp", "nnan"))
+def _soften(scores: Floats, scale: Any) -> None:
+    """Softmax of `scores` times `scale`."""
+    most, total = scores[0], np.float32(0)
+    for i in range(len(scores)):
+        most = max(most, scores[i])
+    for i in range(len(scores)):
+        scores[i] = _exp((scores[i] - most) * scale)
+        total += scores[i]
+    for i in range(len(scores)):
+        scores[i] /= total
+
+
+@_compiled()
+def _mix(weights: Floats, values: Floats, out: Floats) -> None:
+    """Add `weights` [groups, n] times `values` [n, dim] to `out`."""
+    for at in range(len(values)):
+        for group in range(len(out)):
+            for i in range(values.shape[1]):
+                out[group, i] += weights[group, at] * values[at, i]
+
+
+@_compiled("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[:,::1], f4[:,:,::1], f4, i8, i8, i8)")
+def attend(
+    parts: Floats,
+    keys: Floats,
+    values: Floats,
+    where: Places,
+    out: Floats,
+    scale: float,
+    window: int,
+    low: int,
+    top: int,
+) -> None:
+    """Attention of the first tokens of `parts`, as many as `out` [T, heads, dim] has, one new one a sequence.
+
+    Of the key heads `low` to `top` only: threads take some each.
+    """
+    groups = out.shape[1] // keys.shape[1]
+    scores = np.empty((groups, keys.shape[2]), np.float32)
+    for head in range(low, top):
+        for row in range(len(out)):
+            slot, end, root, shared = where[0, row], where[1, row] + 1, where[2, row], where[3, row]
+            first = max(0, end - window)
+            split = max(first, shared)
+            spans = (root, first, split), (slot, split, end)
+            query = parts[row, head * groups : (head + 1) * groups]
+            mixed = out[row, head * groups : (head + 1) * groups]
+            for source, begin, stop in spans:
+                _score(query, keys[source, head, begin:stop], scores[:, begin - first :])
+            for group in range(groups):
+                _soften(scores[group, : end - first], scale)
+                for i in range(keys.shape[3]):
+                    mixed[group, i] = 0
+            for source, begin, stop in spans:
+                _mix(scores[:, begin - first :], values[source, head, begin:stop], mixed)
