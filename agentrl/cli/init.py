@@ -54,8 +54,9 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     logging.disable_progress_bar()
 
     made = create(path, draw_pad_row=True, **shape)  # type: ignore[arg-type]
-    click.echo(f"{made.path}: {made.arch}, {made.parameters:,} parameters, {made.vocab_size} tokens")
-    click.echo(f"Next: agentrl check {made.path}")
+    size = f"{made.num_parameters():,} parameters, {made.config.vocab_size} tokens"
+    click.echo(f"{path}: {shape['arch']}, {size}")
+    click.echo(f"Next: agentrl check {path}")
 
 
 def _teach(path: Path, seed: int) -> None:

@@ -7,7 +7,7 @@
 3. torch and transformers are imported when `create` runs, not before.
 """
 
-from agentrl.tiny.create import Arch, TinyModel, create
+from agentrl.tiny.create import Arch, create
 from agentrl.tiny.template import CHAT_TEMPLATE, MARKUP_TOKENS, SPECIAL_TOKENS
 
-__all__ = ["CHAT_TEMPLATE", "MARKUP_TOKENS", "SPECIAL_TOKENS", "Arch", "TinyModel", "create"]
+__all__ = ["CHAT_TEMPLATE", "MARKUP_TOKENS", "SPECIAL_TOKENS", "Arch", "create"]

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,16 +23,6 @@ _ROPE_THETA = 1000.0
 _INIT_STD = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class TinyModel:
-    """What `create` wrote: the folder, and the model's size."""
-
-    path: Path
-    arch: Arch
-    parameters: int
-    vocab_size: int
-
-
 def create(
     path: str | os.PathLike[str],
     *,
@@ -50,8 +39,8 @@ def create(
     markup: Sequence[str] = (),
     spaces_apart: bool = False,
     draw_pad_row: bool = False,
-) -> TinyModel:
-    """Write a tiny causal language model with random float32 weights.
+) -> "PreTrainedModel":
+    """Write a tiny causal language model with random float32 weights; returns it.
 
     Args:
         path: the folder to write; made if it does not exist.
@@ -115,7 +104,7 @@ def create(
         if (trouble := disk_trouble(error)) is None:
             raise
         raise SettingsError(f"{path}: {trouble}") from error
-    return TinyModel(Path(path), arch, sum(parameter.numel() for parameter in model.parameters()), vocab_size)
+    return model
 
 
 def _own(arch: Arch, hidden: int, heads: int) -> dict[str, Any]:

@@ -33,12 +33,8 @@ class Optimizer(ABC):
         self.settings, self.total_steps = settings, total_steps
 
     @abstractmethod
-    def norm(self, number: int) -> float:
-        """The global norm of all gradients, which are now ready.
-
-        Raises:
-            TrainError: a gradient is not finite.
-        """
+    def norm(self) -> float:
+        """The global norm of all gradients, which are now ready."""
 
     @abstractmethod
     def apply(self, norm: float) -> None:
@@ -66,7 +62,7 @@ class Optimizer(ABC):
             TrainError: the gradient norm is not finite; no weight has changed.
         """
         rate = self._set_rates(number)
-        norm = self.norm(number)
+        norm = self.norm()
         if not math.isfinite(norm):
             raise TrainError(
                 f"optimizer step {number}: the gradient norm is {norm}; the weights were left as they are. "

@@ -25,7 +25,9 @@ SECONDS = 10.0
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return create(tmp_path_factory.mktemp("model")).path
+    folder = tmp_path_factory.mktemp("model")
+    create(folder)
+    return folder
 
 
 def check(file: Path, case: dict[str, Any], model: Path, folder: Path) -> tuple[int, str, float]:

@@ -75,7 +75,8 @@ async def test_a_server_that_does_not_answer_is_named(rows: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_served_model_plays(tmp_path: Path, rows: Path) -> None:
-    model = str(create(tmp_path / "model").path)
+    model = str(tmp_path / "model")
+    create(model)
     with embedded_server(model) as url:
         found, shown = await played(lambda chat, tools: Endpoint(chat, url), Chat.load(model), rows)
     assert found.problems == []

@@ -163,7 +163,8 @@ async def test_nonsense_is_asked_again_once_and_then_a_typed_failure() -> None:
 
 
 async def test_a_tiny_model_behind_the_built_in_engine_is_a_judge_of_nonsense(tmp_path: Path) -> None:
-    model = create(tmp_path / "model", layers=1, hidden=32, heads=2, context_length=4096).path
+    model = tmp_path / "model"
+    create(model, layers=1, hidden=32, heads=2, context_length=4096)
     with embedded_server(model) as url:
         settings = RmHubSettings(judge_url=url, judge_model="tiny", judge_max_tokens=16, judge_timeout=60.0)
         with pytest.raises(GraderFailure) as caught:

@@ -25,8 +25,8 @@ def test_folder_loads_and_runs(tmp_path: Path, arch: tiny.Arch) -> None:
 
     made = tiny.create(tmp_path, arch=arch, layers=2, hidden=32, seed=1)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    assert sum(p.numel() for p in model.parameters()) == made.parameters
-    assert len(tokenizer) <= model.config.vocab_size == made.vocab_size
+    assert sum(p.numel() for p in model.parameters()) == made.num_parameters()
+    assert len(tokenizer) <= model.config.vocab_size == made.config.vocab_size
     ids = torch.tensor([tokenizer.encode("What is 12*34?")])
     assert torch.isfinite(model(ids).logits).all()
     assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
@@ -95,8 +95,8 @@ def test_the_padding_token_can_have_an_embedding_like_the_others(tmp_path: Path)
 
     rows = {}
     for drawn in (False, True):
-        made = tiny.create(tmp_path / str(drawn), seed=3, draw_pad_row=drawn)
-        model = AutoModelForCausalLM.from_pretrained(made.path)
+        tiny.create(tmp_path / str(drawn), seed=3, draw_pad_row=drawn)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / str(drawn))
         pad, rows[drawn] = model.config.pad_token_id, model.get_input_embeddings().weight
     assert 0.5 < rows[True][pad].norm() / rows[True].norm(dim=1).median() < 2
     rest = [at for at in range(len(rows[True])) if at != pad]

@@ -45,7 +45,7 @@ class FsdpOptimizer(Optimizer):
         self.inner = torch.optim.AdamW(groups, lr=settings.lr, **chosen)
         self.parts = [self.inner]
 
-    def norm(self, number: int) -> float:
+    def norm(self) -> float:
         gradients = self._gradients()
         squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum().to(self.ranks.device)
         dist.all_reduce(squares, group=self.ranks.shard_group)

@@ -6,8 +6,10 @@ layout.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,11 @@ from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
 
 T = TypeVar("T")
+
+
+def alike(settings: TrainSettings, taker: Callable[..., Any]) -> dict[str, Any]:
+    """The settings that a config or a function of megatron's takes, under the same names."""
+    return settings.model_dump(include=set(inspect.signature(taker).parameters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +80,15 @@ class Layout(Ranks):
             raise TrainError(
                 f"{where.world_size} trainer processes cannot be divided by TP x PP x CP = {settings.model_parallel_size}"
             )
-        etp, ep = settings.expert_tensor_parallel, settings.expert_model_parallel_size
-        if where.world_size % (of_experts := etp * ep * settings.pipeline_model_parallel_size):
+        etp, pp = settings.expert_tensor_parallel, settings.pipeline_model_parallel_size
+        if where.world_size % (of_experts := etp * settings.expert_model_parallel_size * pp):
             raise TrainError(
                 f"{where.world_size} trainer processes cannot be divided by expert TP x EP x PP = {of_experts}; change "
                 "expert_model_parallel_size or expert_tensor_parallel_size"
             )
         groups = started(settings, where, device)
-        mpu.initialize_model_parallel(
-            tensor_model_parallel_size=settings.tensor_model_parallel_size,
-            pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
-            context_parallel_size=settings.context_parallel_size,
-            expert_model_parallel_size=ep,
-            expert_tensor_parallel_size=etp,
-            distributed_timeout_minutes=settings.distributed_timeout_minutes,
-        )
+        sizes = alike(settings, mpu.initialize_model_parallel) | {"expert_tensor_parallel_size": etp}
+        mpu.initialize_model_parallel(**sizes)
         pp_group = mpu.get_pipeline_model_parallel_group()
         return cls(
             rank=dist.get_rank(),

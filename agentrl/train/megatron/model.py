@@ -6,7 +6,6 @@ that prompts cost no logits.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -23,13 +22,8 @@ from agentrl.errors import TrainError
 from agentrl.train.hooks import TrainHooks
 from agentrl.train.megatron.families import Family, Mixture, ModelShape
 from agentrl.train.megatron.layers import block_spec
-from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.layout import Layout, alike
 from agentrl.train.settings import TrainSettings
-
-
-def alike(settings: TrainSettings, config: type) -> dict[str, Any]:
-    """The settings that a config of megatron's has too, under the same names."""
-    return settings.model_dump(include={field.name for field in fields(config)})
 
 
 def transformer_config(shape: ModelShape, family: Family, settings: TrainSettings, device: torch.device) -> Any:

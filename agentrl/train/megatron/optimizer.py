@@ -12,9 +12,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 
-from agentrl.errors import CheckpointError, TrainError
-from agentrl.train.megatron.layout import Layout
-from agentrl.train.megatron.model import alike
+from agentrl.errors import CheckpointError
+from agentrl.train.megatron.layout import Layout, alike
 from agentrl.train.network import frozen
 from agentrl.train.optimizer import Optimizer
 from agentrl.train.settings import TrainSettings
@@ -62,12 +61,10 @@ class MegatronOptimizer(Optimizer):
             self.inner: Any = _muon(model, settings, config, layout)
         else:
             self.inner = get_megatron_optimizer(config, [model])
-
         self.parts = [part.optimizer for part in self.inner.chained_optimizers]
 
-    def norm(self, number: int) -> float:
-        if self.inner.prepare_grads():
-            raise TrainError(f"optimizer step {number}: a gradient is not finite; the weights were left as they are")
+    def norm(self) -> float:
+        self.inner.prepare_grads()
         return float(self.inner.get_grad_norm())
 
     def apply(self, norm: float) -> None:
