@@ -59,6 +59,7 @@ async def root(_: Request) -> Response:
 async def model_info(request: Request) -> Response:
     service = _service(request)
     options = service.options
+    parsers = {"reasoning_parser": options.reasoning_parser, "tool_call_parser": options.tool_call_parser}
     return Json(
         {
             "model_path": service.model_path,
@@ -66,10 +67,9 @@ async def model_info(request: Request) -> Response:
             "tokenizer_path": options.model_path,
             "is_generation": True,
             "preferred_sampling_params": None,
-            "weight_version": service.version,
+            "weight_version": service.engine.version,
             "load_format": "auto",
-            "reasoning_parser": _named(options.reasoning_parser),
-            "tool_call_parser": _named(options.tool_call_parser),
+            **{name: None if parser in ("auto", "none") else parser for name, parser in parsers.items()},
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
@@ -94,14 +94,10 @@ async def server_info(request: Request) -> Response:
             "engine": "agentrl-embedded",
             "status": "ready" if service.worker.alive else "failed",
             "startup_time": service.started,
-            "weight_version": service.version,
+            "weight_version": service.engine.version,
             "internal_states": [{**_load(service), "generated_tokens": engine.generated, "paused": engine.paused}],
         }
     )
-
-
-def _named(parser: str) -> str | None:
-    return None if parser in ("auto", "none") else parser
 
 
 def _load(service: Service) -> dict[str, Any]:

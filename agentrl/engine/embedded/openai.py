@@ -12,18 +12,17 @@
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
 
-import anyio.to_thread
+from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrl.engine.embedded.errors import RequestError, invalid_body, openai_error
 from agentrl.engine.embedded.forced import chosen, held_to
 from agentrl.engine.embedded.generate import event_stream, final_answers, raise_for_failed, read
-from agentrl.engine.embedded.grammar import Grammars
 from agentrl.engine.embedded.http import Json, field, object_body
 from agentrl.engine.embedded.openai_answers import Answers, Body, ChatAnswers, Sent, TextAnswers, usage
 from agentrl.engine.embedded.params import SamplingParams
@@ -33,9 +32,6 @@ from agentrl.engine.embedded.settled import held
 from agentrl.errors import TemplateError
 from agentrl.serving import aside
 
-if TYPE_CHECKING:
-    from agentrl.chat import Chat
-
 
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
@@ -44,9 +40,11 @@ async def chat_completions(request: Request) -> Response:
     if not messages:
         raise openai_error("Messages cannot be empty.")
     tools = chosen(field(body, "tools", list, []), body.get("tool_choice"))
-    chat = await anyio.to_thread.run_sync(service.chat, field(body, "chat_template_kwargs", dict, {}))
-    ids = await aside(request, _render, chat, messages, tools)
-    forced = await anyio.to_thread.run_sync(_forced, chat, service.grammars, body, tools)
+    chat = await to_thread.run_sync(service.chat, field(body, "chat_template_kwargs", dict, {}))
+    with _blamed("messages or tools"):
+        ids = await aside(request, chat.render_ids, messages, tools)
+    with _blamed("response_format or tools have no JSON schema"):
+        forced = await to_thread.run_sync(held_to, chat, service.grammars, body, tools)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
     parsed = parser if tools or parser.reads else None
@@ -119,18 +117,13 @@ async def _stream(
 # -- in ----------------------------------------------------------------------------------------------------------
 
 
-def _render(chat: "Chat", messages: list[Body], tools: list[Body]) -> list[int]:
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """What an odd body makes the chat's code stumble over, as an error that says where to look."""
     try:
-        return chat.render_ids(messages, tools)
-    except (TemplateError, TypeError, AttributeError) as error:
-        raise openai_error(f"messages or tools: {error}") from error
-
-
-def _forced(chat: "Chat", grammars: Grammars, body: Body, tools: list[Any]) -> dict[str, str]:
-    try:
-        return held_to(chat, grammars, body, tools)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise openai_error(f"response_format or tools: no JSON schema ({type(error).__name__}: {error}).") from error
+        yield
+    except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        raise openai_error(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _translate(body: Body, prompt: Any, limit: Any, *, top: int, logprobs: bool) -> Body:

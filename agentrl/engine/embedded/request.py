@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import mul
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field, Strict, TypeAdapter, ValidationError
 
 from agentrl.engine.embedded.errors import invalid_body, refused
 from agentrl.engine.embedded.http import fields_of
@@ -31,6 +31,7 @@ UNSERVED = """
     input_embeds image_data video_data audio_data custom_logit_processor session_params sampling_logprobs_mode
     return_hidden_states
 """
+_IDS = TypeAdapter(Annotated[list[Annotated[int, Strict()]], FailFast()])
 
 
 class GenerateBody(BaseModel):
@@ -150,17 +151,17 @@ def at_most(limit: int, asked: int, what: str) -> None:
 
 def check_ids(ids: object, size: int, *loc: str) -> list[int]:
     """A flat, non-empty list of ids that the model can embed."""
-    if not isinstance(ids, list):
-        raise invalid_body("list_type", "Input should be a valid list", *loc)
-    if not ids:
+    try:
+        found = _IDS.validate_python(ids)
+    except ValidationError as error:
+        wrong = type(error.errors()[0]["input"]).__name__
+        raise invalid_body("value_error", f"Value error, elements must be int or list; got {wrong}", *loc) from None
+    if not found:
         raise refused("input_ids cannot be empty.")
-    if wrong := set(map(type, ids)) - {int}:
-        message = f"Value error, elements must be int or list; got {wrong.pop().__name__}"
-        raise invalid_body("value_error", message, *loc)
-    low, high = min(ids), max(ids)
+    low, high = min(found), max(found)
     if low < 0 or high >= size:
         raise refused(f"input_ids must be in [0, {size - 1}], got {low if low < 0 else high}.")
-    return ids
+    return found
 
 
 def strings(value: object, *loc: str) -> list[str]:

@@ -60,7 +60,7 @@ class Options:
 
 
 class Service:
-    """One server's state. `model_path`, `adapter` (its name) and `version` follow weight updates."""
+    """One server's state. `model_path` and `adapter` (its name) follow weight updates."""
 
     def __init__(self, options: Options, *, on_crash: Callable[[], None]) -> None:
         """Load everything; `on_crash` is called in the engine's thread when that has failed for good.
@@ -90,10 +90,6 @@ class Service:
         self.started, self.live = time.time(), Counter[str]()
         self._lane = CapacityLimiter(1)
         self._chat, self._loading = lru_cache(MOST_CHATS)(partial(_load_chat, options)), threading.Lock()
-
-    @property
-    def version(self) -> str:
-        return self.engine.version
 
     def chat(self, kwargs: dict[str, Any]) -> "Chat":
         """The chat template with these `chat_template_kwargs`, and its parsers.
@@ -179,7 +175,7 @@ class Call:
 
     def answer(self, index: int) -> dict[str, Any]:
         """What job `index` has so far, in the form of POST /generate; final when it has finished."""
-        return answer(self.jobs[index], self.request, self._service.vocab, self._service.version)
+        return answer(self.jobs[index], self.request, self._service.vocab, self._service.engine.version)
 
     def close(self) -> None:
         """Forget the call; jobs that still run are aborted (the client has gone)."""
