@@ -5,5 +5,6 @@
    and holds the table of every intended difference.
 3. Layers, lowest first: `attention` (KV slots), `sampling` and `stopping` (one request's maths), `core` (the batching
    state machine), `worker` (the thread that owns it), `request` and `results` (wire in, wire out), `weights`,
-   `server` and `openai` (HTTP). Each imports only those before it.
+   `service` (what all endpoints share), `generate`, `openai` and `control` (the endpoints), `server`. Each imports only
+   those before it, and the helpers `http` and `errors`.
 """

@@ -55,6 +55,12 @@ def test_a_stream_has_the_log_probs_and_the_usage_of_the_plain_answer(client: Te
     assert all("usage" not in chunk for chunk in chunks)
 
 
+def test_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(client: TestClient) -> None:
+    answer = chat(client, max_tokens=None, logit_bias={"5": 100}, ignore_eos=True).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert sum(answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")) > 200
+
+
 def test_a_model_is_found_by_its_name(client: TestClient) -> None:
     assert client.get("/v1/models/a/b").json() == client.get("/v1/models").json()["data"][0]
     assert client.get("/v1/models/c").status_code == 404
