@@ -31,16 +31,19 @@ class SettingsCommand(click.Command):
         return super().parse_args(ctx, rest)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Essentials in full, the other settings as names."""
+        """Its own options and the essentials in full, the other settings as names."""
         _own_section(self, ctx, formatter)
         essential = ESSENTIAL[self.name or ""].split()
         with formatter.section("Essentials"):
             formatter.write_dl([_row(all_fields()[name], self.presets) for name in essential])
         formatter.write_paragraph()
+        self.format_others(ctx, formatter, frozenset(essential))
+
+    def format_others(self, ctx: click.Context, formatter: click.HelpFormatter, essential: frozenset[str]) -> None:
         shared = " One file serves train, rollout and eval: a note names what is not read here."
         every = f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them."
         formatter.write_text(every if self.name in ("train", "sft") else every + shared)
-        for title, group in _groups(skip=frozenset(essential)):
+        for title, group in _groups(skip=essential):
             with formatter.section(title):
                 width = formatter.width - formatter.current_indent
                 names = "  ".join(_names(field) for field in group)
@@ -51,12 +54,7 @@ class SettingsCommand(click.Command):
 class PlayedCommand(SettingsCommand):
     """A command with options of its own that takes a run's settings too."""
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Its own options, and the settings that it is mostly given."""
-        _own_section(self, ctx, formatter)
-        with formatter.section("Settings of the run"):
-            formatter.write_dl([_row(all_fields()[name]) for name in ESSENTIAL[self.name or ""].split()])
-        formatter.write_paragraph()
+    def format_others(self, ctx: click.Context, formatter: click.HelpFormatter, essential: frozenset[str]) -> None:
         formatter.write_text(
             "Any other setting of a run is understood too; `agentrl rollout --help-all` explains them."
         )
