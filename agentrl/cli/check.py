@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -152,22 +153,16 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
 
 
 def _chat(settings: "RunSettings") -> "Chat":
-    if settings.train.hf_checkpoint is not None:
-        from agentrl.run.preflight import has_tokenizer, load_chat
+    from agentrl.run.preflight import has_tokenizer, load_chat
 
+    if settings.train.hf_checkpoint is not None:
         has_tokenizer("--hf-checkpoint", Path(settings.train.hf_checkpoint))
         return load_chat(settings)
-    from agentrl.chat import Chat
     from agentrl.tiny.tokenizer import DEFAULT_CORPUS, train_tokenizer
 
-    rollout = settings.rollout
-    return Chat(
-        train_tokenizer(DEFAULT_CORPUS, 512),
-        chat_template=rollout.chat_template_path,
-        tool_call_parser=rollout.tool_call_parser,
-        reasoning_parser=rollout.reasoning_parser,
-        history_policy=rollout.history_policy,
-    )
+    with TemporaryDirectory() as folder:
+        train_tokenizer(DEFAULT_CORPUS, 512).save_pretrained(folder)
+        return load_chat(settings.replace(hf_checkpoint=folder))
 
 
 def _show(stage: "Stage", episode: "Episode | None", schemas: bool) -> None:

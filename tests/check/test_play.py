@@ -135,6 +135,13 @@ def test_the_command_shows_the_prompt_an_episode_and_the_problems() -> None:
     assert [part for part in parts if part not in done.stdout] == []
 
 
+def test_a_template_of_ones_own_is_played_without_a_model(tmp_path: Path) -> None:
+    loud = CHAT_TEMPLATE.replace("messages[0].content + ", "'Hear! ' + messages[0].content + ")
+    (tmp_path / "loud.jinja").write_text(loud)
+    done = agentrl("tests.check.plays:Sound", "--chat-template-path", f"{tmp_path}/loud.jinja")
+    assert "Hear! Look before you answer." in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     "line", ["while True: pass", pytest.param("import time; time.sleep(600)", marks=pytest.mark.slow)]
 )
