@@ -107,6 +107,29 @@ def test_calls_of_several_turns_count_without_their_results() -> None:
     ).correct
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|tool_call>call:add{a:1,b:2}<tool_call|>",
+        '<｜DSML｜function_calls><｜DSML｜invoke name="add"><｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="b" string="false">2</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>',
+        '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>1'
+        '<|close|>argument<|sep|><|open|>argument key="b" type="number"<|sep|>2<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>",
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="add"><steptml:parameter name="a">1'
+        '</steptml:parameter><steptml:parameter name="b">2</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+        "<tool_calls><tool_call>add<tool_sep><arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key>"
+        "<arg_value>2</arg_value></tool_call></tool_calls>",
+    ],
+)
+def test_formats_that_training_reads_are_read(text: str) -> None:
+    number = {"type": "integer"}
+    schema = {"name": "add", "parameters": {"type": "object", "properties": {"a": number, "b": number}}}
+    metadata = {"tools": [{"type": "function", "function": schema}]}
+    assert grade("tool_call", text, LABEL, metadata).correct
+    assert not grade("tool_call", text, {"name": "add", "arguments": {"a": 1, "b": 3}}, metadata).correct
+
+
 def test_a_mark_inside_an_argument_is_no_format() -> None:
     call = {"name": "say", "arguments": {"text": "name[ARGS] and ✿FUNCTION✿"}}
     assert grade("tool_call", json.dumps(call, ensure_ascii=False), call).correct

@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 
 from agentrl.chat.parsers import FAMILIES
 from agentrl.chat.parsers.base import read_arguments, read_json
+from agentrl.chat.parsers.families import detect_family
 from agentrl.chat.parsers.harmony import split_channels
 from agentrl.rm_hub.reading.common import after_reasoning, without_control
 
 _FORMATS = {
-    "<function=": "qwen_xml", "<arg_key>": "glm", "<tool_call>": "hermes", "<invoke name=": "minimax-m2",
+    "<function=": "qwen_xml", "<tool_sep>": "hunyuan", "<arg_key>": "glm", "<tool_call>": "hermes", "<invoke name=": "minimax-m2",
     "<｜tool▁call▁begin｜>": "deepseekv3", "<|tool_call_begin|>": "kimi_k2", "[ARGS]": "mistral", "✿FUNCTION✿": "qwen_agent",
 }  # fmt: skip
-"""By which marks the format of an answer is known, the first that is there before others."""
+"""By which marks the format of an answer is known before all else, the first that is there before others."""
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _WRAPPERS = ("function", "function_call", "tool_call")
@@ -75,6 +76,7 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
     for mark, name in _FORMATS.items():
         if mark in text and (calls := _of_format(name, text, tools)):
             return calls
+    with_marks = text
     if not (text := without_control(text)):
         raise Broken("the answer is empty")
     if "<functioncall>" in text:
@@ -82,7 +84,7 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
     if actions := list(_REACT.finditer(text))[:_MAX_ATTEMPTS]:
         return [_with_object(text, action) for action in actions]
     edged = _inside_marks(text)
-    if calls := _written(edged):
+    if calls := _written(edged) or _of_format(detect_family(with_marks).name, with_marks, tools):
         return calls
     bare = _MARKS.sub("\n", text).strip()
     for pieces in ([bare], _FENCE.findall(edged), _INLINE.findall(bare)):
