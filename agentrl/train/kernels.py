@@ -15,7 +15,6 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,40 +38,29 @@ class Part:
     blocks: tuple[tuple[int, int, int, int], ...]
     causal: bool = False
 
-    @cached_property
-    def bounds(self) -> tuple[list[int], list[int]]:
-        """Where the blocks begin and end when their queries, and their keys, lie one after the other."""
-        queries, keys = [0], [0]
-        for a, b, s, e in self.blocks:
-            queries.append(queries[-1] + b - a)
-            keys.append(keys[-1] + e - s)
-        return queries, keys
-
-    def on(self, device: torch.device) -> _OnDevice:
-        """The same as tensors, made once."""
+    def on(self, device: torch.device) -> tuple[_Runs, _Runs]:
+        """Queries and keys as tensors, made once."""
         if device not in self._moved:
-            queries, keys = self.bounds
-            self._moved[device] = _OnDevice(
-                _rows([(a, b) for a, b, _, _ in self.blocks], device),
-                _rows([(s, e) for _, _, s, e in self.blocks], device),
-                torch.tensor(queries, dtype=torch.int32, device=device),
-                torch.tensor(keys, dtype=torch.int32, device=device),
-                max(b - a for a, b, _, _ in self.blocks),
-                max(e - s for _, _, s, e in self.blocks),
-            )
+            ranges = [(a, b) for a, b, _, _ in self.blocks], [(s, e) for _, _, s, e in self.blocks]
+            self._moved[device] = _Runs.of(ranges[0], device), _Runs.of(ranges[1], device)
         return self._moved[device]
 
-    _moved: dict[torch.device, _OnDevice] = field(default_factory=dict, repr=False, compare=False)
+    _moved: dict[torch.device, tuple[_Runs, _Runs]] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _OnDevice:
-    queries: Rows
-    keys: Rows
-    query_bounds: Tensor
-    key_bounds: Tensor
-    most_queries: int
-    most_keys: int
+class _Runs:
+    """Ranges one after the other: their places, int32 bounds where each begins and ends there, and the longest."""
+
+    rows: Rows
+    bounds: Tensor
+    most: int
+
+    @classmethod
+    def of(cls, ranges: Sequence[tuple[int, int]], device: torch.device) -> _Runs:
+        lengths = [end - start for start, end in ranges]
+        bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+        return cls(_rows(ranges, device), bounds, max(lengths))
 
 
 class Kernel(ABC):
@@ -201,27 +189,24 @@ class FlashOnCuda(Kernel):
     """Torch's variable-length flash attention, a part a launch."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
-        at = part.on(q.device)
+        at, seen = part.on(q.device)
+        shape = (at.bounds, seen.bounds, at.most, seen.most)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q[at.queries], k[at.keys], v[at.keys], *self._shape(at), 0.0, part.causal, False, scale=scale
+            q[at.rows], k[seen.rows], v[seen.rows], *shape, 0.0, part.causal, False, scale=scale
         )
-        yield at.queries, out, lse.transpose(0, 1)
+        yield at.rows, out, lse.transpose(0, 1)
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
     ) -> Gradients:
-        at = part.on(q.device)
-        tensors = (grad[at.queries].contiguous(), q[at.queries], k[at.keys], v[at.keys], out[at.queries])
-        lse = lse[at.queries].transpose(0, 1).contiguous()
+        at, seen = part.on(q.device)
+        tensors = (grad[at.rows].contiguous(), q[at.rows], k[seen.rows], v[seen.rows], out[at.rows])
+        lse, shape = lse[at.rows].transpose(0, 1).contiguous(), (at.bounds, seen.bounds, at.most, seen.most)
         seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of a dropout that is not there
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            *tensors, lse, *self._shape(at), 0.0, part.causal, seed, seed, scale=scale
+            *tensors, lse, *shape, 0.0, part.causal, seed, seed, scale=scale
         )
-        yield at.queries, at.keys, dq, dk, dv
-
-    @staticmethod
-    def _shape(at: _OnDevice) -> tuple[Tensor, Tensor, int, int]:
-        return at.query_bounds, at.key_bounds, at.most_queries, at.most_keys
+        yield at.rows, seen.rows, dq, dk, dv
 
 
 def kernel_for(q: Tensor) -> Kernel:

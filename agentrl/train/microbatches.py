@@ -13,9 +13,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -59,8 +59,8 @@ class MicrobatchTensors:
     targets: Tensor
     flat: Tensor
     computed: int
-    samples: tuple[int, ...] = ()
-    routing: Tensor | None = None
+    samples: tuple[int, ...]
+    routing: Tensor | None
 
 
 def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
@@ -88,45 +88,37 @@ class Packer:
             prefixes = Prefixes.of(sequences) if plan.shares else Prefixes.none(len(sequences))
             tree = Tree.of([len(ids) for ids in sequences], prefixes)
             laid = Laid(tree, plan.alignment, self.ranks.cp, self.ranks.cp_rank, self.multiple)
-            outputs = [laid.outputs(number, _Outputs.of(batch, i, rows)) for number, i in enumerate(samples)]
-            routing = None
-            if self.routed and batch.routed_experts is not None:
-                routing = torch.from_numpy(laid.routing([batch.sample_routing(i) for i in samples])).to(self.device)
-            yield replace(self._tensors(laid, sequences, outputs), samples=tuple(samples), routing=routing)
+            outputs = [np.zeros((3, 0), np.int64)]
+            outputs += [laid.outputs(number, _outputs(batch, i, rows)) for number, i in enumerate(samples)]
+            places, targets, flat = self._there(np.concatenate(outputs, axis=1))
+            tokens, positions = map(self._there, laid.local(sequences))
+            routed = self.routed and batch.routed_experts is not None
+            yield MicrobatchTensors(
+                tokens=tokens[None],
+                positions=positions[None],
+                parts=laid.parts(),
+                order=self._there(laid.order()) if laid.cp > 1 else None,
+                rows=places,
+                targets=targets,
+                flat=flat,
+                computed=laid.tree.tokens,
+                samples=tuple(samples),
+                routing=self._there(laid.routing([batch.sample_routing(i) for i in samples])) if routed else None,
+            )
 
-    def _tensors(
-        self, laid: Laid, sequences: Sequence[NDArray[np.int32]], outputs: Sequence[_Outputs]
-    ) -> MicrobatchTensors:
-        def there(array: Ints) -> Tensor:
-            return torch.from_numpy(array).to(self.device)
-
-        def joined(field: str) -> Tensor:
-            return there(np.concatenate([np.zeros(0, np.int64), *(getattr(out, field) for out in outputs)]))
-
-        tokens, positions = map(there, laid.local(sequences))
-        order = there(laid.order()) if laid.cp > 1 else None
-        rows, targets, flat = map(joined, ("rows", "targets", "flat"))
-        layout = (laid.parts(), order)
-        return MicrobatchTensors(tokens[None], positions[None], *layout, rows, targets, flat, laid.tree.tokens)
+    def _there(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outputs:
-    """Where a sample has outputs (positions, or places in the pack), the tokens that follow there, and their index."""
-
-    rows: Ints
-    targets: Ints
-    flat: Ints
-
-    @classmethod
-    def of(cls, batch: TrainBatch, sample: int, rows: Rows) -> _Outputs:
-        ids, response = batch.sample_tokens(sample).astype(np.int64), batch.response_slice(sample)
-        first = len(ids) - (response.stop - response.start)
-        if first < 1:
-            raise TrainError(f"sample {sample} of the batch has no prompt token, so nothing predicts its first token")
-        keep = np.ones(len(ids) - first, bool) if rows == "response" else batch.sample_loss_mask(sample) == 1
-        offsets = np.flatnonzero(keep)
-        return cls(offsets + first - 1, ids[first:][offsets], offsets + np.int64(response.start))
+def _outputs(batch: TrainBatch, sample: int, rows: Rows) -> Ints:
+    """[3, n]: the positions at which a sample has outputs, the tokens that follow there, and their index in the batch."""
+    ids, response = batch.sample_tokens(sample).astype(np.int64), batch.response_slice(sample)
+    first = len(ids) - (response.stop - response.start)
+    if first < 1:
+        raise TrainError(f"sample {sample} of the batch has no prompt token, so nothing predicts its first token")
+    keep = np.ones(len(ids) - first, bool) if rows == "response" else batch.sample_loss_mask(sample) == 1
+    offsets = np.flatnonzero(keep)
+    return np.stack([offsets + first - 1, ids[first:][offsets], offsets + response.start])
 
 
 class Laid:
@@ -190,14 +182,13 @@ class Laid:
                 found[start : start + len(node)][known] = part[known]
         return found[self.held]
 
-    def outputs(self, sequence: int, found: _Outputs) -> _Outputs:
-        """The outputs of a sequence that this rank computes, at their local places."""
+    def outputs(self, sequence: int, found: Ints) -> Ints:
+        """Of the outputs [3, n] of a sequence those that this rank computes, at their local places."""
         path = np.array(self.tree.paths[sequence])
-        nodes = path[np.searchsorted([self.nodes[n].end for n in path], found.rows, side="right")]
+        nodes = path[np.searchsorted([self.nodes[n].end for n in path], found[0], side="right")]
         shift = np.array(self.starts[:-1]) - [node.start for node in self.nodes]
-        rows = self.inverse[found.rows + shift[nodes]]
-        mine = rows >= 0
-        return _Outputs(rows[mine], found.targets[mine], found.flat[mine])
+        rows = self.inverse[found[0] + shift[nodes]]
+        return np.stack([rows, *found[1:]])[:, rows >= 0]
 
     def parts(self) -> tuple[Part, ...]:
         """What this rank's queries see: their own chunk, chunks of the node before it, and the nodes above."""

@@ -53,6 +53,10 @@ class StepInputs:
         return TokenView(num_samples=len(self.batch), join=join, amend=amend, **found)
 
 
+_SAID = ("rewards", "group_ids", "rollout_ids", "turns", "step_rewards", "states")
+"""What the batch says in the form in which algorithms read it."""
+
+
 def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorithm, given: Any = None) -> Estimate:
     """Advantages [R] of a whole rollout's response tokens, returns where a critic learns them, and their metrics.
 
@@ -62,18 +66,9 @@ def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorit
     if algorithm.settings.kl_coef:
         kind = algorithm.settings.kl_loss_type
         computed["kl"] = approximate_kl(arrays["old_log_probs"], arrays["ref_log_probs"], kind)
-    inputs = AdvantageInputs(
-        rewards=_tensor(batch.rewards),
-        group_ids=_tensor(batch.group_ids),
-        rollout_ids=_tensor(batch.rollout_ids),
-        lengths=_tensor(batch.response_lengths),
-        loss_mask=_tensor(batch.loss_mask).float(),
-        tokens=_tensor(batch.response_tokens),
-        turns=_tensor(batch.turns),
-        step_rewards=None if batch.step_rewards is None else _tensor(batch.step_rewards),
-        states=_tensor(batch.states),
-        **computed,
-    )
+    said = {name: _tensor(array) for name, array in batch.arrays().items() if name in _SAID}
+    lengths, tokens, mask = _tensor(batch.response_lengths), _tensor(batch.response_tokens), _tensor(batch.loss_mask)
+    inputs = AdvantageInputs(lengths=lengths, tokens=tokens, loss_mask=mask.float(), **said, **computed)
     return compute_advantages(inputs, algorithm.settings, given)
 
 

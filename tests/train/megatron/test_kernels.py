@@ -160,14 +160,14 @@ def test_the_same_key_in_several_blocks_gathers_all_its_gradients() -> None:
 
 def test_a_part_on_a_device() -> None:
     touching, apart = Part(((0, 4, 0, 4), (4, 9, 4, 9)), causal=True), Part(((2, 4, 0, 2), (6, 9, 4, 6)))
-    at = touching.on(torch.device("cpu"))
-    assert (at.queries, at.keys) == (slice(0, 9), slice(0, 9))
-    assert at.query_bounds.tolist() == [0, 4, 9]
-    there = apart.on(torch.device("cpu"))
-    assert isinstance(there.queries, Tensor)
-    assert isinstance(there.keys, Tensor)
-    assert (there.queries.tolist(), there.keys.tolist()) == ([2, 3, 6, 7, 8], [0, 1, 4, 5])
-    assert (there.key_bounds.tolist(), there.most_queries, there.most_keys) == ([0, 2, 4], 3, 2)
+    queries, keys = touching.on(torch.device("cpu"))
+    assert (queries.rows, keys.rows) == (slice(0, 9), slice(0, 9))
+    assert queries.bounds.tolist() == [0, 4, 9]
+    queries, keys = apart.on(torch.device("cpu"))
+    assert isinstance(queries.rows, Tensor)
+    assert isinstance(keys.rows, Tensor)
+    assert (queries.rows.tolist(), keys.rows.tolist()) == ([2, 3, 6, 7, 8], [0, 1, 4, 5])
+    assert (keys.bounds.tolist(), queries.most, keys.most) == ([0, 2, 4], 3, 2)
     assert dataclasses.replace(apart) == apart
 
 
