@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import DataError, SampleError, TrainError
 from agentrl.sample import Sample
-from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, weighed, weights_of
+from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, weights_of
 
 K = TypeVar("K", bound=np.generic)
 PerToken = NDArray[K]
@@ -148,6 +148,8 @@ class TrainBatch:
         def unsaid(sample: Sample) -> list[float]:
             return [0.0] * sample.response_length
 
+        weights = [np.asarray(weights_of(sample), np.float32) for sample in samples]
+        masks = [_mask(sample, given) for sample, given in zip(samples, weights, strict=True)]
         tokens, offsets = flat(lambda s: s.tokens, np.int32), _offsets([len(s.tokens) for s in samples])
         credit = None
         if any(map(gives_credit, samples)):
@@ -158,22 +160,22 @@ class TrainBatch:
         return cls(
             tokens=tokens,
             offsets=offsets,
-            loss_mask=flat(_mask, np.uint8),
+            loss_mask=np.concatenate(masks),
             rollout_log_probs=flat(lambda s: s.rollout_log_probs or unsaid(s), np.float32, sampled),
             teacher_log_probs=flat(lambda s: s.teacher_log_probs or unsaid(s), np.float32, taught),
             turns=flat(turns_of, np.int32),
-            staleness=flat(lambda s: _staleness(s, trained), np.int64),
+            staleness=np.concatenate([_staleness(s, mask, trained) for s, mask in zip(samples, masks, strict=True)]),
             step_rewards=credit,
             states=states_of(groups, tokens, offsets),
-            loss_weights=flat(weights_of, np.float32, any([weighed(sample) for sample in samples])),
+            loss_weights=np.concatenate(weights) if any((given != 1).any() for given in weights) else None,
             response_offsets=_offsets([sample.response_length for sample in samples]),
             rewards=np.array(rewards, np.float64),
             group_ids=np.repeat(np.arange(len(groups)), [len(group) for group in groups]).astype(np.int64),
             rollout_ids=_number_rollouts(groups),
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
             sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
-            **(_kept(samples) if cut else {}),
-            routed_experts=_routed(samples) if routed else None,
+            **(_kept(samples, masks) if cut else {}),
+            routed_experts=_routed(samples, masks) if routed else None,
             metadata=_metadata(samples),
         )
 
@@ -285,17 +287,17 @@ def _check(sample: Sample, supervised: bool) -> None:
         raise TrainError(f"{where}: multimodal_train_inputs are not supported by the trainer")
 
 
-def _kept(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
+def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict[str, NDArray[Any]]:
     """`kept_ids` and `kept_offsets`; each token that trains must lie in its own set."""
     sets = []
-    for sample in samples:
+    for sample, mask in zip(samples, masks, strict=True):
         ids = np.asarray(sample.rollout_top_p_token_ids or (), np.int32)
         sizes = np.diff(sample.rollout_top_p_token_offsets or [0] * (sample.response_length + 1))
         response = np.asarray(sample.tokens[sample.prompt_length :], np.int32)
         place = np.repeat(np.arange(len(sizes)), sizes)
         found = np.zeros(len(sizes), bool)
         found[place[ids == response[place]]] = True
-        if missing := int((np.asarray(_mask(sample), bool) & ~found).sum()):
+        if missing := int((mask > found).sum()):
             raise SampleError(
                 f"sample index={sample.index}: {missing} of its trained tokens are not in the sets that truncated sampling "
                 "kept for them; append them with append_model(..., kept=...), from an engine asked for its "
@@ -308,7 +310,7 @@ def _kept(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _routed(samples: Sequence[Sample]) -> NDArray[np.int16] | None:
+def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.int16] | None:
     """`routed_experts`; None where no sample trains or says any."""
     rows = [np.zeros((0, 0), np.int16) if (found := sample.routing()) is None else found for sample in samples]
     widths = {found.shape[1] for found in rows if len(found)}
@@ -317,8 +319,8 @@ def _routed(samples: Sequence[Sample]) -> NDArray[np.int16] | None:
             f"rollout_routed_experts has rows of {sorted(widths)} numbers; all samples need the same model's"
         )
     parts = []
-    for sample, found in zip(samples, rows, strict=True):
-        trained = np.flatnonzero(np.asarray(_mask(sample), bool))
+    for sample, found, mask in zip(samples, rows, masks, strict=True):
+        trained = np.flatnonzero(mask)
         if len(trained) and len(found) < (needed := sample.prompt_length + int(trained[-1])):
             raise SampleError(
                 f"sample index={sample.index}: rollout_routed_experts has {len(found)} rows, and {needed} tokens come before "
@@ -341,14 +343,15 @@ def _metadata(samples: Sequence[Sample]) -> NDArray[np.bytes_] | None:
         raise SampleError(f"train_metadata must be plain JSON to reach the trainer: {error}") from error
 
 
-def _mask(sample: Sample) -> Sequence[int]:
+def _mask(sample: Sample, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """1 where a token trains, by the user's `weights` too."""
     if sample.remove_sample:
-        return [0] * sample.response_length
-    mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
-    return [int(m and w > 0) for m, w in zip(mask, weights_of(sample), strict=True)] if weighed(sample) else mask
+        return np.zeros(sample.response_length, np.uint8)
+    mask = np.ones(sample.response_length, np.uint8) if sample.loss_mask is None else sample.loss_mask
+    return np.asarray(mask, np.uint8) * (weights > 0)
 
 
-def _staleness(sample: Sample, trained: int | None) -> NDArray[np.int64]:
+def _staleness(sample: Sample, mask: NDArray[np.uint8], trained: int | None) -> NDArray[np.int64]:
     """The staleness of each response token; without segments, by the sample's weight version where it has only one."""
     ages = np.full(sample.response_length, -1, np.int64)
     spans = [(segment.version, segment.start, segment.end) for segment in sample.segments]
@@ -357,7 +360,7 @@ def _staleness(sample: Sample, trained: int | None) -> NDArray[np.int64]:
     for version, start, end in spans:
         if trained is not None and version and version.isdecimal():
             ages[start:end] = max(trained - int(version), 0)
-    return np.where(np.asarray(_mask(sample), bool), ages, -1)
+    return np.where(mask > 0, ages, -1)
 
 
 def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:

@@ -96,26 +96,20 @@ _READ = ("weight", "turn_weights")
 """What is read of `train_metadata`; the rest of it is the user's own."""
 
 
-def weighed(sample: Sample) -> bool:
-    """Whether the user weighs the sample or its turns.
-
-    Raises:
-        SampleError: a name that nobody reads is so near to one of them that it must be meant.
-    """
-    for name in set(sample.train_metadata or ()) - set(_READ):
-        if close := difflib.get_close_matches(str(name), _READ, n=1, cutoff=0.85):
-            raise SampleError(f"sample index={sample.index}: train_metadata: {name!r} is not read; write {close[0]!r}")
-    return not set(_READ).isdisjoint(sample.train_metadata or ())
-
-
 def weights_of(sample: Sample) -> list[float]:
     """The user's factor of each response token: the sample's "weight" times its turn's of the "turn_weights"; 1 if it is removed.
 
     Raises:
-        SampleError: a weight is no finite number or negative, or there is not one for each turn up to the last.
+        SampleError: a weight is no finite number or negative, or there is not one for each turn up to the last; or a name
+            that nobody reads is so near to one of them that it must be meant.
     """
-    given, turns = (not sample.remove_sample and sample.train_metadata) or {}, turns_of(sample)
-    where = f"sample index={sample.index}: train_metadata"
+    given, where = sample.train_metadata or {}, f"sample index={sample.index}: train_metadata"
+    for name in set(given) - set(_READ):
+        if close := difflib.get_close_matches(str(name), _READ, n=1, cutoff=0.85):
+            raise SampleError(f"{where}: {name!r} is not read; write {close[0]!r}")
+    if sample.remove_sample or set(_READ).isdisjoint(given):
+        return [1.0] * sample.response_length
+    turns = turns_of(sample)
     last = max(turns, default=0)
     weights = given.get("turn_weights", [1.0] * last)
     if not isinstance(weights, (list, tuple)) or len(weights) != last:
