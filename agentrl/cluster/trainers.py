@@ -121,8 +121,8 @@ class RayTrainer(Trainer, WeightSource):
         where = (group.address, group.port, group.world_size, group.name, group.backend)
         await _call(self.actors, "init_weight_group", *where)
 
-    async def broadcast_weights(self, names: Sequence[str]) -> None:
-        await _call(self.actors, "broadcast_weights", names)
+    async def broadcast_weights(self) -> None:
+        await _call(self.actors, "broadcast_weights")
 
     async def close_weight_group(self) -> None:
         await _call(self.actors, "close_weight_group")

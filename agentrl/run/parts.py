@@ -109,8 +109,8 @@ class WeightSource(Protocol):
     async def init_weight_group(self, group: WeightGroup) -> None:
         """Open the process group as its rank 0; returns when all members have joined."""
 
-    async def broadcast_weights(self, names: Sequence[str]) -> None:
-        """Send these tensors to the group."""
+    async def broadcast_weights(self) -> None:
+        """Send every tensor to the group."""
 
     async def close_weight_group(self) -> None:
         """Leave the process group."""

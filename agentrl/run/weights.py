@@ -79,10 +79,7 @@ class BroadcastWeights(Weights):
         if self._update is None or epoch != self._epoch:
             await self._leave()
             self._epoch, self._update = epoch, await self._join(epoch)
-        names = [spec[0] for bucket in self._update.buckets for spec in bucket]
-        await _both(
-            partial(self._sink.receive, self._update, str(version)), partial(self._source.broadcast_weights, names)
-        )
+        await _both(partial(self._sink.receive, self._update, str(version)), self._source.broadcast_weights)
 
     async def _join(self, members: tuple[str, ...]) -> BroadcastUpdate:
         alone = self._settings.device == "cuda" and not self._settings.colocate  # NCCL takes one process a GPU

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,7 @@ class Network(ABC):
         """What `export` yields, in its order."""
 
     @abstractmethod
-    def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def export(self) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under HF names on rank 0, an empty stream elsewhere. Collective."""
 
     def unadapted(self) -> AbstractContextManager[None]:

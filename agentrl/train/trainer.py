@@ -19,7 +19,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -360,12 +360,9 @@ class TrainBackend(ABC):
         """What `export_weights` yields, in its order; local and cheap."""
         return self.actor.network.specs()
 
-    def export_weights(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under HF names, on rank 0; elsewhere an empty stream that must be exhausted. Collective.
-
-        `only` restricts it to these HF names (the same on every rank).
-        """
-        return self.actor.network.export(only)
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under HF names, on rank 0; elsewhere an empty stream that must be exhausted. Collective."""
+        return self.actor.network.export()
 
     def init_weight_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
         """Rank 0 opens the group over which engines receive weights, as its rank 0; elsewhere a no-op.
@@ -375,16 +372,13 @@ class TrainBackend(ABC):
         if self.ranks.rank == 0:
             self._group = WeightGroup(backend, f"tcp://{address}:{port}", world_size, name)
 
-    def broadcast_weights(self, names: Sequence[str]) -> None:
-        """Send the weights of these HF names, which are in the order of `weight_specs`, to the engines. Collective.
+    def broadcast_weights(self) -> None:
+        """Send all weights to the engines, in the order of `weight_specs`. Collective.
 
         Raises:
-            TrainError: no group was opened, or the names are in another order.
+            TrainError: no group was opened, or a member was lost.
         """
-        chosen = set(names)
-        if [*names] != [spec.name for spec in self.weight_specs() if spec.name in chosen]:
-            raise TrainError("broadcast_weights takes names in the order of weight_specs, each once")
-        for _, tensor in self.export_weights(names):
+        for _, tensor in self.export_weights():
             if self._group is None:
                 raise TrainError("broadcast_weights needs init_weight_group first")
             self._group.broadcast(tensor)

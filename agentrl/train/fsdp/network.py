@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,11 +132,11 @@ class FsdpNetwork(Network):
             return [WeightSpec(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in found]
 
     @torch.no_grad()
-    def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def export(self) -> Iterator[tuple[str, Tensor]]:
         adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
         whole = ((n, merged(n, _whole(p.detach()), adapter, scale).to(self._dtype(p))) for n, p in self._base())
         for name, tensor in self._renamed(whole):
-            if self.place.ranks.rank == 0 and (only is None or name in only):
+            if self.place.ranks.rank == 0:
                 yield name, tensor
 
     def _base(self) -> list[tuple[str, Any]]:

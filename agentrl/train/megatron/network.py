@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -93,9 +93,9 @@ class MegatronNetwork(Network):
     def specs(self) -> list[WeightSpec]:
         return self.weights.specs()
 
-    def export(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def export(self) -> Iterator[tuple[str, Tensor]]:
         adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
-        for name, tensor in self.weights.export(self.parameters(), only):
+        for name, tensor in self.weights.export(self.parameters()):
             yield name, merged(name, tensor, adapter, scale)
 
     def unadapted(self) -> AbstractContextManager[None]:
