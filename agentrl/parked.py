@@ -13,10 +13,10 @@ import ctypes
 import mmap
 import tempfile
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 class Parked:
@@ -68,8 +68,6 @@ class Parked:
 
 def give_back() -> None:
     """Hand freed memory to the system: allocators keep it for whoever asks next."""
-    import torch
-
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if (trim := getattr(_C, "malloc_trim", None)) is not None:  # glibc's
@@ -97,6 +95,4 @@ def _drop(storage: Any) -> None:
 
 
 def _bytes(storage: Any) -> Tensor:
-    import torch
-
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

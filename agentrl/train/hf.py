@@ -12,14 +12,15 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from agentrl.errors import CheckpointError
 from agentrl.modelfolder import INDEX, SINGLE, is_float8, read_config, stored_tensors
 from agentrl.train.checkpoints import whole_folder
-
-if TYPE_CHECKING:
-    import torch
 
 _SCALE = "_scale_inv"
 """What the name of a float8 weight's scales ends in."""
@@ -64,16 +65,12 @@ class HFFolder:
         return {"pretrained_model_name_or_path": None, "state_dict": weights}
 
     def _read(self, name: str) -> torch.Tensor:
-        from safetensors import safe_open
-
         with safe_open(self.path / self._stored[name], framework="pt") as weights:
             found: torch.Tensor = weights.get_tensor(name)
             return found
 
     def _multiplied(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """Each block of 128 x 128 times its scale, in float32, and then rounded."""
-        import torch
-
         scales = self._read(name + _SCALE) if name + _SCALE in self._stored else torch.empty(0)
         if not scales.is_floating_point() or list(scales.shape) != [-(-size // 128) for size in weight.shape]:
             raise CheckpointError(
@@ -120,8 +117,6 @@ def copy_rest(source: Path, target: Path) -> None:
 
 def _write_weights(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> str:
     """Write the shards and, for more than one, the index; returns the name of the floating dtype of most bytes."""
-    from safetensors.torch import save_file
-
     shards: list[list[str]] = []
     held: dict[str, torch.Tensor] = {}
     size = total = 0

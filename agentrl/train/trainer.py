@@ -251,9 +251,14 @@ class TrainBackend(ABC):
         arrays = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in prepared.arrays.items()}
         if self.learners != "critic":
             batch, arrays = self.hooks.prepared(batch, step // self.settings.num_steps_per_rollout, arrays)
-        parts = list(batch.split(self.settings.num_steps_per_rollout))
-        seen = np.full(len(batch.loss_mask), np.nan, np.float32)
-        history = [self._one_step(batch, indices, arrays, step + number, seen) for number, indices in enumerate(parts)]
+        seen, history = np.full(len(batch.loss_mask), np.nan, np.float32), []
+        for number, indices in enumerate(batch.split(self.settings.num_steps_per_rollout), step):
+            inputs = step_inputs(batch, indices, arrays, self.algorithm)
+            found = {} if self.critic is None else self.critic.step(inputs, number)
+            if self.learners != "critic" and number >= (first := self.settings.actor_starts):
+                found |= self.actor.step(inputs, number - first)
+                seen[batch.response_positions(indices)] = self.actor.seen
+            history.append(found)
         read = {name: array.cpu().numpy() for name, array in arrays.items()}
         self._details = _details(batch, {"log_probs": seen, **read})
         times = {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
@@ -267,7 +272,7 @@ class TrainBackend(ABC):
         keys = sorted({key for entry in history for key in entry})
         metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
         metrics |= mismatch_metrics(apart)
-        sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(parts))}
+        sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(history))}
         return {**metrics, **prepared.metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
@@ -336,23 +341,6 @@ class TrainBackend(ABC):
                 f"{algorithm.name} reads {', '.join(missing)}, which neither a model of this run nor the samples have"
             )
         return found
-
-    def _one_step(
-        self,
-        batch: TrainBatch,
-        indices: NDArray[np.int64],
-        arrays: Mapping[str, Tensor],
-        number: int,
-        seen: NDArray[np.float32],
-    ) -> dict[str, float]:
-        """One optimizer step on the samples at `indices`; `seen` [R] takes their log-probs."""
-        inputs = step_inputs(batch, indices, arrays, self.algorithm)
-        learned = {} if self.critic is None else self.critic.step(inputs, number)
-        if self.learners == "critic" or number < self.settings.actor_starts:
-            return learned
-        learned |= self.actor.step(inputs, number - self.settings.actor_starts)
-        seen[batch.response_positions(indices)] = self.actor.seen
-        return learned
 
     # ---- weights out --------------------------------------------------------------------------------------
 

@@ -56,19 +56,6 @@ def correct(view: TokenView, settings: AlgorithmFields) -> Correction:
     return found
 
 
-def importance_weights(view: TokenView, settings: AlgorithmFields) -> tuple[Tensor, Tensor]:
-    """The ratios [N] old / rollout at `tis_level`, and the weights [N] that `tis_mode` makes of them.
-
-    truncate: clamped to [tis_clip_low, tis_clip] (TIS, https://fengyao.notion.site/off-policy-rl). mask: 0 outside of
-    these bounds (MIS; IcePop, arXiv:2510.18855).
-    """
-    ratio = at_level(view, log_ratio(view), settings.tis_level)
-    low, high = settings.tis_clip_low, settings.tis_clip
-    if settings.tis_mode == "mask":
-        return ratio, ratio * ((ratio >= low) & (ratio <= high))
-    return ratio, ratio.clamp(low, high)
-
-
 def log_ratio(view: TokenView) -> Tensor:
     """log(old / rollout) [N], detached."""
     rollout = need(view.rollout_log_probs, "rollout_log_probs", "an off-policy correction")
@@ -83,11 +70,18 @@ def at_level(view: TokenView, logs: Tensor, level: str) -> Tensor:
 
 
 def _weigh(found: Correction, settings: AlgorithmFields) -> None:
+    """The weights [N] that `tis_mode` makes of the ratios [N] old / rollout at `tis_level`.
+
+    truncate: clamped to [tis_clip_low, tis_clip] (TIS, https://fengyao.notion.site/off-policy-rl). mask: 0 outside of
+    these bounds (MIS; IcePop, arXiv:2510.18855).
+    """
     if settings.custom_tis_function_path:
         found.weights = own_importance(found.view, settings)
         found.stats["tis"] = found.weights
         return
-    ratio, found.weights = importance_weights(found.view, settings)
+    ratio = at_level(found.view, log_ratio(found.view), settings.tis_level)
+    held = ratio.clamp(settings.tis_clip_low, settings.tis_clip)
+    found.weights = held if settings.tis_mode == "truncate" else ratio * (held == ratio)
     clipped = (found.weights != ratio).to(ratio.dtype)
     found.stats |= {"tis": ratio, "tis_abs": (ratio - 1).abs(), "tis_clipfrac": clipped}
 
