@@ -90,10 +90,11 @@ def compute_advantages(
         )
     what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
     found = finite(algorithm.advantages(inputs) if given is None else given[0], inputs.loss_mask, what)
-    returns = None
+    metrics, returns = dict(algorithm.metrics(inputs, found)), None
     if "values" in algorithm.reads:
-        returns = given[1].float() if given else (found + need(inputs.values, "values", algorithm.name)).float()
-    metrics = dict(algorithm.metrics(inputs, found))
+        values = need(inputs.values, "values", algorithm.name)
+        returns = given[1].float() if given else (found + values).float()
+        metrics["critic/explained_variance"] = ops.returns.explained_variance(values, returns, inputs.loss_mask)
     if algorithm.distills:
         distance = ops.kl.reverse_kl(inputs)
         found = found - settings.opd_kl_coef * distance

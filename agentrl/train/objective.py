@@ -107,12 +107,5 @@ def step_inputs(
     return StepInputs(part, algorithm, weights.float().to(device), total_weight, chosen, returns)
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over trained tokens; 0 where the returns [R] do not differ."""
-    kept, target = values[mask > 0].double(), returns[mask > 0].double()
-    spread = target.var(correction=0) if len(target) else target.sum()
-    return float(1 - (target - kept).var(correction=0) / spread) if spread > 0 else 0.0
-
-
 def _tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array.copy())

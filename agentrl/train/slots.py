@@ -45,12 +45,21 @@ class ModelSlot:
     learns: ClassVar[bool] = False
 
     def __init__(self, folder: HFFolder, place: Place) -> None:
-        self.place = place
+        self.folder, self.place = folder, place
         self.network = place.network(folder, place, values=self.ends_in_values, learns=self.learns)
         self.shape, self.passes = self.network.shape, self.network.passes
 
     def plan(self, batch: TrainBatch) -> Plan:
-        """Who computes what of `batch`, the same on every rank."""
+        """Who computes what of `batch`, the same on every rank.
+
+        Raises:
+            TrainError: an embedding would read past its end, or under tensor parallelism silently give zeros.
+        """
+        if (highest := int(batch.tokens.max(initial=0))) >= self.shape.vocab:
+            raise TrainError(
+                f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {self.shape.vocab}; "
+                "were they made with another model's tokenizer?"
+            )
         chosen, dp = self.place.settings, self.place.ranks.dp
         inputs = inputs_of(batch)
         self.network.check(max(map(len, inputs), default=0))
@@ -87,7 +96,8 @@ class Unadapted(ModelSlot):
     """The actor without its adapter: the reference of a run that trains one, at no cost of memory."""
 
     def __init__(self, actor: ModelSlot) -> None:
-        self.place, self.network, self.shape, self.passes = actor.place, actor.network, actor.shape, actor.passes
+        self.folder, self.place = actor.folder, actor.place
+        self.network, self.shape, self.passes = actor.network, actor.shape, actor.passes
 
     def log_probs(self, batch: TrainBatch, rows: Rows) -> NDArray[np.float32]:
         with self.network.unadapted():

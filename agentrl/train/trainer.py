@@ -43,7 +43,7 @@ from agentrl.train.hf import write as write_hf
 from agentrl.train.hooks import NO_HOOKS, TrainHooks
 from agentrl.train.microbatches import Rows
 from agentrl.train.network import Network, Place, forward_flops
-from agentrl.train.objective import estimate, explained_variance, step_inputs
+from agentrl.train.objective import estimate, step_inputs
 from agentrl.train.profiling import memory, profiled
 from agentrl.train.ranks import Ranks, pick
 from agentrl.train.settings import TrainSettings
@@ -200,7 +200,6 @@ class TrainBackend(ABC):
         """
         if self.critic is None:
             raise TrainError(f"there is no critic: {self.algorithm.name} learns none, or it is elsewhere")
-        self._check_ids(batch, self.critic, self.settings.critic_load or self.folder.path)
         self.hooks.before_log_probs(self.critic.network.model, "")
         return self.critic.values(batch)
 
@@ -293,27 +292,13 @@ class TrainBackend(ABC):
         Raises:
             TrainError: the algorithm reads what no model of this process computes.
         """
-        self._check_ids(batch, self.actor, self.folder.path)
-        if self.teacher is not None:
-            self._check_ids(batch, self.teacher, self.settings.opd_teacher_load)
         found = self._computed(batch, values)
         arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
-        advantages = estimate(batch, arrays, self.algorithm, self.hooks.advantages(batch, arrays, self.algorithm))
-        found["advantages"], metrics = advantages.advantages.numpy(), dict(advantages.metrics)
-        if advantages.returns is not None:
-            found["returns"], mask = advantages.returns.numpy(), torch.from_numpy(batch.loss_mask.copy())
-            metrics["critic/explained_variance"] = explained_variance(arrays["values"], advantages.returns, mask)
-        return Prepared(found, metrics)
-
-    @staticmethod
-    def _check_ids(batch: TrainBatch, slot: ModelSlot, folder: object) -> None:
-        """An embedding would read past its end, or under tensor parallelism silently give zeros."""
-        highest, vocab = int(batch.tokens.max(initial=0)), slot.shape.vocab
-        if highest >= vocab:
-            raise TrainError(
-                f"the samples hold token id {highest}, but the vocabulary of {folder} has {vocab}; "
-                "were they made with another model's tokenizer?"
-            )
+        made = estimate(batch, arrays, self.algorithm, self.hooks.advantages(batch, arrays, self.algorithm))
+        found["advantages"] = made.advantages.numpy()
+        if made.returns is not None:
+            found["returns"] = made.returns.numpy()
+        return Prepared(found, made.metrics)
 
     def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
         """What models say of the batch before the first step, [R] each."""

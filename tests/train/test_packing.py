@@ -221,7 +221,7 @@ def test_short_questions_after_one_system_prompt_do_not_overfill() -> None:
 def test_settings_become_a_plan() -> None:
     def planned(**chosen: Any) -> Plan:
         place = SimpleNamespace(settings=TrainSettings(share_prefixes=False, **chosen), ranks=SimpleNamespace(dp=1))
-        network, shape = SimpleNamespace(check=lambda _: None), SimpleNamespace(matrices=1, channels=1)
+        network, shape = SimpleNamespace(check=lambda _: None), SimpleNamespace(vocab=10**6, matrices=1, channels=1)
         slot: Any = SimpleNamespace(place=place, network=network, shape=shape)
         samples = []
         for length in (5, 9, 30):

@@ -76,6 +76,13 @@ def generalized_advantages(
     return _onto_tokens(discounted(delta, sample, gamma * lambd), steps, inputs)
 
 
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns) over tokens with `mask` 1; 0 where the returns [N] do not differ."""
+    kept, target = values[mask > 0].double(), returns[mask > 0].double()
+    spread = target.var(correction=0) if len(target) else target.sum()
+    return float(1 - (target - kept).var(correction=0) / spread) if spread > 0 else 0.0
+
+
 def _steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     """Where the steps are among the tokens, [K], and the sample of each."""
     steps = inputs.loss_mask.nonzero().flatten()
