@@ -24,26 +24,35 @@ class AlgorithmSettings(AlgorithmFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.kl_loss_coef and not self.use_kl_loss:
-            raise ValueError(f"kl_loss_coef is {self.kl_loss_coef} but use_kl_loss is off; set use_kl_loss")
-        if self.use_unbiased_kl and not self.use_kl_loss:
-            raise ValueError("use_unbiased_kl changes the KL term of the loss; set use_kl_loss")
-        if self.kl_loss_type != "k1" and not (self.use_kl_loss or self.kl_coef or self.custom_loss_function_path):
-            raise ValueError(
-                f"kl_loss_type {self.kl_loss_type} has no effect without use_kl_loss or kl_coef; set one of them"
-            )
-        if (self.loss_type == "custom_loss") != bool(self.custom_loss_function_path):
-            raise ValueError("loss_type custom_loss and custom_loss_function_path go together; set both or none")
-        self._check_weights()
         algorithm = built_in(self)
-        problems = [*(algorithm.problems() if algorithm else ()), *self._correction_problems()]
-        if problems:
+        if problems := [*self._problems(), *(algorithm.problems() if algorithm else ())]:
             raise ValueError("; ".join(problems))
         return self
 
+    def _problems(self) -> Iterator[str]:
+        """What is wrong whatever the algorithm."""
+        own_loss = self.custom_loss_function_path
+        if (self.loss_type == "custom_loss") != bool(own_loss):
+            yield "loss_type custom_loss and custom_loss_function_path go together; set both or none"
+        if self.kl_loss_coef and not self.use_kl_loss:
+            yield f"kl_loss_coef is {self.kl_loss_coef} but use_kl_loss is off; set use_kl_loss"
+        if self.use_unbiased_kl and not self.use_kl_loss:
+            yield "use_unbiased_kl changes the KL term of the loss; set use_kl_loss"
+        if self.kl_loss_type != "k1" and not (self.use_kl_loss or self.kl_coef or own_loss):
+            yield f"kl_loss_type {self.kl_loss_type} has no effect without use_kl_loss or kl_coef; set one of them"
+        apart = ("calculate_per_token_loss", "loss_denominator", "custom_pg_loss_reducer_function_path")
+        given = [name for name in apart if getattr(self, name) != type(self).model_fields[name].default]
+        if len(given) > 1 and (apart[-1] not in given or is_own(self.custom_pg_loss_reducer_function_path, WEIGHTS)):
+            yield f"{' and '.join(given)} each say what a token counts in the loss; set one of them"
+        if self.overlong_buffer_len is None and self.overlong_penalty_factor != 1.0:
+            yield "overlong_penalty_factor has no effect without overlong_buffer_len; set both or none"
+        if self.loss_max_length is not None and not self.needs_length:
+            without = "loss_denominator constant or overlong_buffer_len"
+            yield f"loss_max_length has no effect without {without}; leave it out"
+        if not own_loss:  # which may read any setting
+            yield from self._correction_problems()
+
     def _correction_problems(self) -> Iterator[str]:
-        if self.custom_loss_function_path:
-            return  # it may read any setting
         for name, field in type(self).model_fields.items():
             owner = next((switch for start, switch in _SWITCHES.items() if name.startswith(start)), None)
             if owner and not getattr(self, owner) and (value := getattr(self, name)) != field.default:
@@ -55,18 +64,6 @@ class AlgorithmSettings(AlgorithmFields):
             yield f"tis_clip_low {self.tis_clip_low} must be below tis_clip {self.tis_clip}"
         if (self.rs_lower_bound or 1 / self.rs_upper_bound) >= self.rs_upper_bound:
             yield f"rs_lower_bound (by default 1 / rs_upper_bound) must be below rs_upper_bound {self.rs_upper_bound}"
-
-    def _check_weights(self) -> None:
-        apart = ("calculate_per_token_loss", "loss_denominator", "custom_pg_loss_reducer_function_path")
-        given = [name for name in apart if getattr(self, name) != type(self).model_fields[name].default]
-        if len(given) > 1 and (apart[-1] not in given or is_own(self.custom_pg_loss_reducer_function_path, WEIGHTS)):
-            raise ValueError(f"{' and '.join(given)} each say what a token counts in the loss; set one of them")
-        if self.overlong_buffer_len is None and self.overlong_penalty_factor != 1.0:
-            raise ValueError("overlong_penalty_factor has no effect without overlong_buffer_len; set both or none")
-        if self.loss_max_length is not None and not self.needs_length:
-            raise ValueError(
-                "loss_max_length has no effect without loss_denominator constant or overlong_buffer_len; leave it out"
-            )
 
     @property
     def needs_length(self) -> bool:
