@@ -10,7 +10,7 @@ import functools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,34 +118,30 @@ def copy_rest(source: Path, target: Path) -> None:
 def _write_weights(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> str:
     """Write the shards and, for more than one, the index; returns the name of the floating dtype of most bytes."""
     shards: list[list[str]] = []
-    held: dict[str, torch.Tensor] = {}
-    size = total = 0
-    kinds: Counter[str] = Counter()
-
-    def flush() -> None:
+    kinds: Counter[torch.dtype] = Counter()
+    for held in _shards(tensors, max_bytes):
         save_file(held, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
         shards.append(list(held))
-        held.clear()
-
-    for name, tensor in tensors:
-        kept = tensor.detach()
-        bytes_ = kept.numel() * kept.element_size()
-        if kept.is_floating_point():
-            kinds[str(kept.dtype).removeprefix("torch.")] += bytes_
-        if held and size + bytes_ > max_bytes:
-            flush()
-            size = 0
-        held[name] = kept.cpu().clone().contiguous() if kept.device.type == "cpu" else kept.cpu().contiguous()
-        size, total = size + bytes_, total + bytes_
-    flush()
-    stored = next((kind for kind, _ in kinds.most_common(1)), "")
-    if len(shards) == 1:
-        (folder / "shard-0").rename(folder / SINGLE)
-        return stored
+        for tensor in held.values():
+            kinds[tensor.dtype] += tensor.nbytes
     weight_map: dict[str, str] = {}
     for i, names in enumerate(shards):
-        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else SINGLE
         (folder / f"shard-{i}").rename(folder / file)
-        weight_map.update(dict.fromkeys(names, file))
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
-    return stored
+        weight_map |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": kinds.total()}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2))
+    floating = (str(kind).removeprefix("torch.") for kind, _ in kinds.most_common() if kind.is_floating_point)
+    return next(floating, "")
+
+
+def _shards(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Copies on the CPU, as many at a time as fit; what was given is forgotten before more is read."""
+    held: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        if held and sum(kept.nbytes for kept in held.values()) + tensor.nbytes > max_bytes:
+            yield held
+            held.clear()
+        held[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    yield held
