@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -30,21 +29,6 @@ ESTIMATORS: Mapping[str, type[Algorithm]] = {
     for algorithm in (GRPO, GSPO, CISPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, PPO, OnPolicyDistillation)
 }
 LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
-
-
-def check_estimator_name(name: str) -> str:
-    """Return `name` if it is a built-in estimator or looks like a path to one.
-
-    Raises:
-        ValueError: it is neither; the message lists what exists.
-    """
-    if name in ESTIMATORS or ":" in name:
-        return name
-    close = difflib.get_close_matches(name, ESTIMATORS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(
-        f"unknown advantage_estimator {name!r}, expected one of {sorted(ESTIMATORS)} or pkg.mod:function{hint}"
-    )
 
 
 def built_in(settings: AlgorithmFields) -> Algorithm | None:

@@ -1,5 +1,6 @@
 """The settings of the objective, checked by the algorithm that they name."""
 
+import difflib
 from collections.abc import Iterator
 from typing import Self
 
@@ -8,7 +9,7 @@ from pydantic import field_validator, model_validator
 from agentrl.algorithms.base import Computed
 from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.own import WEIGHTS, is_own
-from agentrl.algorithms.registry import algorithm_of, built_in, check_estimator_name
+from agentrl.algorithms.registry import ESTIMATORS, algorithm_of, built_in
 
 _SWITCHES = {"tis_": "use_tis", "custom_tis_": "use_tis", "rs_": "use_rs", "opsm_": "use_opsm"}
 """Which setting the settings of that beginning need."""
@@ -20,7 +21,12 @@ class AlgorithmSettings(AlgorithmFields):
     @field_validator("advantage_estimator")
     @classmethod
     def _known_estimator(cls, name: str) -> str:
-        return check_estimator_name(name)
+        if name in ESTIMATORS or ":" in name:
+            return name
+        close = difflib.get_close_matches(name, ESTIMATORS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        known = f"one of {sorted(ESTIMATORS)} or pkg.mod:function"
+        raise ValueError(f"unknown advantage_estimator {name!r}, expected {known}{hint}")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
