@@ -132,13 +132,9 @@ class Network(ABC):
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under HF names on rank 0, an empty stream elsewhere. Collective."""
 
+    @abstractmethod
     def unadapted(self) -> AbstractContextManager[None]:
-        """The model computes as if it had no adapter.
-
-        Raises:
-            TrainError: it has none.
-        """
-        raise TrainError("the model has no adapter: set lora_rank")
+        """The model, which has an adapter, computes as if it had none."""
 
     def adapter(self) -> dict[str, Tensor]:
         """Its adapter, in the names and shapes of `lora.write_adapter`, on every rank; empty where it has none. Collective."""

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,8 +21,6 @@ from agentrl.lora import LoraShape, attach, start
 from agentrl.train.fsdp.attention import PACKED, register
 from agentrl.train.hf import HFFolder
 from agentrl.train.network import Place, Shape
-
-_SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")
 
 
 def config_of(folder: HFFolder) -> Any:
@@ -49,13 +45,6 @@ def config_of(folder: HFFolder) -> Any:
     if getattr(config, "quantization_config", None):
         raise TrainError(f"{folder.path} is quantised; fsdp trains plain weights: start from a bfloat16 folder of it")
     return config
-
-
-def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
-    """The sizes in a folder's config by which its model is told from another."""
-    found = config_of(folder).to_dict()
-    sizes = {name: value for name, value in found.items() if isinstance(value, int) and _SIZE.search(name)}
-    return {"train_backend": "fsdp", "model_type": found["model_type"], **sizes}
 
 
 def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:

@@ -20,7 +20,7 @@ from agentrl.lora import merged, off
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.fsdp.attention import Pack
-from agentrl.train.fsdp.model import config_of, load, shape_of, sizes_of
+from agentrl.train.fsdp.model import config_of, load, shape_of
 from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
 from agentrl.train.fsdp.routing import replaying
 from agentrl.train.hf import HFFolder
@@ -31,6 +31,8 @@ from agentrl.train.passes import OnOutput, Passes
 from agentrl.train.ranks import Ranks
 from agentrl.train.routing import routing_of
 
+_SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")
+"""The sizes in a folder's config by which its model is told from another."""
 _LAYER = re.compile(r".*?\.\d+\.")
 """The beginning of a parameter's name that its layer's others have as well."""
 
@@ -86,7 +88,7 @@ class FsdpNetwork(Network):
     store = FsdpStore()
 
     def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None:
-        self.place, self.sizes = place, sizes_of(folder)
+        self.place, self.sizes = place, self.sizes_of(folder)
         self.reach = rope_reach(config_of(folder))
         self.model = load(folder, place, values=values, learns=learns)
         self.shape = shape_of(self.model)
@@ -109,7 +111,9 @@ class FsdpNetwork(Network):
 
     @staticmethod
     def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
-        return sizes_of(folder)
+        found = config_of(folder).to_dict()
+        sizes = {name: value for name, value in found.items() if isinstance(value, int) and _SIZE.search(name)}
+        return {"train_backend": "fsdp", "model_type": found["model_type"], **sizes}
 
     def optimizer(self, total_steps: int | None) -> FsdpOptimizer:
         return FsdpOptimizer(self.parameters(), self.place.settings, self.place.ranks, total_steps)
@@ -145,7 +149,7 @@ class FsdpNetwork(Network):
         return [(name, parameter) for name, parameter in parameters.items() if name not in adapter]
 
     def unadapted(self) -> AbstractContextManager[None]:
-        return off(self.model) if _adapter_of(self.parameters()) else super().unadapted()
+        return off(self.model)
 
     @torch.no_grad()
     def adapter(self) -> dict[str, Tensor]:

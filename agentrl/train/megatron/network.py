@@ -99,7 +99,7 @@ class MegatronNetwork(Network):
             yield name, merged(name, tensor, adapter, scale)
 
     def unadapted(self) -> AbstractContextManager[None]:
-        return off(unwrap_model(self.model)) if self.adapters else super().unadapted()
+        return off(unwrap_model(self.model))
 
     def adapter(self) -> dict[str, Tensor]:
         whole = (adapter.whole(layer) for layer, adapter in self.adapters.items())

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.algorithms import AlgorithmSettings
-from agentrl.errors import CheckpointError, TrainError
+from agentrl.errors import CheckpointError
 from agentrl.lora import LoraShape, pairs, read_adapter, write_adapter
 from agentrl.train.settings import TrainSettings
 from tests.support.tiny_models import make_tiny_model
@@ -73,11 +73,6 @@ def test_a_critic_beside_an_adapter_learns_whole(folder: Path) -> None:
     wrong = pytest.raises(CheckpointError, match="'q' is no linear layer of the model; it has .*q_proj")
     with wrong, backend(adapted(folder, target_modules=("q",))):
         pass
-
-
-def test_without_an_adapter_there_is_none_to_switch_off(folder: Path) -> None:
-    with backend(settings(folder, train_backend="fsdp")) as made, pytest.raises(TrainError, match="set lora_rank"):
-        made.actor.network.unadapted()
 
 
 def test_foreign_adapters_are_read_and_other_kinds_are_refused(tmp_path: Path) -> None:
