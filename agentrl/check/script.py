@@ -68,13 +68,13 @@ def scripts(chat: Chat, label: Any, tools: Sequence[ToolSchema]) -> list[Script]
     return found
 
 
-def calling(calls: Sequence[tuple[str, dict[str, Any]]], content: str = "") -> Message:
+def calling(calls: Sequence[tuple[str, dict[str, Any]]]) -> Message:
     """An assistant's message with tool calls, by name and arguments."""
     said = [
         {"id": f"call{number:05d}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
         for number, (name, given) in enumerate(calls, start=1)
     ]
-    return {"role": "assistant", "content": content, **({"tool_calls": said} if said else {})}
+    return {"role": "assistant", "content": "", "tool_calls": said}
 
 
 def _texts(label: Any) -> Iterator[str]:
