@@ -50,6 +50,9 @@ RECORDED = frozenset(
 
 _KEPT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
 _ROUTED = "rollout_routed_experts"
+GROWN = ("tokens", "response_length", "loss_mask", "rollout_log_probs", *_KEPT, _ROUTED, "weight_versions", "segments")
+"""The fields that grow with a sample, besides its text."""
+
 _COMPACT = {
     "tokens": "i",
     "loss_mask": "B",
@@ -465,10 +468,8 @@ class Sample:
         """
         import numpy as np
 
-        held = {name: values for name in _COMPACT if (values := self._numbers(name)) is not None}
-        arrays = {name: np.asarray(values) for name, values in held.items()}
-        if (routing := self.routing()) is not None:
-            arrays[_ROUTED] = routing
+        held = {**{name: self._numbers(name) for name in _COMPACT}, _ROUTED: self.routing()}
+        arrays = {name: np.asarray(values) for name, values in held.items() if values is not None}
         small: dict[str, Any] = {**dict.fromkeys((*_COMPACT, _ROUTED)), "tokens": []}
         rest = replace(self, **small).to_dict()
         return arrays, {name: value for name, value in rest.items() if name not in small}

@@ -42,20 +42,16 @@ class Policy(Generator):
     """
 
     def __init__(self, chat: Chat) -> None:
-        self.chat, self._held = chat, Hold()
+        self.chat, self.held = chat, Hold()
         self.asked: dict[str, list[Exchange]] = {}
         self.since = time.monotonic()
         self.waiting, self.answered = anyio.Event(), anyio.Event()
 
-    @property
-    def held(self) -> Hold:
-        return self._held
-
     async def hold(self) -> None:
-        self._held.close(between_rollouts=True)
+        self.held.close(between_rollouts=True)
 
     async def release(self) -> None:
-        self._held.open()
+        self.held.open()
 
     async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
         """The ids of `turn` (from 1) behind the prompt `given`, at most `most` of them, and whether it ended by itself."""

@@ -56,10 +56,11 @@ class _Trajectory:
             generation, parsed = await self.live.generating(turn)
             _note(talk.sample, "generate_seconds", index, round(time.monotonic() - started, 4))
             _note(talk.sample, "step_rewards", index, None)
-            if generation.finish_reason.type == "length":
+            if (finish := generation.finish_reason.type) == "length":
                 talk.sample.status = Status.TRUNCATED
                 break
-            step = await self._step(_turn(index, generation, parsed, talk.sample))
+            said = (parsed.content, parsed.reasoning, parsed.tool_calls, parsed.broken)
+            step = await self._step(Turn(index, generation.text, *said, tuple(generation.ids), finish, talk.sample))
             _note(talk.sample, "step_rewards", index, step.reward)
             if step.done or index == limit:
                 talk.remember(step.messages)
@@ -132,6 +133,8 @@ async def sample_turn(
         if error.kind != "context_overflow":
             raise
         raise ContextOverflow(str(error), kind="engine_context_overflow") from error
+    for tokens in context.counts:
+        tokens.generated += len(generation.ids)
     try:
         parsed = talk.sampled(
             generation.ids,
@@ -148,20 +151,6 @@ async def sample_turn(
         talk.sample.status = Status.ABORTED
         raise EngineFailure("the engine aborted the request", kind="engine_aborted")
     return generation, parsed
-
-
-def _turn(index: int, generation: Generation, parsed: ParsedTurn, sample: Sample) -> Turn:
-    return Turn(
-        index=index,
-        text=generation.text,
-        content=parsed.content,
-        reasoning=parsed.reasoning,
-        tool_calls=parsed.tool_calls,
-        broken=parsed.broken,
-        ids=tuple(generation.ids),
-        finish_reason=generation.finish_reason.type,
-        sample=sample,
-    )
 
 
 def count(sample: Sample, info: Mapping[str, object]) -> None:

@@ -16,6 +16,7 @@ from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import AgentRLError
 from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.settings import RolloutSettings
+from agentrl.rollout.stats import Tokens
 from agentrl.sample import Sample
 
 N = TypeVar("N", int, float)
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
 class Generator(Protocol):
     """The part of the engine pool that generating needs."""
 
-    @property
-    def held(self) -> Hold:
-        """Whether generating is held, between two rollouts or by a weight update."""
+    held: Hold
+    """Whether generating is held, between two rollouts or by a weight update."""
 
     async def hold(self) -> None:
         """Stop generating until `release`; requests under way keep their tokens and go on then."""
@@ -66,6 +66,7 @@ class RolloutContext:
         context_length: most tokens of a whole trajectory, prompt included.
         teacher: asked for its log-probs of what is kept for training.
         evaluating: whether what is played now is evaluated, and not trained on.
+        counts: where the tokens that engines sample are counted: of this attempt, and of its group.
         hooks: told what happens.
     """
 
@@ -77,6 +78,7 @@ class RolloutContext:
     environments: "Environments | None" = None
     teacher: Scorer | None = None
     evaluating: bool = False
+    counts: tuple[Tokens, ...] = ()
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
 
     def params(self, *, evaluation: bool = False) -> SamplingParams:

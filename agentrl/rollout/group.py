@@ -7,20 +7,19 @@
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
 import anyio
 
-from agentrl.engine.hold import Hold
-from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, EnvFailure, Failure, GraderFailure, Place, TrajectoryTimeout, ungrouped
 from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.rollout.context import Generator, RolloutContext
+from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import Restarted
 from agentrl.rollout.failures import DropGroup, guarded, mark_failed, mask_out, trainable
 from agentrl.rollout.functions import GenerateFunction, settle
@@ -142,12 +141,14 @@ class _Play:
         """Call `play` with the number of the attempt, again as long as the policy says so; failures are counted."""
         settings, attempt = self._settings, 0
         while True:
-            client = _Counted(self.player.context.client, self.stats.tokens)
+            sampled, context = Tokens(), self.player.context
             try:
-                return await play(attempt, replace(self.player.context, client=client, evaluating=self.evaluation))
+                return await play(
+                    attempt, replace(context, counts=(sampled, self.stats.tokens), evaluating=self.evaluation)
+                )
             except Restarted:  # the same attempt once more, when the engines sample again
-                self.stats.tokens.lose("restarted", client.tokens)
-                await client.held.wait_open()
+                self.stats.tokens.lose("restarted", sampled.generated)
+                await context.client.held.wait_open()
             except Failure as failure:
                 self.stats.count(failure)
                 retry = settings.action(failure.blame) is FailureAction.RETRY
@@ -155,7 +156,7 @@ class _Play:
                     raise
                 attempt += 1
                 self.stats.retries += 1
-                self.stats.tokens.lose("retried", client.tokens)
+                self.stats.tokens.lose("retried", sampled.generated)
 
     async def _deadline(self, play: Awaitable[T], place: Place, what: str, trajectories: int = 1) -> T:
         timeout, held = self._settings.trajectory_timeout * trajectories, self.player.context.client.held
@@ -171,7 +172,7 @@ class _Play:
         if sample.finished:
             generated = settle([sample], sample, "the data source")
         elif generate is None:
-            generated = await run_environment(context, sample, self.params, grade=not grader.overrides_environment)
+            generated = await run_environment(context, sample, self.params, grade=grader.function is None)
         else:
             recorder = Recorder(context, self.params, sample)
             async with recording(recorder):
@@ -242,31 +243,6 @@ class _Play:
             self._drop(failure)
         self.stats.graded += sum(sample.status is not Status.FAILED for sample in samples)
         return samples
-
-
-class _Counted(Generator):
-    """The engines, with a count of the tokens that one attempt was given."""
-
-    def __init__(self, engines: Generator, total: Tokens) -> None:
-        self._engines, self._total, self.tokens = engines, total, 0
-
-    @property
-    def held(self) -> Hold:
-        return self._engines.held
-
-    async def hold(self) -> None:
-        await self._engines.hold()
-
-    async def release(self) -> None:
-        await self._engines.release()
-
-    async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
-    ) -> Generation:
-        answer = await self._engines.generate(input_ids, params, session_id=session_id)
-        self.tokens += len(answer.ids)
-        self._total.generated += len(answer.ids)
-        return answer
 
 
 def group_id(group: Group) -> int:

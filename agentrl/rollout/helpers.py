@@ -25,7 +25,7 @@ from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
 from agentrl.rollout.agent_loop import count, sample_turn
 from agentrl.rollout.context import RolloutContext, entered
 from agentrl.rollout.environment import closing, make_environment
-from agentrl.sample import Message, Sample, Status
+from agentrl.sample import GROWN, Message, Sample, Status
 from agentrl.tools import Toolbox
 
 
@@ -159,12 +159,8 @@ def _bad_call(message: str) -> EnvFailure:
 
 def _copy(record: _Record, target: Sample) -> None:
     source = record.sample
-    target.tokens, target.response_length = source.tokens, source.response_length
-    target.loss_mask, target.rollout_log_probs = source.loss_mask, source.rollout_log_probs
-    target.rollout_top_p_token_ids = source.rollout_top_p_token_ids
-    target.rollout_top_p_token_offsets = source.rollout_top_p_token_offsets
-    target.rollout_routed_experts = source.rollout_routed_experts
-    target.weight_versions, target.segments = source.weight_versions, source.segments
+    for name in GROWN:
+        setattr(target, name, getattr(source, name))
     target.response = target.response or source.response
     if target.status is Status.PENDING:
         target.status = source.status

@@ -41,17 +41,13 @@ class ScriptedEngine:
         self.calls: list[tuple[str, list[int]]] = []
         self.turns: dict[str, int] = {}
         self.cancelled = self.tokens = 0
-        self._held = Hold()
-
-    @property
-    def held(self) -> Hold:
-        return self._held
+        self.held = Hold()
 
     async def hold(self) -> None:
-        self._held.close(between_rollouts=True)
+        self.held.close(between_rollouts=True)
 
     async def release(self) -> None:
-        self._held.open()
+        self.held.open()
 
     async def generate(
         self,
