@@ -26,8 +26,12 @@ from typing import Literal
 import orjson
 
 from agentrl.buffer.codec import decode_group, encode_group
-from agentrl.buffer.queries import (
-    fix,
+from agentrl.buffer.sqlite import LedgerFile
+from agentrl.buffer.states import (
+    MOVES,
+    Lease,
+    Recovery,
+    State,
     forget,
     read_checkpoint,
     read_lease,
@@ -35,8 +39,6 @@ from agentrl.buffer.queries import (
     waiting_ids,
     write_checkpoint,
 )
-from agentrl.buffer.sqlite import LedgerFile
-from agentrl.buffer.states import MOVES, Lease, Recovery, State
 from agentrl.errors import LedgerError
 from agentrl.groups import Group, Kept
 from agentrl.sample import Sample
@@ -193,8 +195,12 @@ class Ledger(AbstractContextManager["Ledger"]):
             ids by rollout step, then in the order in which they were completed; fewer than `n` when not enough groups
             are completed (then call again later: those returned are fixed already).
         """
+        completed = "SELECT group_id FROM groups WHERE state='completed' AND train_step {} ORDER BY step, completed"
         with self._write() as db:
-            return fix(db, n, step)
+            fixed = select_ids(db, completed.format("= ?"), step)
+            free = select_ids(db, completed.format("IS NULL") + " LIMIT ?", max(0, n - len(fixed)))
+            db.executemany("UPDATE groups SET train_step=? WHERE group_id=?", [(step, group_id) for group_id in free])
+            return select_ids(db, completed.format("= ?"), step)
 
     def samples(self, group_id: int) -> Group:
         """The stored samples of a finished group.
