@@ -9,7 +9,7 @@ import click
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--title", help="Headline of the page; the folder's name if not given.")
 def command(run: Path, title: str | None) -> None:
-    """Write RUN/report.html and RUN/curves.png from the metrics and trajectories in the folder RUN: one file to send.
+    """Write RUN/report.html from the metrics and trajectories in the folder RUN: one file to send.
 
     RUN is the --output-dir of a run, or its folder rollouts or evaluation. `agentrl view RUN` shows all trajectories.
     """

@@ -1,4 +1,4 @@
-"""Curves of metrics: series out of rows, drawn as inline SVG for pages and as one PNG for documents.
+"""Curves of metrics: series out of rows, drawn as inline SVG for pages.
 
 1. The x axis counts rollouts done: a row of step s is at s + 1, an evaluation before training at 0.
 2. A value that is not finite is a gap in the line, never a point.
@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar
 
 Point = tuple[float, float]
@@ -145,26 +144,3 @@ def number(value: float, digits: int = 3) -> str:
     if abs(value) < 1e-3:
         return f"{value:.{digits - 2}e}"
     return f"{value:.{digits}g}"
-
-
-def write_png(path: Path, charts: Sequence[tuple[str, Sequence[tuple[str, Series]]]]) -> None:
-    """All charts as one PNG, two a row. Needs matplotlib."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = max(-(-len(charts) // 2), 1)
-    figure = Figure(figsize=(10, 2.9 * rows), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    for index, (title, series) in enumerate(charts):
-        axes = figure.add_subplot(rows, 2, index + 1)
-        for (label, one), colour in zip(series, ("#3451b2", "#c2570c", "#1a7f4b", "#8f2fb0"), strict=False):
-            xs, ys = zip(*one.points, strict=True)
-            marker = "o" if len(xs) <= 80 else ""
-            axes.plot(xs, ys, marker=marker, markersize=3, linewidth=1.6, label=label, color=colour)
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.set_xlabel("rollouts done", fontsize=9)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        if len(series) > 1:
-            axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path)

@@ -1,4 +1,4 @@
-"""A run's report: one self-contained HTML page, and its curves as a PNG.
+"""A run's report: one self-contained HTML page.
 
 1. Input is the folder of a run, or of `agentrl rollout` or `eval` below it: metrics, figures of evaluations, trajectories.
 2. The page needs no network, no script and no other file; it follows light and dark.
@@ -19,7 +19,7 @@ from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
 from jinja2 import Environment as Jinja
 
 from agentrl.errors import DataError
-from agentrl.observability.charts import Series, collect_series, layout, number, write_png
+from agentrl.observability.charts import Series, collect_series, layout, number
 from agentrl.observability.metrics import read_metrics
 from agentrl.observability.picked import first_and_last, own_trajectories
 from agentrl.observability.trajectories import Trajectory, describe_sample, run_texts
@@ -76,7 +76,7 @@ class Pair:
 
 
 def write_report(run: str | Path, *, title: str | None = None) -> Path:
-    """Write `report.html` and `curves.png` into the run's folder; returns the page's path.
+    """Write `report.html` into the run's folder; returns its path.
 
     Args:
         run: the run's folder.
@@ -120,7 +120,6 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
     )
     out = run / "report.html"
     out.write_text(page, encoding="utf-8")
-    write_png(run / "curves.png", groups)
     return out
 
 
