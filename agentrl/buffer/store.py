@@ -270,7 +270,7 @@ def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
     """The columns from `group_index` to `at`, in their order."""
     metadata = sample.metadata
     prompt = hashlib.blake2b(orjson.dumps(sample.prompt, default=str), digest_size=8).hexdigest()
-    failure, tools = metadata.get("failure"), dict.fromkeys(_called(metadata.get("messages")))
+    failure, tools = metadata.get("failure"), dict.fromkeys(called_tools(metadata.get("messages")))
     failed = f"{failure.get('blame')}/{failure.get('kind')}" if isinstance(failure, Mapping) else ""
     called = "\n".join(["", *tools, ""]) if tools else ""
     turns = max((segment.turn for segment in sample.segments), default=0)
@@ -288,8 +288,8 @@ def _reward(sample: Sample, key: str | None) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _called(messages: Any) -> Iterator[str]:
-    """Names of the tools that a conversation's assistant called, as far as it has the usual form."""
+def called_tools(messages: Any) -> Iterator[str]:
+    """Names of the tools that a conversation's assistant called, as far as it has the usual form; in one line each."""
     for message in messages if isinstance(messages, list) else ():
         calls = message.get("tool_calls") if isinstance(message, dict) else None
         for call in calls if isinstance(calls, list) else ():

@@ -56,11 +56,6 @@ class Codec:
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(ids), **options))
 
-    def fingerprint(self) -> str:
-        """Tells tokenizers apart for caching: class, size, added tokens, and how a mixed sentence splits."""
-        sentence = self.encode("The naïve 東京 user's\n\n  value is 42.\t{\"k\": [1, 2]} don't 🙂\n")
-        return repr((type(self.tokenizer).__name__, self.vocab_size, sorted(self.added.items()), sentence))
-
 
 class SafeEncoder:
     """Marks untrusted text and encodes rendered text; immutable apart from a cache, thread-safe."""

@@ -42,10 +42,8 @@ class ToolCall:
 
     def to_message(self) -> dict[str, Any]:
         """The call in OpenAI's form, with the arguments as JSON text."""
-        arguments = (
-            self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
-        )
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
+        function = {"name": self.name, "arguments": arguments_text(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,11 @@ class ParsedTurn:
         if self.tool_calls:
             message["tool_calls"] = [call.to_message() for call in self.tool_calls]
         return message
+
+
+def arguments_text(arguments: dict[str, Any] | str) -> str:
+    """A call's arguments as JSON text; what is text already stays."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.chat.encoding import OPEN
-from agentrl.chat.messages import REASONING_KEYS, ToolSchema
+from agentrl.chat.messages import REASONING_KEYS, ToolSchema, arguments_text
 from agentrl.errors import TemplateError
 from agentrl.sample import Message
 
@@ -112,9 +111,7 @@ class Template:
 
 
 def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": text}}
+    return {**call, "function": {**call["function"], "arguments": arguments_text(call["function"]["arguments"])}}
 
 
 def _named_id(id_: str, name: str) -> str:

@@ -13,6 +13,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
+from agentrl.buffer.store import called_tools
 from agentrl.errors import DataError
 from agentrl.sample import Origin, Sample, Segment
 
@@ -161,7 +162,7 @@ def _response_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Seg
         if env:
             yield Part("env", turn, "shown to the model", held, folded=len(held) >= LONG, seconds=stepping.get(turn))
         else:
-            calls = _calls(written[turn - 1]) if 0 < turn <= len(written) == turns else []
+            calls = list(called_tools([written[turn - 1]])) if 0 < turn <= len(written) == turns else []
             title = f"turn {turn}" + (f" · calls {', '.join(calls)}" if calls else "")
             yield Part("model", turn, title, held, reward=rewards.get(turn), seconds=generating.get(turn))
 
@@ -170,13 +171,6 @@ def _messages(sample: Sample) -> list[Mapping[str, Any]]:
     """The conversation where it is known, else the prompt's messages; what is no message is left out."""
     found = sample.metadata.get("messages") or sample.prompt
     return [m for m in found if isinstance(m, Mapping)] if isinstance(found, list) else []
-
-
-def _calls(message: Mapping[str, Any]) -> list[str]:
-    """The names of the functions that a message calls."""
-    calls = message.get("tool_calls")
-    functions = [c.get("function") for c in calls if isinstance(c, Mapping)] if isinstance(calls, list) else []
-    return [str(f.get("name"))[:60] for f in functions if isinstance(f, Mapping)]
 
 
 def _reward(sample: Sample) -> float | None:

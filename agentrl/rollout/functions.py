@@ -66,7 +66,7 @@ class GenerateFunction:
         """Inspect a function; `name` is used in messages."""
         if not inspect.iscoroutinefunction(function):
             raise PluginError(
-                f"{name}: expected an async function, got {_function_kind(function)}; write `async def generate(...)`"
+                f"{name}: expected an async function, got {_kind(function)}; write `async def generate(...)`"
             )
         parameters = inspect.signature(function).parameters
         takes_evaluation = "evaluation" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -224,9 +224,7 @@ async def _invoke(call: partial[Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def _function_kind(value: Any) -> str:
-    return f"the plain function {value.__name__}" if inspect.isfunction(value) else _kind(value)
-
-
 def _kind(value: Any) -> str:
-    return f"{type(value).__name__} {value!r:.80}"
+    return (
+        f"the plain function {value.__name__}" if inspect.isfunction(value) else f"{type(value).__name__} {value!r:.80}"
+    )

@@ -31,6 +31,7 @@ class Grader:
     """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`.
 
     Attributes:
+        function: a custom reward function; it takes the place of `Environment.reward`.
         runner: runs the built-in graders, also for user code that calls `async_rm`; without one, they run in the
             event loop's own.
     """
@@ -40,11 +41,6 @@ class Grader:
     function: RewardFunction | None = None
     runner: GraderRunner | None = None
     _threads: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_THREADS), repr=False, compare=False)
-
-    @property
-    def overrides_environment(self) -> bool:
-        """A custom reward function takes the place of `Environment.reward`."""
-        return self.function is not None
 
     @property
     def by_group(self) -> bool:
@@ -80,17 +76,14 @@ class Grader:
             )
 
     async def _built_in(self, samples: Sequence[Sample]) -> list[Any]:
-        what = f"--rm-type {self.settings.rm_type}"
-        return await guarded(self._by_type(samples), what=what, timeout=math.inf, failure=GraderFailure)
-
-    async def _by_type(self, samples: Sequence[Sample]) -> list[Any]:
         if self.settings.rm_type is None and not all(sample.metadata.get("rm_type") for sample in samples):
             raise GraderFailure(
                 "the sample has no reward and nothing grades it; return one from the environment or generate "
                 "function, or set --rm-type or --custom-rm-path",
                 kind="grader_missing",
             )
-        return list(await batched_async_rm(self.args, samples))
+        grading, what = batched_async_rm(self.args, samples), f"--rm-type {self.settings.rm_type}"
+        return list(await guarded(grading, what=what, timeout=math.inf, failure=GraderFailure))
 
 
 async def reward_by_row(args: Any, sample: Sample) -> Any:
