@@ -77,14 +77,6 @@ def test_a_template_argument_that_keeps_history_is_used_first(name: str, kwargs:
         assert chat.report.predict("user", [Thought.WITH]) in (Verdict.EXACT, Verdict.MERGES)
 
 
-def test_the_report_is_probed_once() -> None:
-    from agentrl.chat import Chat
-
-    chat = make_chat("qwen3")
-    again = Chat(chat.tokenizer, chat_template=chat.template.source, stop_tokens=chat.report.stops)
-    assert again.report is chat.report
-
-
 def test_it_prints_for_people() -> None:
     text = str(make_chat("qwen3").report)
     assert "generation prompt    '<|im_start|>assistant\\n'" in text
