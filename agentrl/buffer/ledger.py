@@ -19,7 +19,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +47,7 @@ PlaceOf = Callable[[int], tuple[int, int | None] | None]
 """A new group's number -> epoch and prompt row (None: only its maker knows the prompt); None at the end of the data."""
 
 
-class Ledger(AbstractContextManager["Ledger"]):
+class Ledger(LedgerFile):
     """The ledger of one run, open for writing. See the module for the contract.
 
     Methods may be called from any thread; each blocks for the time of one durable write (a few milliseconds).
@@ -58,25 +58,13 @@ class Ledger(AbstractContextManager["Ledger"]):
     """
 
     def __init__(self, path: str | Path, *, keep: Literal["until_checkpoint", "always"] = "until_checkpoint") -> None:
-        self._file = LedgerFile(path)
+        super().__init__(path)
         # The name of this process's life in the event history.
         self._run_id = uuid.uuid4().hex[:12]
         self._keep = keep
-        with self._file.transaction() as db:
+        with self.transaction() as db:
             (rows,) = db.execute("SELECT count(*) FROM groups").fetchone()
         self._recovered = rows == 0
-
-    @property
-    def path(self) -> Path:
-        """The SQLite file."""
-        return self._file.path
-
-    def close(self) -> None:
-        """Release the file and the writer's lock."""
-        self._file.close()
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def bind(self, identity: Mapping[str, object]) -> None:
         """Remember what the group numbers depend on (rows, seed, shuffle), or check that it is unchanged.
@@ -85,7 +73,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             LedgerError: it changed, so that the same group number would mean another prompt.
         """
         new = {key: orjson.dumps(value).decode() for key, value in identity.items()}
-        with self._file.transaction() as db:
+        with self.transaction() as db:
             for key, value in new.items():
                 found = db.execute("SELECT value FROM meta WHERE key=?", (f"identity.{key}",)).fetchone()
                 if found is None:
@@ -100,7 +88,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def waiting(self) -> list[Lease]:
         """Groups that wait to be leased again, lowest number first."""
-        with self._file.transaction() as db:
+        with self.transaction() as db:
             return [read_lease(db, group_id) for group_id in waiting_ids(db)]
 
     def lease_waiting(self, n: int, step: int, *, choose: Sequence[int] | None = None) -> list[Lease]:
@@ -213,7 +201,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def encoded(self, group_id: int) -> bytes:
         """As `samples`, the bytes that `codec` reads."""
-        with self._file.transaction() as db:
+        with self.transaction() as db:
             row = db.execute("SELECT data FROM payloads WHERE group_id=?", (group_id,)).fetchone()
         if row is None:
             raise LedgerError(f"ledger {self.path} keeps no samples of group {group_id}")
@@ -257,7 +245,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             LedgerError: the checkpoint is of a later step than anything this ledger knows: it is another run's.
         """
         covered = -1 if checkpoint_step is None else checkpoint_step
-        with self._file.transaction() as db:
+        with self.transaction() as db:
             rows, last = db.execute("SELECT count(*), coalesce(max(train_step), -1) FROM groups").fetchone()
             if rows and covered > last:
                 raise LedgerError(
@@ -303,13 +291,13 @@ class Ledger(AbstractContextManager["Ledger"]):
             "SELECT step, count(*), coalesce(sum(tokens), 0) FROM groups "
             "WHERE state='completed' AND (train_step IS NULL OR train_step >= ?) GROUP BY step"
         )
-        with self._file.transaction() as db:
+        with self.transaction() as db:
             rows = db.execute(query, (step,)).fetchall()
         return Kept(Counter({version: count for version, count, _ in rows}), sum(tokens for *_, tokens in rows))
 
     def counts(self) -> dict[State, int]:
         """Number of groups by state."""
-        with self._file.transaction() as db:
+        with self.transaction() as db:
             found = dict(db.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall())
         return {state: int(found.get(state.value, 0)) for state in State}
 
@@ -325,7 +313,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             raise LedgerError(
                 f"ledger {self.path} holds an earlier run's groups; call recover(checkpoint_step) before using it"
             )
-        with self._file.transaction() as db:
+        with self.transaction() as db:
             yield db
 
     def _move(

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from agentrl.errors import LedgerError
 from agentrl.files import replacing
@@ -77,7 +77,10 @@ LIMIT 3"""
 
 
 class LedgerFile:
-    """An open ledger file. Use `transaction()` for every read and write.
+    """An open ledger file; a context manager. Use `transaction()` for every read and write.
+
+    Attributes:
+        path: the SQLite file.
 
     Raises:
         LedgerError: held by another writer, not a ledger, of another version, or the folder cannot be written.
@@ -161,6 +164,12 @@ class LedgerFile:
         with self._mutex, self.guard():
             self._db.close()
         self._unlock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def _unlock(self) -> None:
         if self._lock is not None:
