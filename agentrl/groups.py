@@ -1,4 +1,4 @@
-"""A group, a file of groups, and the contract between whoever plays groups and whoever keeps them."""
+"""A group, files of groups, and the contract between whoever plays groups and whoever keeps them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import orjson
 
 from agentrl.errors import DataError, SampleError
+from agentrl.files import write_atomic
 from agentrl.sample import Sample
 
 Group = list[Sample]
@@ -34,6 +35,33 @@ def read_groups(path: Path) -> list[Group]:
         except (orjson.JSONDecodeError, SampleError) as error:
             raise DataError(f"{path} line {number}: expected a sample or a list of samples: {error}") from error
     return groups
+
+
+def dump_path(template: str, rollout_id: int) -> Path:
+    """The file of one rollout: `{rollout_id}` filled in, or `<template>/<rollout_id>.jsonl` where it has none."""
+    if "{rollout_id}" in template:
+        return Path(template.replace("{rollout_id}", str(rollout_id))).expanduser()
+    return Path(template).expanduser() / f"{rollout_id}.jsonl"
+
+
+def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sample]]) -> Path:
+    """Write the groups of one rollout as `read_groups` reads them; returns the file. A kill leaves the old file or the new one.
+
+    Raises:
+        DataError: the file cannot be written, or a sample holds something that JSON cannot carry.
+    """
+    path = dump_path(template, rollout_id)
+    lines = []
+    for number, group in enumerate(groups):
+        try:
+            lines.append(orjson.dumps([sample.to_dict() for sample in group], option=orjson.OPT_SERIALIZE_NUMPY))
+        except TypeError as error:
+            raise DataError(f"{path}: group {number} cannot be written as JSON: {error}") from error
+    try:
+        write_atomic(path, b"".join(line + b"\n" for line in lines))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}; check the folder and its free space") from error
+    return path
 
 
 class Kept(NamedTuple):

@@ -12,14 +12,13 @@ from typing import Any, Self
 
 from anyio import to_thread
 
-from agentrl.buffer.dump import dump_path
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.config import RunSettings
 from agentrl.data.source import RolloutDataSource
 from agentrl.errors import DataError
-from agentrl.groups import Group, read_groups
+from agentrl.groups import Group, dump_path, read_groups
 from agentrl.run.conversations import demonstrated, longest
 from agentrl.run.parts import Batch, Rollouts, WithoutEngines
 from agentrl.run.preflight import load_chat

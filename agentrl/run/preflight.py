@@ -14,7 +14,6 @@ from pathlib import Path
 import anyio
 
 from agentrl.algorithms.registry import algorithm_of
-from agentrl.buffer.dump import dump_path
 from agentrl.chat import Chat
 from agentrl.chat.written import check_calls_are_read
 from agentrl.config import Purpose, RunSettings
@@ -25,6 +24,7 @@ from agentrl.engine.launcher import check_launch
 from agentrl.engine.pool import EnginePool
 from agentrl.envs import ALONE, Environment, Environments, Kinds
 from agentrl.errors import CheckpointError, DataError, SettingsError
+from agentrl.groups import dump_path
 from agentrl.modelfolder import check_weights, is_float8, read_config
 from agentrl.rm_hub import check_rm_type
 from agentrl.rm_hub.settings import RmHubSettings

@@ -14,7 +14,6 @@ from typing import Any
 
 from anyio import to_thread
 
-from agentrl.buffer.dump import save_rollout
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.store import Kind, TrajectoryStore
@@ -26,7 +25,7 @@ from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import HttpTransport
 from agentrl.envs import Kinds
 from agentrl.errors import SettingsError
-from agentrl.groups import Group
+from agentrl.groups import Group, save_rollout
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.evaluate import counted, evaluate

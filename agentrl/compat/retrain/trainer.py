@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.buffer.dump import save_rollout
 from agentrl.cluster.launch import train
 from agentrl.compat.retrain.config import TrainingConfig
 from agentrl.compat.retrain.environments import EnvironmentBridge
@@ -16,6 +15,7 @@ from agentrl.compat.retrain.rewards import RewardBridge
 from agentrl.config import RunSettings
 from agentrl.envs import ALONE, Entry, Environments
 from agentrl.errors import CheckpointError
+from agentrl.groups import save_rollout
 from agentrl.observability.metrics import read_metrics
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import current
