@@ -110,17 +110,14 @@ class ChatSession:
                 "choose 'keep' or 'split', or another --chat-template-path"
             )
         if verdict.rewrites and self._chat.history_policy == "split":
-            delta = self._restart(new, verdict)
+            self._thoughts.clear()
+            self._beside = False
+            delta = Delta(verdict=verdict, restart=self._chat.render_ids([*self.messages, *new], self._tools))
         else:
             delta = self._append(turn, new, verdict)
         self.messages += new
         self._turn = None
         return delta
-
-    def _restart(self, new: list[Message], verdict: Verdict) -> Delta:
-        self._thoughts.clear()
-        self._beside = False
-        return Delta(verdict=verdict, restart=self._chat.render_ids([*self.messages, *new], self._tools))
 
     def _append(self, turn: _Turn, new: list[Message], verdict: Verdict) -> Delta:
         env = self._chat.delta_ids(_calls_for(turn.parsed.tool_calls, new), new)

@@ -1,7 +1,7 @@
 """Calls as a tag with a name and a tag for each argument, whose value is text that is not escaped.
 
 1. What a value means says its own type (`type` captured: "string" and "true" are text, others JSON), else the tool's
-   schema (`coerce`).
+   schema (`_coerce`).
 2. A closing tag ends a value only where another tag follows: a value may talk about tags. One that holds a closing tag
    at the end of a line or before a tag, or an opening one, has lost its own end or swallowed what follows: broken.
 """
@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.parsers.base import Calls, Parsed, Splitter, ToolCallParser
-from agentrl.chat.parsers.values import coerce, parameter_schemas
+from agentrl.chat.parsers.base import Calls, Parsed, Splitter, ToolCallParser, json_or_text
+from agentrl.chat.parsers.notation import read_python
 
 
 def tagged(
@@ -52,7 +52,7 @@ def tagged(
     heads, keys, closes = re.compile(head), re.compile(rf"\s*{key}"), re.compile(rf"\s*(?:{close}){tail}")
 
     def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-        schemas, next_end = parameter_schemas(tools), _searcher(ends, text)
+        schemas, next_end = _parameter_schemas(tools), _searcher(ends, text)
 
         def calls(start: int) -> Calls | None:
             if (opened := heads.match(text, start)) is None:
@@ -92,5 +92,39 @@ def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[s
 
 def _meaning(value: str, kind: str | None, schema: Any) -> Any:
     if kind is None:
-        return coerce(value, schema)
+        return _coerce(value, schema)
     return value if kind in ("string", "true") else json.loads(value)
+
+
+def _parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The schema of each parameter, by tool and parameter name."""
+    functions = [tool.get("function", tool) for tool in tools]
+    return {f["name"]: (f.get("parameters") or {}).get("properties") or {} for f in functions if "name" in f}
+
+
+def _coerce(value: str, schema: Any) -> Any:
+    """What a value written as text means under a JSON schema; the text itself where it fits no other allowed type."""
+    types = _types(schema)
+    if not types:
+        return json_or_text(value) if schema is None else value
+    text = value.strip()
+    if text in ("null", "None") and ("null" in types or "string" not in types):
+        return None
+    if "boolean" in types and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    found = json_or_text(value)
+    if found == value and (python := read_python(text, 0)) and python[1] == len(text):
+        found = python[0]  # templates write a dict as Python does
+    kinds: dict[str, Any] = {"integer": int, "number": int | float, "object": dict, "array": list}
+    fits = any(isinstance(found, kinds[name]) for name in types if name in kinds)
+    return found if fits and not isinstance(found, bool) else value
+
+
+def _types(schema: Any) -> list[str]:
+    if not isinstance(schema, Mapping):
+        return []
+    kind = schema.get("type")
+    if kind is None:
+        options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+        return [name for option in options for name in _types(option)]
+    return [str(name) for name in kind] if isinstance(kind, list) else [str(kind)]
