@@ -1,19 +1,16 @@
 """What a trajectory needs from its surroundings, and how user code reaches it.
 
-`RolloutContext` is built once per process. While a generate function runs, `current()` returns it, so that a
+`RolloutContext` is built once per process. While a generate function runs, `helpers.current()` returns it, so that a
 custom function that got only `(args, samples)` can still call the engine and the chat room.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentrl.engine.hold import Hold
 from agentrl.engine.wire import Generation, SamplingParams
-from agentrl.errors import AgentRLError
 from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import Tokens
@@ -116,28 +113,3 @@ def turn_seed(seed: int, sample: Sample, turn: int) -> int:
     """A 31-bit seed that is a pure function of the run's seed, the sample, its attempt and the turn."""
     key = f"{seed}/{sample.group_index}/{sample.index}/{sample.metadata.get('attempt', 0)}/{turn}"
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1
-
-
-_CONTEXT: ContextVar[RolloutContext | None] = ContextVar("agentrl_rollout_context", default=None)
-
-
-def current() -> RolloutContext:
-    """The context of the rollout that is running this code.
-
-    Raises:
-        AgentRLError: called outside a generate function.
-    """
-    context = _CONTEXT.get()
-    if context is None:
-        raise AgentRLError("no rollout is running here: call this from inside a generate function")
-    return context
-
-
-@contextmanager
-def entered(context: RolloutContext) -> Iterator[None]:
-    """Make `context` the current one for the code inside."""
-    token = _CONTEXT.set(context)
-    try:
-        yield
-    finally:
-        _CONTEXT.reset(token)

@@ -23,7 +23,7 @@ from agentrl.envs import Environment
 from agentrl.envs.base import outcome_counts
 from agentrl.errors import AgentRLError, ContextOverflow, EnvFailure
 from agentrl.rollout.agent_loop import count, sample_turn
-from agentrl.rollout.context import RolloutContext, entered
+from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import closing, make_environment
 from agentrl.sample import GROWN, Message, Sample, Status
 from agentrl.tools import Toolbox
@@ -180,9 +180,8 @@ async def recording(recorder: Recorder) -> AsyncIterator[None]:
     """Make `recorder` the one that the helpers of this module write to; its environment is closed at the end."""
     token, before = _RECORDER.set(recorder), _RECORD.set(None)
     try:
-        with entered(recorder.context):
-            async with closing(lambda: recorder.environment, recorder.origin):
-                yield
+        async with closing(lambda: recorder.environment, recorder.origin):
+            yield
     finally:
         _RECORDER.reset(token)
         _RECORD.reset(before)
@@ -193,6 +192,15 @@ def _recorder() -> Recorder:
     if recorder is None:
         raise AgentRLError("no generate function is running here: call this helper from inside one")
     return recorder
+
+
+def current() -> RolloutContext:
+    """The context of the rollout that is running this code.
+
+    Raises:
+        AgentRLError: called outside a generate function.
+    """
+    return _recorder().context
 
 
 async def generate_single(conversation: list[Message]) -> str:

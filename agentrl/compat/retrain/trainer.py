@@ -18,7 +18,7 @@ from agentrl.errors import CheckpointError
 from agentrl.groups import save_rollout
 from agentrl.observability.metrics import read_metrics
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.rollout.context import current
+from agentrl.rollout.helpers import current
 from agentrl.run.preflight import load_chat, resumed
 from agentrl.runfolder import METRICS
 from agentrl.sample import Sample

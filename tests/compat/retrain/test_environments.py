@@ -11,7 +11,7 @@ from agentrl.compat.retrain.formats import KEPT
 from agentrl.envs import ALONE, Entry, Environments
 from agentrl.errors import EnvFailure, GraderFailure
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.rollout.context import entered
+from agentrl.rollout.helpers import Recorder, recording
 from agentrl.sample import Sample, Status
 from tests.rollout.scripted import END, ScriptedEngine, make_context
 
@@ -142,10 +142,11 @@ async def test_an_error_of_the_environment_is_typed(chat: Chat) -> None:
 async def test_the_rollout_bridge_is_a_generate_function(chat: Chat) -> None:
     context = make_context(chat, ScriptedEngine(chat, ["3" + END, "7" + END]))
     generate = RolloutBridge(Guess, RewardBridge({"task_completion": {"weight": 2.0}})).generate
-    with entered(context):
+    async with recording(Recorder(context, context.params(), Sample())):
         (sample,) = await generate(context.args, Sample(index=0), {"max_new_tokens": 9}, evaluation=True)
     assert sample.reward == -0.25 + 1.0 + 2.0
     assert Guess.made[-1].options == {"evaluation": True}
     bad = RolloutBridge(Guess, RewardBridge({}, {"task_completion": {}})).generate
-    with entered(context), pytest.raises(GraderFailure, match="reward task_completion raised TypeError"):
-        await bad(context.args, Sample(index=1), {})
+    async with recording(Recorder(context, context.params(), Sample())):
+        with pytest.raises(GraderFailure, match="reward task_completion raised TypeError"):
+            await bad(context.args, Sample(index=1), {})
