@@ -15,14 +15,16 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from agentrl.engine.wire import FinishReason, FinishType, Generation
 from agentrl.errors import EngineRejected
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _ROUNDING: Final = 1e-4
 """A log-prob of 0 computed as logit - logsumexp in float32 misses 0 by the rounding of the logit."""
@@ -220,6 +222,8 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: Asked) -> tuple[list[arra
 
 def _routed(meta: dict[str, Any], count: int, finish: FinishReason, asked: Asked) -> NDArray[np.int16] | None:
     """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
+    import numpy as np
+
     name, text = "meta_info.routed_experts", meta.get("routed_experts")
     if not count or (text is None and finish.type == "abort"):
         return None

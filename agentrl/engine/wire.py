@@ -9,13 +9,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from agentrl.errors import EngineRejected
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FinishType = Literal["stop", "length", "abort"]
 
@@ -167,7 +169,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         meta_info=meta,
         prompt_log_probs=first.prompt_log_probs,
         kept=[ids for part in parts for ids in part.kept or ()] if first.kept is not None else None,
-        routed=np.concatenate(routed) if routed else None,
+        routed=_joined(routed) if routed else None,
         raw=tuple(raw for part in parts for raw in part.raw),
     )
 
@@ -176,6 +178,12 @@ _SUMMED: Final = (
     *("completion_tokens", "num_retractions", "reasoning_tokens", "e2e_latency", "queue_time"),
     *("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct"),
 )
+
+
+def _joined(parts: list[NDArray[np.int16]]) -> NDArray[np.int16]:
+    import numpy as np  # train --dry-run goes without it
+
+    return np.concatenate(parts)
 
 
 def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
