@@ -188,6 +188,8 @@ def staleness(s: Sections, _: ModelInfo | None) -> Iterator[str]:
             "--partial-rollout goes on with trajectories that older weights began, and --max-staleness 0 trains no older "
             "token; use --max-staleness 1 or more, or --mask-offpolicy-in-partial-rollout"
         )
+    if masked and not s.rollout.partial_rollout:
+        yield "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout; set both or none"
     if kept is not None and (masked or kept >= allowed):
         none = f"--max-staleness {allowed} allows none that is staler"
         why = "--mask-offpolicy-in-partial-rollout masks them all" if masked else none

@@ -58,6 +58,7 @@ print("the owner goes on")
 """
 
 
+@pytest.mark.slow
 def test_ray_that_is_initialised_is_used_and_stays_up_for_its_owner(tmp_path: Path) -> None:
     kit = RunKit.make(tmp_path)
     script = tmp_path / "owner.py"

@@ -20,7 +20,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     return RunKit.make(Path(tmp_path_factory.mktemp("kit")))
 
 
-@pytest.mark.parametrize("mode", ["broadcast", "disk"])
+@pytest.mark.parametrize("mode", ["broadcast", pytest.param("disk", marks=pytest.mark.slow)])
 def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: RunKit, mode: str) -> None:
     arguments = kit.arguments(f"plain-{mode}", update_weight_mode=mode, num_steps_per_rollout=2)
     run = kit.start(arguments)
@@ -185,7 +185,8 @@ def test_the_last_model_is_evaluated_off_the_interval_too(kit: RunKit) -> None:
     assert evaluated(run.metrics()) == [-1, 1, 2]
 
 
-@pytest.mark.parametrize("moment", ["Ray is up", pytest.param("rollout 1/", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["Ray is up", "rollout 1/"])
 def test_sigterm_ends_like_ctrl_c_and_the_terminal_has_none_of_rays_words(kit: RunKit, moment: str) -> None:
     run = kit.start(kit.arguments(f"terminated-{moment[:3].lower()}", num_rollout=1000))
     run.until(lambda: moment in run.output)

@@ -34,7 +34,6 @@ def said(line: str, purpose: str = "train") -> tuple[list[str], list[str]]:
         ("--wandb-group g", "--wandb-group g has no effect without --use-wandb; leave it out"),
         ("--dump-details d --save-debug-rollout-data e", "--dump-details d has no effect with --save-debug"),
         ("--offload-train --offload-rollout", "--offload-train, --offload-rollout have no effect without --colocate"),
-        ("--mask-offpolicy-in-partial-rollout", "--mask-offpolicy-in-partial-rollout has no effect without --partial"),
         ("--allow-truncated-sampling", "--allow-truncated-sampling has no effect without --rollout-top-p"),
         ("--backend local --engine-port-base 9000", "--engine-port-base 9000 has no effect with --backend local"),
     ],

@@ -244,7 +244,7 @@ def test_sglang_on_gpus_uses_its_own_launcher_and_the_given_devices() -> None:
     assert command.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
 async def test_an_engine_that_died_or_hangs_is_started_again_and_given_the_weights(
     tiny_model: Path, other_model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -67,7 +67,7 @@ async def environment() -> AsyncIterator[type[Environment]]:
     await found.teardown()
 
 
-@pytest.mark.parametrize("way", ["env", "generate"])
+@pytest.mark.parametrize("way", ["env", pytest.param("generate", marks=pytest.mark.slow)])
 async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     way: str,
     model: Path,

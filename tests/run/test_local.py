@@ -87,6 +87,7 @@ def test_a_run_that_trains_an_adapter_agrees_with_its_engine_and_resumes(kit: Ru
     assert (run.folder / "model" / "adapter" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_prolonged_run_says_what_becomes_of_its_learning_rate(kit: RunKit) -> None:
     def started(num_rollout: int, **changes: object) -> Run:
         run = kit.start(
@@ -193,8 +194,8 @@ def test_a_teardown_that_fails_is_said_and_the_model_is_there(kit: RunKit) -> No
         ({"actor_num_gpus_per_node": 2}, "one trainer process, and 2 were asked for"),
         ({"rollout_num_gpus": 2}, "one built-in engine, and --rollout-num-gpus is 2"),
         ({"engine_port_base": 9000}, "--engine-port-base 9000 has no effect"),
-        ({"ray_address": "auto"}, "--ray-address has no effect"),
-        ({"critic_num_nodes": 1}, "--critic-num-nodes has no effect with --backend local, which is one process"),
+        ({"ray_address": "auto"}, "--ray-address auto has no effect"),
+        ({"critic_num_nodes": 1}, "--critic-num-nodes 1 has no effect with --backend local, which is one process"),
         ({"train_threads": 1, "embedded_threads": 2}, "share one number of threads"),
         ({"update_weight_mode": "broadcast"}, "sends weights by disk"),
     ],

@@ -114,12 +114,19 @@ def _score(query: Floats, keys: Floats, scores: Floats) -> None:
             scores[group, at] = product
 
 
-@_compiled(flags=("reassoc", "contract", "nsz", "arcp", "nnan"))
-def _soften(scores: Floats, scale: Any) -> None:
-    """Softmax of `scores` times `scale`."""
-    most, total = scores[0], np.float32(0)
+@_compiled(flags=("reassoc", "nsz", "nnan"))
+def _most(scores: Floats) -> Any:
+    """The largest; any of them where one is a NaN."""
+    most = scores[0]
     for i in range(len(scores)):
         most = max(most, scores[i])
+    return most
+
+
+@_compiled()
+def _soften(scores: Floats, scale: Any) -> None:
+    """Softmax of `scores` times `scale`."""
+    most, total = _most(scores), np.float32(0)
     for i in range(len(scores)):
         scores[i] = _exp((scores[i] - most) * scale)
         total += scores[i]

@@ -117,6 +117,7 @@ def cut_apart(root: str) -> dict[Key, Any]:
     return ranks(2, root, {name: LAYOUTS[name] for name in SLICE}, (2,), 300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_samples_may_be_cut_apart(one: dict[Key, Any], cut_apart: dict[Key, Any], name: str) -> None:
     for layout in SLICE:

@@ -244,6 +244,7 @@ def test_kl_in_the_reward_reaches_the_critics_targets(folder: Path, tmp_path: Pa
             assert found["returns"][t] == pytest.approx(total, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_critic_of_its_own_process_does_what_it_does_beside_the_actor(folder: Path, tmp_path: Path) -> None:
     """The calls that a run makes of the two sides, one after the other, and each placement resumes from the other's."""
     train, batch, later = settings(folder, num_steps_per_rollout=2), make_batch(), make_batch(seed=1)

@@ -145,7 +145,13 @@ def test_the_reference_follows_at_its_interval_and_over_a_resume(folder: Path, t
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"optimizer": "muon"}, {"bf16": True, "use_distributed_optimizer": True}], ids=str
+    "changes",
+    [
+        {},
+        pytest.param({"optimizer": "muon"}, marks=pytest.mark.slow),
+        pytest.param({"bf16": True, "use_distributed_optimizer": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_an_optimizer_that_forgets_steps_as_if_it_were_new(
     folder: Path, tmp_path: Path, changes: dict[str, Any]
