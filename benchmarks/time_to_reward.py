@@ -126,7 +126,9 @@ def pairs(options: argparse.Namespace, form: Form, work: Path) -> None:
     from agentrl.demo.data import write_train_and_test
 
     seed, model = 0, warmed(options.cache, 0)
-    write_train_and_test(work / "data", train_count=options.steps * 16, seed=seed)
+    write_train_and_test(
+        work / "data", train_count=options.steps * 16, seed=seed
+    )  # prompts a rollout, as in calculator.yaml
     ours: list[Timed] = []
     theirs: list[Timed] = []
     print(f"\n{'pair':>4} {'agentrl s':>10} {'TRL s':>7} {'ratio':>6}  held-out success (agentrl; TRL)")

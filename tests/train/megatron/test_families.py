@@ -172,7 +172,8 @@ def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
     with backend(settings(folder)) as made:
-        np.testing.assert_allclose(made.log_probs(batch), want, rtol=0, atol=1e-6)
+        by_order = 1e-6 if torch.cuda.is_available() else 0  # a GPU adds in any order
+        np.testing.assert_allclose(made.log_probs(batch), want, rtol=0, atol=by_order)
 
 
 def test_what_latent_attention_costs(tmp_path: Path) -> None:
