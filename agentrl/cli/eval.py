@@ -36,14 +36,11 @@ def _compare(ctx: click.Context, _: click.Parameter, pair: tuple[str, str] | Non
     """Print the comparison and end."""
     if not pair:
         return
-    from agentrl.observability.compare import changed_settings, compare, find_evaluation
+    from agentrl.observability.compare import compare, find_evaluation
 
     before, after = map(find_evaluation, pair)
     for side in (before, after):
-        noted = next(iter(side.noted.values()), None)
-        click.echo(f"{side.name}: {noted['checkpoint'] if noted else 'of a checkpoint that nobody noted'}")
-    if changed := changed_settings(before, after):
-        click.echo(f"not the checkpoint alone differs: {', '.join(changed)}")
+        click.echo(f"{side.name}: {side.checkpoint or 'of a checkpoint that nobody noted'}")
     for name, (prompts, differences) in compare(before, after).items():
         click.echo(f"\n{name}, {prompts} prompt{'s' if prompts != 1 else ''}, means over prompts")
         click.echo(f"  {'':16s} {'before':>9s} {'after':>9s} {'difference':>11s}   95 % interval")

@@ -7,7 +7,6 @@ to the uncertainty. Intervals are 95 % percentile bootstrap over prompts (Efron 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +33,11 @@ MEASURES: Mapping[str, Callable[[Row], float | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation: its store, its number there, and what `evaluations.jsonl` says of its sets."""
+    """One evaluation: its store, its number there, and whose weights played (None: `evaluations.jsonl` has none of it)."""
 
     store: Path
     step: int
-    noted: Mapping[str, Mapping[str, Any]]
+    checkpoint: str | None
 
     @property
     def name(self) -> str:
@@ -76,7 +75,7 @@ def find_evaluation(given: str) -> Evaluation:
             step = int(number) if number else steps[-1]
             file = store.with_name(EVALUATIONS)
             rows = list(read_metrics(file)) if file.is_file() else []
-            return Evaluation(store, step, {row["set"]: row for row in rows if row["step"] == step})
+            return Evaluation(store, step, next((row["checkpoint"] for row in rows if row["step"] == step), None))
         if steps:
             raise DataError(f"{given}: {store.parent} has the evaluations {', '.join(map(str, steps))}")
     raise DataError(
@@ -103,19 +102,6 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
         rows = [(first[name][prompt], second[name][prompt]) for prompt in prompts]
         found[name] = len(prompts), [one for measure in MEASURES if (one := _difference(measure, rows)) is not None]
     return found
-
-
-def changed_settings(before: Evaluation, after: Evaluation) -> list[str]:
-    """Settings other than the checkpoint that the two do not share, of any set."""
-    found = []
-    for name in before.noted.keys() & after.noted.keys():
-        one, two = before.noted[name]["settings"], after.noted[name]["settings"]
-        for setting in sorted((one.keys() | two.keys()) - {"hf_checkpoint"}):
-            if one.get(setting) != two.get(setting):
-                found.append(
-                    f"--{setting.replace('_', '-')} {one.get(setting, 'default')} -> {two.get(setting, 'default')}"
-                )
-    return list(dict.fromkeys(found))
 
 
 def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[Row]]]:

@@ -8,9 +8,9 @@
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
         .render(
             title=title or f"Run {run.resolve().name}",
             headlines=headlines(series),
-            facts=_facts(rows, series, settings, home / SETTINGS),
+            facts=_facts(rows, series, settings),
             charts=[layout(name, members) for name, members in groups],
             more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
             pairs=pairs,
@@ -163,7 +163,7 @@ def _evaluations(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
 
 
 def _facts(
-    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any], noted: Path
+    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     facts = []
     steps = [row["step"] for row in rows if "rollout/reward" in row or any(n.startswith("train/") for n in row)]
@@ -173,13 +173,10 @@ def _facts(
     if rollout:
         shape = f"{rollout.get('rollout_batch_size')} × {rollout.get('n_samples_per_prompt')}"
         facts.append(("prompts × samples a rollout", shape))
-    began = noted.stat().st_mtime if noted.is_file() else math.inf  # of the last life
     times = [row["time"] for row in rows if isinstance(row.get("time"), (int, float))]
-    if times and began <= times[0]:
-        facts.append(("wall time", _duration(times[-1] - began)))
-    elif times:  # of the lives before the last one nobody noted the start
+    if times:
         first = max(float(rows[0].get(f"perf/{what}_seconds", 0.0)) for what in ("step", "rollout"))
-        facts.append(("wall time, without starting", _duration(times[-1] - times[0] + first)))
+        facts.append(("wall time, without starting", str(timedelta(seconds=round(times[-1] - times[0] + first)))))
     if speed := series.get("perf/rollout_tokens_per_second"):
         facts.append(("tokens/s, last rollout", number(speed.last)))
     if rollout.get("allow_truncated_sampling"):
@@ -188,14 +185,6 @@ def _facts(
     if checkpoint:
         facts.append(("started from", Path(checkpoint).name))
     return facts
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _home(run: Path) -> Path:

@@ -1,11 +1,8 @@
-"""What evaluations leave behind, and the settings by which two of them, or two lives of `agentrl rollout`, differ."""
+"""What evaluations leave behind, and the settings by which two lives of `agentrl rollout` differ."""
 
-import json
 import time
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -16,56 +13,18 @@ from agentrl.observability.metrics import read_metrics
 from agentrl.run.resuming import changed
 from agentrl.runfolder import BELOW, EVALUATIONS, SETTINGS
 
-_ROOMS = ("rollout", "data", "rm_hub")
-_ONLY_HOW = [
-    "num_rollout",
-    "num_epoch",
-    "*_timeout",
-    "*_concurrency",
-    "grader_*",
-    "stall_warning",
-    "prompt_data_check",
-    "rollout_max_retries",
-    "judge_api_key_env",
-    "judge_cache_path",
-    "max_staleness",
-    "stale_groups",
-    "partial_rollout",
-    "mask_*",
-    "over_sampling_batch_size",
-]
-_ONLY_EVALUATION = ["eval_*", "n_samples_per_eval_prompt"]
+_PLAYED = ("rollout", "data", "rm_hub")
+"""The rooms whose settings decide what is played and how it is graded."""
 
 
-def deciding(shown: Mapping[str, Any], *, evaluation: bool) -> dict[str, Any]:
-    """Those of the settings (as `RunSettings.shown` gives them) that decide what is played and how it is graded."""
-    found = {name: value for room in _ROOMS for name, value in shown.get(room, {}).items()}
-    found["hf_checkpoint"] = shown.get("train", {}).get("hf_checkpoint")
-    but = _ONLY_HOW + ([] if evaluation else _ONLY_EVALUATION)
-    return {name: value for name, value in found.items() if not any(fnmatchcase(name, pattern) for pattern in but)}
-
-
-def write_evaluation(
-    folder: Path, settings: RunSettings, number: int, checkpoint: str, name: str, metrics: Mapping[str, float]
-) -> None:
-    """Append the figures of one evaluation set to `evaluations.jsonl`, beside the settings that are not the defaults.
+def write_evaluation(folder: Path, number: int, checkpoint: str, name: str, metrics: Mapping[str, float]) -> None:
+    """Append the figures of one evaluation set to `evaluations.jsonl`.
 
     Args:
         number: rollouts done before it; the number of an `agentrl eval` in its folder.
         checkpoint: whose weights played.
     """
-    defaults = {name: field.default for name, field in all_fields().items()}
-    chosen = deciding(settings.shown(), evaluation=True).items()
-    row = {
-        "time": time.time(),
-        "step": number,
-        "set": name,
-        "checkpoint": checkpoint,
-        "metrics": dict(metrics),
-        "settings": {
-            name: value for name, value in chosen if value != json.loads(json.dumps(defaults[name], default=str))
-        },
-    }
+    row = {"time": time.time(), "step": number, "set": name, "checkpoint": checkpoint, "metrics": dict(metrics)}
     with (folder / EVALUATIONS).open("ab") as file:
         file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
@@ -87,7 +46,8 @@ def refuse_others(settings: RunSettings) -> None:
         raise SettingsError(
             f"{others} is there, and {SETTINGS} of the run that wrote it is not; choose another --output-dir"
         )
-    if differ := changed(settings, "rollout", deciding(settings.shown(), evaluation=False)):
+    played = {name for name, field in all_fields().items() if field.section in _PLAYED}
+    if differ := changed(settings, "rollout", played | {"hf_checkpoint"}):
         raise SettingsError(
             f"--output-dir {settings.observability.output_dir}: its rollouts were made with other settings: "
             f"{', '.join(differ)}; choose another --output-dir, or go on there with the settings that it has"

@@ -12,7 +12,10 @@ from agentrl.errors import SettingsError
 from agentrl.runfolder import BELOW, LEDGER, SETTINGS
 
 _MAY_DIFFER = frozenset(
-    {"num_rollout", "output_dir", "load", "progress", "device", "train_threads", "embedded_threads"}
+    {
+        *("num_rollout", "num_epoch", "output_dir", "load", "progress", "device"),
+        *("train_threads", "embedded_threads", "rollout_max_concurrency"),
+    }
 )
 """Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""
 

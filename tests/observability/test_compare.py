@@ -11,7 +11,7 @@ from agentrl.buffer.store import TrajectoryStore
 from agentrl.cli.eval import command
 from agentrl.errors import DataError
 from agentrl.groups import Group
-from agentrl.observability.compare import Difference, changed_settings, compare, find_evaluation
+from agentrl.observability.compare import Difference, compare, find_evaluation
 from agentrl.runfolder import EVALUATIONS, TRAJECTORIES
 from tests.buffer.make import finished
 
@@ -23,10 +23,10 @@ def played(prompt: int, *rewards: float) -> Group:
     return group
 
 
-def write(folder: Path, groups: list[Group], *, step: int = 0, name: str = "dev", **settings: object) -> Path:
+def write(folder: Path, groups: list[Group], *, step: int = 0, name: str = "dev") -> Path:
     with TrajectoryStore(folder / TRAJECTORIES, 10_000) as store:
         store.add("eval", name, step, groups)
-    row = {"time": 1.0, "step": step, "set": name, "checkpoint": f"model-{step}", "metrics": {}, "settings": settings}
+    row = {"time": 1.0, "step": step, "set": name, "checkpoint": f"model-{step}", "metrics": {}}
     with (folder / EVALUATIONS).open("ab") as file:
         file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     return folder
@@ -69,11 +69,10 @@ def test_a_prompt_that_is_there_twice_is_two(tmp_path: Path) -> None:
 
 def test_evaluations_are_found_by_folder_and_number(tmp_path: Path) -> None:
     write(tmp_path / "run" / "evaluation", [played(0, 0.0)], step=0)
-    write(tmp_path / "run" / "evaluation", [played(0, 1.0)], step=3, max_turns=4)
+    write(tmp_path / "run" / "evaluation", [played(0, 1.0)], step=3)
     last, first = find_evaluation(f"{tmp_path}/run"), find_evaluation(f"{tmp_path}/run@0")
     assert (last.step, first.step) == (3, 0)
-    assert last.noted["dev"]["checkpoint"] == "model-3"
-    assert changed_settings(first, last) == ["--max-turns default -> 4"]
+    assert (last.checkpoint, first.checkpoint) == ("model-3", "model-0")
     with pytest.raises(DataError, match="has the evaluations 0, 3"):
         find_evaluation(f"{tmp_path}/run@2")
     with pytest.raises(DataError, match="no evaluation's trajectories here"):
@@ -83,13 +82,11 @@ def test_evaluations_are_found_by_folder_and_number(tmp_path: Path) -> None:
         compare(last, find_evaluation(f"{tmp_path}/other"))
 
 
-def test_the_command_says_whose_figures_and_what_else_differs(tmp_path: Path) -> None:
-    before = write(tmp_path / "a", [played(0, 0.0)], hf_checkpoint="x")
-    after = write(tmp_path / "b", [played(0, 1.0)], hf_checkpoint="y", eval_temperature=0.5)
+def test_the_command_says_whose_figures_it_compares(tmp_path: Path) -> None:
+    before = write(tmp_path / "a", [played(0, 0.0)])
+    after = write(tmp_path / "b", [played(0, 1.0)])
     done = CliRunner().invoke(command, ["--compare", str(before), str(after)])
     assert done.exit_code == 0, done.output
     assert "model-0" in done.output
-    assert "--eval-temperature default -> 0.5" in done.output
-    assert "hf-checkpoint" not in done.output
     (line,) = [line.split() for line in done.output.splitlines() if line.startswith("  reward")]
     assert line == ["reward", "0", "1", "+1", "+1", "to", "+1"]

@@ -12,7 +12,7 @@ from agentrl.config import RunSettings
 from agentrl.errors import SettingsError
 from agentrl.groups import read_groups
 from agentrl.observability.metrics import read_metrics
-from agentrl.run.evaluations import deciding, refuse_others
+from agentrl.run.evaluations import refuse_others
 from tests.support.runs import Run, RunKit
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,9 +62,8 @@ def test_each_evaluation_is_kept_with_its_figures(kit: RunKit) -> None:
         assert run.process.returncode == 0, run.output
     assert "/evaluation@1, for --compare" in run.output
     rows = list(read_metrics(run.folder / "evaluation" / "evaluations.jsonl"))
-    assert [(row["step"], row["settings"]["eval_max_response_len"]) for row in rows] == [(0, 8), (1, 12)]
+    assert [(row["step"], row["set"], row["checkpoint"]) for row in rows] == [(n, "dev", "model") for n in (0, 1)]
     compared = CliRunner().invoke(command, ["--compare", f"{run.folder}@0", f"{run.folder}@1"])
-    assert "--eval-max-response-len 8 -> 12" in compared.output
     assert re.search(r"dev, 4 prompts.*response tokens +\S+ +\S+ +\+[1-4]", compared.output, re.DOTALL)
 
 
@@ -78,11 +77,3 @@ def test_dumps_of_an_unknown_run_are_not_written_over(tmp_path: Path) -> None:
         SettingsError, match=r"0\.jsonl is there, and settings\.json .* is not; choose another --output-dir"
     ):
         refuse_others(settings)
-
-
-def test_how_fast_one_plays_does_not_decide_what_is_played() -> None:
-    plain, other = RunSettings.from_flat({}), RunSettings.from_flat({"rollout_max_concurrency": 7, "env_timeout": 3.0})
-    assert deciding(plain.shown(), evaluation=True) == deciding(other.shown(), evaluation=True)
-    warm = RunSettings.from_flat({"eval_temperature": 0.5})
-    assert deciding(plain.shown(), evaluation=False) == deciding(warm.shown(), evaluation=False)
-    assert deciding(plain.shown(), evaluation=True) != deciding(warm.shown(), evaluation=True)
