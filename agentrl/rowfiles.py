@@ -12,6 +12,7 @@ import os.path
 import re
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -47,8 +48,12 @@ def split_slice(spec: str) -> tuple[str, slice]:
     return found["path"], slice(start, end)
 
 
-def open_rows(path: str, what: str = "prompt data") -> RowFile:
-    """Open a file by its suffix: .jsonl or .parquet; `what` is its name in messages.
+def open_rows(path: str, what: str = "prompt data", parse: Callable[[bytes], Any] | None = None) -> RowFile:
+    """Open a file by its suffix: .jsonl or .parquet.
+
+    Args:
+        what: its name in messages.
+        parse: reads a line of JSONL and raises `ValueError`; default `read_json`.
 
     Raises:
         DataError: missing, not a file, empty, unreadable, or of another suffix.
@@ -59,7 +64,7 @@ def open_rows(path: str, what: str = "prompt data") -> RowFile:
     if not os.path.isfile(file):
         raise DataError(f"{what} {file} is not a file; name one .jsonl or .parquet file")
     if file.suffix == ".jsonl":
-        return JsonlFile(file)
+        return JsonlFile(file, parse or read_json)
     if file.suffix == ".parquet":
         return ParquetFile(file)
     raise DataError(f"{what} {file} has suffix {file.suffix!r}; expected .jsonl or .parquet")
@@ -68,8 +73,8 @@ def open_rows(path: str, what: str = "prompt data") -> RowFile:
 class JsonlFile:
     """One JSON object a line; blank lines are skipped but counted as lines."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, parse: Callable[[bytes], Any]) -> None:
+        self.path, self._parse = path, parse
         self._offsets = array("q")
         self._rows_before_blank: list[int] = []
         try:
@@ -96,8 +101,8 @@ class JsonlFile:
         self._file.seek(self._offsets[index])
         line = self._file.readline().rstrip()  # with its newline a cut-off object would seem to end in column 1
         try:
-            row = read_json(line)
-        except ValueError as error:
+            row = self._parse(line)
+        except (ValueError, RecursionError) as error:
             said = f" at column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else f": {error}"
             raise DataError(
                 f"{self.where(index)}: malformed JSON{said}; expected one complete JSON object on the line"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -17,10 +17,11 @@ import click
 from agentrl.errors import DataError, GraderFailure
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GRADERS, GraderSpec, check_rm_type
-from agentrl.rm_hub.running.answer_files import Row, Write, read_rows, writing
+from agentrl.rm_hub.running.results import Write, writing
 from agentrl.rm_hub.running.runner import GraderRunner, each, settings_of
 from agentrl.rm_hub.running.summary import Summary
 from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.rowfiles import RowFile, json_type, open_rows
 from agentrl.settings import flag_of
 
 _SHORT = {"grader_processes": ["--processes"], "grader_timeout": ["--timeout"]}
@@ -73,8 +74,7 @@ def _key(name: str, what: str) -> Callable[[Any], Any]:
 def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     """Grade the answers in a file: how many are right, and why not.
 
-    ANSWERS is a .jsonl or .parquet file with one answer a row, or - for JSONL from standard input. Keys may reach into
-    objects and lists: choices.0.message.content.
+    ANSWERS is a .jsonl or .parquet file with one answer a row.
 
     \b
         agentrl grade --rm-type math answers.jsonl --label-key gold --explain 5
@@ -85,62 +85,66 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     spec = check_rm_type(rm_type, settings)
     if spec.runs == "service":
         import httpx  # noqa: F401 - if it is missing, that is one message and not one failure an answer
-    rows = islice(read_rows(answers), options["limit"])
+    rows = open_rows(answers, "answers", json.loads)  # not stricter: what models write holds lone surrogates
     with writing(out, answers) as write, _progress() as progress:
-        report = Report(options["explain"], write, progress)
-        anyio.run(_grade_all, rm_type, spec, rows, options, settings, report)
-        if not report.summary.total:
-            raise DataError(f"{answers} has no rows; expected one answer a row")
+        report = Report(rows, options["explain"], write, progress)
+        anyio.run(_grade_all, rm_type, spec, options, settings, report)
     report.show(out)
     return 1 if report.summary.failures else 0
 
 
-def _item(row: Row, spec: GraderSpec, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
+def _item(row: Mapping[str, Any], spec: GraderSpec, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
     """A row's response, label and metadata.
 
     Raises:
         DataError: a field is missing or of the wrong type.
     """
     key = options["response_key"]
-    response = row.get(key, key)
+    response = _field(row, key, key)
     if not isinstance(response, str):
-        raise DataError(f"{row.where}: field {key!r} is {type(response).__name__}, expected text")
-    label = row.get(options["label_key"], "label", spec.needs_label)
-    metadata = row.get(options["metadata_key"], "metadata")
+        raise DataError(f"field {key!r} is {json_type(response)}, expected text")
+    label = _field(row, options["label_key"], "label", spec.needs_label)
+    metadata = _field(row, options["metadata_key"], "metadata")
     if metadata is not None and not isinstance(metadata, Mapping):
-        name = options["metadata_key"] or "metadata"
-        raise DataError(f"{row.where}: field {name!r} is {type(metadata).__name__}, expected an object")
-    known = {"prompt": row.get(options["prompt_key"], "prompt"), "reader": options["reader"]}
+        raise DataError(f"field {options['metadata_key'] or 'metadata'!r} is {json_type(metadata)}, expected an object")
+    known = {"prompt": _field(row, options["prompt_key"], "prompt"), "reader": options["reader"]}
     return response, label, {**{name: value for name, value in known.items() if value is not None}, **(metadata or {})}
+
+
+def _field(row: Mapping[str, Any], key: str | None, usual: str, needed: bool = False) -> Any:
+    """The value under `key`; without one that under the `usual` key, and None where that is neither there nor needed."""
+    if (name := key or usual) not in row and (key or needed):
+        raise DataError(f"no field {name!r}; its fields are {', '.join(row) or 'none'}")
+    return row.get(name)
 
 
 @dataclass(slots=True)
 class Report:
     """Takes outcomes in any order, writes them in the order of the rows, and keeps some to show."""
 
+    rows: RowFile
     explain: int
     write: Write
     progress: Callable[[int, float | None], None]
     summary: Summary = field(default_factory=Summary)
     _next: int = 0
-    _waiting: dict[int, tuple[Row, Outcome]] = field(default_factory=dict)
-    _shown: dict[str, list[tuple[Row, str, Any, Outcome]]] = field(default_factory=dict)
-    _first_failures: dict[str, tuple[Row, GraderFailure]] = field(default_factory=dict)
+    _waiting: dict[int, tuple[Mapping[str, Any], Outcome]] = field(default_factory=dict)
+    _shown: dict[str, list[tuple[int, str, Any, Outcome]]] = field(default_factory=dict)
+    _first_failures: dict[str, tuple[int, GraderFailure]] = field(default_factory=dict)
 
-    def add(self, at: int, row: Row, response: str, label: Any, outcome: Outcome) -> None:
-        """Note the outcome of answer number `at`."""
+    def add(self, at: int, row: Mapping[str, Any], response: str, label: Any, outcome: Outcome) -> None:
+        """Note the outcome of row `at`."""
         self.summary.add(outcome)
         if isinstance(outcome, GraderFailure):
-            self._first_failures.setdefault(outcome.kind, (row, outcome))
+            self._first_failures.setdefault(outcome.kind, (at, outcome))
         kept = self._shown.setdefault(_sort(outcome), [])
         if len(kept) < self.explain:
-            kept.append((row, response, label, outcome))
+            kept.append((at, response, label, outcome))
         self._waiting[at] = (row, outcome)
         while self._next in self._waiting:
-            done, its = self._waiting.pop(self._next)
+            self.write(_result(self._next, *self._waiting.pop(self._next)))
             self._next += 1
-            self.write(_result(done, its))
-            self.progress(self._next, done.done)
+            self.progress(self._next, self._next / len(self.rows))
 
     def show(self, out: str | None) -> None:
         """Print the explanations and the summary."""
@@ -150,17 +154,18 @@ class Report:
 
         console = Console(highlight=False, soft_wrap=True)
         order = [item for sort in ("not graded", "wrong", "right") for item in self._shown.get(sort, ())]
-        for row, response, label, outcome in order[: self.explain]:
+        for at, response, label, outcome in order[: self.explain]:
             colour = {"right": "green", "wrong": "yellow"}.get(_sort(outcome), "red")
-            console.print(f"[bold {colour}]{_sort(outcome)}[/]  {escape(row.where)}")
+            console.print(f"[bold {colour}]{_sort(outcome)}[/]  {escape(self.rows.where(at))}")
             for name, value in _explanation(response, label, outcome):
                 console.print(f"  {name:9s} {escape(_clean(value))}")
         table = Table(box=None, show_header=False, pad_edge=False)
         for name, value in self.summary.lines():
             table.add_row(name, value)
         console.print(table)
-        for row, failure in self._first_failures.values():
-            console.print(f"[red]{failure.kind}[/], first at {escape(row.where)}: {escape(_clean(str(failure)[:500]))}")
+        for at, failure in self._first_failures.values():
+            where = escape(self.rows.where(at))
+            console.print(f"[red]{failure.kind}[/], first at {where}: {escape(_clean(str(failure)[:500]))}")
         _print_histogram(console, self.summary.histogram())
         if out is not None:
             console.print(f"results: {escape(out)}")
@@ -191,8 +196,8 @@ def _clean(text: str) -> str:
     return shown.encode(errors="replace").decode()
 
 
-def _result(row: Row, outcome: Outcome) -> dict[str, Any]:
-    known = {"row": row.number, **({"id": row.fields["id"]} if "id" in row.fields else {}), "input": row.fields}
+def _result(at: int, row: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
+    known = {"row": at, **({"id": row["id"]} if "id" in row else {}), "input": row}
     if isinstance(outcome, GraderFailure):
         nothing = dict.fromkeys(("score", "correct", "extracted"))
         return {**known, **nothing, "reason": str(outcome), "parts": {}, "unjudged": "", "failure": outcome.kind}
@@ -212,7 +217,6 @@ def _print_histogram(console: Any, histogram: list[tuple[str, int]]) -> None:
 async def _grade_all(
     rm_type: str,
     spec: GraderSpec,
-    rows: Iterator[Row],
     options: Mapping[str, Any],
     settings: RmHubSettings,
     report: Report,
@@ -221,21 +225,26 @@ async def _grade_all(
         width = {"remote_rm": settings.rm_concurrency, "llm_judge": settings.judge_concurrency}
         tasks = width.get(rm_type, 2 * runner.pool.processes if spec.runs == "process" else settings.code_concurrency)
 
-        async def one(at: int, row: Row) -> None:
+        rows = report.rows
+
+        async def one(at: int, _: int) -> None:
             outcome: Outcome
-            response, label = "", None
+            row: Mapping[str, Any] = {}
+            response, label, where = "", None, rows.where(at)
             try:
+                row = rows.read(at)
                 response, label, metadata = _item(row, spec, options)
                 outcome = await runner.grade(rm_type, response, label, metadata)
             except GraderFailure as failure:
                 outcome = failure
             except DataError as error:
-                if at == 0:
-                    raise  # the wrong key or the wrong file, most likely: all rows are like this one
-                outcome = GraderFailure(str(error).removeprefix(row.where).lstrip(": "), kind="bad_row")
+                said = str(error).removeprefix(where).lstrip(": ")
+                if at == 0:  # the wrong key or the wrong file, most likely: all rows are like this one
+                    raise DataError(f"{where}: {said}") from error
+                outcome = GraderFailure(said, kind="bad_row")
             report.add(at, row, response, label, outcome)
 
-        await each(rows, one, tasks)
+        await each(range(len(rows))[: options["limit"]], one, tasks)
 
 
 @contextmanager

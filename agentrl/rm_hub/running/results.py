@@ -1,0 +1,83 @@
+"""Files of results of grading, written whole or not at all.
+
+They go to a file beside the final one, which takes its name at the end: an interrupted command leaves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import SettingsError
+from agentrl.files import replacing
+
+_BATCH = 256
+SUFFIXES = (".jsonl", ".parquet")
+
+Write = Callable[[Mapping[str, Any]], object]
+"""Takes results one after another."""
+
+
+@contextmanager
+def writing(path: str | None, inputs: str) -> Iterator[Write]:
+    """Open a results file by its suffix; it is there when the block ends without an error, and not before.
+
+    Args:
+        path: the file; None takes results and keeps none.
+        inputs: the file that is read.
+
+    Raises:
+        SettingsError: another suffix, the input itself, or a folder that is not there.
+    """
+    if path is None:
+        yield lambda row: None
+        return
+    target = Path(path).expanduser()
+    if target.suffix not in SUFFIXES:
+        raise SettingsError(f"--out {path}: expected a name that ends in .jsonl or .parquet")
+    if target.resolve() == Path(inputs).expanduser().resolve():
+        raise SettingsError(f"--out {path} is the file that is read; name another")
+    if not target.parent.is_dir():
+        raise SettingsError(f"--out {path}: the folder {target.parent} does not exist")
+    with replacing(target) as part, (_to_jsonl if target.suffix == ".jsonl" else _to_parquet)(part) as write:
+        yield write
+
+
+@contextmanager
+def _to_jsonl(path: Path) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8") as file:
+        # Escapes: the texts of models hold lone surrogates.
+        yield lambda row: print(json.dumps(row), file=file)
+
+
+@contextmanager
+def _to_parquet(path: Path) -> Iterator[Write]:
+    """Results as columns; `id`, `input` and `parts` hold JSON text, since their types differ from row to row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"row": pa.int64(), "score": pa.float64(), "correct": pa.bool_()}
+    texts = ("id", "input", "extracted", "reason", "parts", "unjudged", "failure")
+    schema = pa.schema([*columns.items(), *((name, pa.string()) for name in texts)])
+    rows: list[dict[str, Any]] = []
+
+    def write(row: Mapping[str, Any]) -> None:
+        told = {name: json.dumps(row[name]) for name in ("id", "input", "parts") if row.get(name) is not None}
+        rows.append({name: _utf8(told.get(name, row.get(name))) for name in schema.names})
+        if len(rows) >= _BATCH:
+            flush()
+
+    def flush() -> None:
+        file.write_table(pa.Table.from_pylist(rows, schema=schema))
+        rows.clear()
+
+    with pq.ParquetWriter(path, schema) as file:
+        yield write
+        flush()
+
+
+def _utf8(value: Any) -> Any:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
