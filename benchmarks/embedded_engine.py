@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from agentrl.engine.embedded import kernels
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.model import for_serving
@@ -139,8 +140,8 @@ class Bound:
                 (mlp.gate_proj, mlp.up_proj),
                 (mlp.down_proj,),
             ]
-        self.weights = [_by_columns(torch.cat([part.weight.detach() for part in parts])) for parts in products]
-        self.head = _by_columns(model.lm_head.weight.detach())
+        self.weights = [torch.cat([part.weight.detach() for part in parts]) for parts in products]
+        self.head = model.lm_head.weight.detach()
         self.keys, self.values = (torch.zeros(self.layers, 64, self.kv, CONTEXT, self.dim) for _ in range(2))
         self.read: list[Ids] = []
 
@@ -167,7 +168,7 @@ class Bound:
             shared = mean if alike > 1 else 0
             for step in range(new - 1):
                 self._products(len(prompts))
-                linear(torch.zeros(len(prompts), self.head.shape[1]), self.head)
+                _product(torch.zeros(len(prompts), self.head.shape[1]), self.head)
                 for layer in range(self.layers):
                     self._attend(layer, len(prompts), 1, mean - shared + step + 1)
                     if shared:
@@ -177,7 +178,7 @@ class Bound:
     def _products(self, count: int) -> None:
         rows = {weight.shape[1]: torch.zeros(count, weight.shape[1]) for weight in self.weights}
         for weight in self.weights:
-            linear(rows[weight.shape[1]], weight)
+            _product(rows[weight.shape[1]], weight)
 
     def _attend(self, layer: int, count: int, queries: int, length: int, alike: int = 1) -> None:
         keys, values = (cache[layer, :count, :, :length] for cache in (self.keys, self.values))
@@ -190,9 +191,12 @@ class Bound:
             scaled_dot_product_attention(query, keys[:, :, :queries], values[:, :, :queries], is_causal=True)
 
 
-def _by_columns(weight: torch.Tensor) -> torch.Tensor:
-    """The order that is the faster of the two."""
-    return weight.t().contiguous().t()
+def _product(rows: torch.Tensor, weight: torch.Tensor) -> None:
+    if len(rows) > 64:
+        linear(rows, weight)
+    else:
+        out = torch.empty(len(rows), len(weight))
+        kernels.product(rows.numpy(), weight.numpy(), out.numpy(), 0, len(weight))
 
 
 def _common(a: Ids, b: Ids) -> int:

@@ -47,7 +47,7 @@ def forward_of(model: Any, *, exact: bool = False) -> Forward:
         return plain
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
-            vars(module)["forward"] = _product(module.weight.data, module.bias)
+            _by_kernel(module)
         elif type(module).__name__.endswith("RMSNorm") and (norm := _norm(module)) is not None:
             module.forward = norm
     if not _has_common_form(model):
@@ -74,22 +74,22 @@ class Decoder:
         ]
 
     def __call__(self, ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan | Probe) -> Tensor:
-        more = self._embed(ids[0])
-        turn = torch.cat(self._rope(more, positions)).numpy()
+        more: Floats = self._embed(ids[0]).numpy()
+        turn = torch.cat(self._rope(torch.from_numpy(more), positions)).numpy()
         where = np.array([[0, i, 0, 0] for i in range(len(more))]).T.copy() if isinstance(plan, Probe) else plan.where
-        hidden = torch.zeros_like(more)
+        hidden = np.zeros_like(more)
         for before, attention, between, mlp in self._layers:
             more = attention(before(hidden, more), turn, where, plan)
             more = mlp(between(hidden, more))
-        logits: Tensor = self._head(self._norm(hidden[keep] + more[keep]))
+        logits: Tensor = self._head(self._norm(torch.from_numpy(hidden + more)[keep]))
         return logits
 
 
 class _Attention:
     def __init__(self, own: Any, probe: Probe) -> None:
-        self._out, self._index = _together(own.o_proj), own.layer_idx
-        self._project = _together(own.q_proj, own.k_proj, own.v_proj)
-        self._dim, self._options = own.head_dim, probe.options[own.layer_idx]
+        self._project, self._out = _together(own.q_proj, own.k_proj, own.v_proj), _together(own.o_proj)
+        self._index, self._dim, options = own.layer_idx, own.head_dim, probe.options[own.layer_idx]
+        self._scale, self._window = options["scaling"] or own.head_dim**-0.5, options["sliding_window"]
         self._heads, self._kv_heads = (len(part.weight) // self._dim for part in (own.q_proj, own.k_proj))
         norms, self._eps = torch.empty(0, self._dim), 0.0
         if hasattr(own, "q_norm"):
@@ -97,60 +97,61 @@ class _Attention:
             own.q_norm.weight.data, own.k_norm.weight.data = norms
         self._norms = norms.numpy()
 
-    def __call__(self, hidden: Tensor, turn: Floats, where: Places, plan: Plan | Probe) -> Tensor:
-        parts = self._project(hidden).view(len(hidden), -1, self._dim)
-        query = parts[:, : self._heads].transpose(0, 1)[None]
+    def __call__(self, hidden: Floats, turn: Floats, where: Places, plan: Plan | Probe) -> Floats:
+        count = len(hidden)
+        parts = self._project(hidden).reshape(count, -1, self._dim)
         if isinstance(plan, Probe):
-            keys, values = torch.empty(2, 1, self._kv_heads, len(hidden), self._dim)
+            keys, values = torch.empty(2, 1, self._kv_heads, count, self._dim)
         else:
             keys, values = plan.cache.keys[self._index], plan.cache.values[self._index]
-        given = parts.numpy(), keys.numpy(), values.numpy(), where
+        given = parts, keys.numpy(), values.numpy(), where
         kernels.place(*given, turn, self._norms, self._eps)
+        query = torch.from_numpy(parts[:, : self._heads]).transpose(0, 1)[None]
+        attended = np.empty((count, self._heads, self._dim), np.float32)
         if isinstance(plan, Probe):
-            attended = plan.seen(self._index, query, keys, values, self._options)[0]
+            options = {"scaling": self._scale, "sliding_window": self._window}
+            attended[:] = plan.seen(self._index, query, keys, values, options)[0].numpy()
         else:
-            scale, window = self._options.values()
-            attended = torch.empty(len(hidden), self._heads, self._dim)
             if singles := len(plan.singles):
-                options = attended.numpy()[:singles], scale or self._dim**-0.5, window or _ENDLESS
-                _in_threads(partial(kernels.attend, *given, *options), self._kv_heads, self._kv_heads)
+                attend = partial(kernels.attend, *given, attended[:singles], self._scale, self._window or _ENDLESS)
+                _in_threads(attend, self._kv_heads, self._kv_heads)
             for chunk in plan.chunks:
-                span = slice(chunk.offset, chunk.offset + chunk.count)
-                attended[span] = attend_chunk(plan, chunk, query, keys, values, scale, window)
-        return self._out(attended.flatten(1))
+                found = attend_chunk(plan, chunk, query, keys, values, self._scale, self._window)
+                attended[chunk.offset : chunk.offset + chunk.count] = found.numpy()
+        return self._out(attended.reshape(count, -1))
 
 
-def _added(norm: Any) -> Callable[[Tensor, Tensor], Tensor]:
+def _added(norm: Any) -> Callable[[Floats, Floats], Floats]:
     """What adds to the first in place, and gives the norm of the sum."""
     if not isinstance(norm.forward, partial):
-        return lambda hidden, more: norm(hidden.add_(more))
+        return lambda hidden, more: norm(torch.from_numpy(hidden).add_(torch.from_numpy(more))).numpy()
     weight, eps = norm.weight.data.numpy(), _eps(norm)
 
-    def add_norm(hidden: Tensor, more: Tensor) -> Tensor:
-        out = torch.empty_like(hidden)
-        kernels.add_norm(hidden.numpy(), more.numpy(), weight, eps, out.numpy())
+    def add_norm(hidden: Floats, more: Floats) -> Floats:
+        out = np.empty_like(hidden)
+        kernels.add_norm(hidden, more, weight, eps, out)
         return out
 
     return add_norm
 
 
-def _mlp(own: Any) -> Callable[[Tensor], Tensor]:
+def _mlp(own: Any) -> Callable[[Floats], Floats]:
     """The module itself, if it is not gated by SiLU and dense."""
     sample = torch.linspace(-9, 9, 64)
     if _children(own) != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not own.act_fn(sample).equal(silu(sample)):
-        return lambda hidden: own(hidden[None])[0]
+        return lambda hidden: own(torch.from_numpy(hidden)[None])[0].numpy()
     project, down = _together(own.gate_proj, own.up_proj), _together(own.down_proj)
 
-    def mlp(hidden: Tensor) -> Tensor:
+    def mlp(hidden: Floats) -> Floats:
         parts = project(hidden)
-        inner = parts.new_empty(len(parts), parts.shape[1] // 2)
-        kernels.gated(parts.numpy(), inner.numpy())
+        inner = np.empty((len(parts), parts.shape[1] // 2), np.float32)
+        kernels.gated(parts, inner)
         return down(inner)
 
     return mlp
 
 
-def _together(*parts: Any) -> Callable[[Tensor], Tensor]:
+def _together(*parts: Any) -> Callable[[Floats], Floats]:
     """Linear maps of the same input as one product, whose weights they are parts of from now on."""
     weight = torch.cat([part.weight.data for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias.data for part in parts])
@@ -159,32 +160,40 @@ def _together(*parts: Any) -> Callable[[Tensor], Tensor]:
         part.weight.data = weight.split(sizes)[i]
         if bias is not None:
             part.bias.data = bias.split(sizes)[i]
-        part.forward = _product(part.weight.data, part.bias)
+        _by_kernel(part)
     product = _product(weight, bias)
 
-    def together(hidden: Tensor) -> Tensor:
+    def together(hidden: Floats) -> Floats:
         if any(part._forward_hooks for part in parts):  # an adapter's
-            return torch.cat([part(hidden) for part in parts], -1)
+            return torch.cat([part(torch.from_numpy(hidden)) for part in parts], -1).numpy()
         return product(hidden)
 
     return together
 
 
-def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """What takes [..., K] times `weight` [N, K], plus `bias` [N]; the weight's memory stays where it is."""
-    array, (wide, deep) = weight.numpy(), weight.shape
-    plain = partial(linear, weight=weight, bias=bias)
-    if wide < 8 or not mkl.is_available():
-        return plain
+def _by_kernel(module: Any) -> None:
+    """Let a torch module compute as `_product` does."""
+    product, wide = _product(module.weight.data, None if module.bias is None else module.bias.data), len(module.weight)
 
-    def product(hidden: Tensor) -> Tensor:
-        count = hidden.numel() // deep
-        if count > _FEW:
-            return plain(hidden)
-        out = hidden.new_empty(*hidden.shape[:-1], wide)
-        given = hidden.contiguous().view(count, deep).numpy(), array, out.view(count, wide).numpy()
-        _in_threads(partial(kernels.product, *given), wide, 1 + (count * wide * deep >> 20))
-        return out if bias is None else out.add_(bias)
+    def forward(hidden: Tensor) -> Tensor:
+        rows = hidden.contiguous().flatten(0, -2).numpy()
+        return torch.from_numpy(product(rows)).view(*hidden.shape[:-1], wide)
+
+    module.forward = forward
+
+
+def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Floats], Floats]:
+    """What takes [T, K] times `weight` [N, K], plus `bias` [N]; the weight's memory must stay where it is."""
+    array, added, (wide, deep) = weight.numpy(), None if bias is None else bias.numpy(), weight.shape
+    few = _FEW if wide >= 8 and mkl.is_available() else 0
+
+    def product(rows: Floats) -> Floats:
+        if len(rows) > few:
+            return linear(torch.from_numpy(rows), weight, bias).numpy()
+        out = np.empty((len(rows), wide), np.float32)
+        most = min(1 + (len(rows) * wide * deep >> 20), wide // 8)
+        _in_threads(partial(kernels.product, rows, array, out), wide, most)
+        return out if added is None else np.add(out, added, out)
 
     return product
 
@@ -192,9 +201,11 @@ def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 def _in_threads(work: Callable[[int, int], None], count: int, most: int) -> None:
     """Call `work` for parts of `count`, in as many threads as torch may use, and at most `most`."""
     threads = min(torch.get_num_threads(), most)
-    ends = [i * count // threads for i in range(threads + 1)]
-    for _ in (_THREADS.map if threads > 1 else map)(work, ends, ends[1:]):
-        pass
+    if threads > 1:
+        ends = [i * count // threads for i in range(threads + 1)]
+        list(_THREADS.map(work, ends, ends[1:]))
+    else:
+        work(0, count)
 
 
 def _has_common_form(model: Any) -> bool:

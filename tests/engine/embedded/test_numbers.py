@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agentrl.engine.embedded import kernels
+from agentrl.engine.embedded import fast, kernels
 from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
 
 
@@ -40,7 +42,22 @@ def test_silu_is_right_to_rounding() -> None:
     np.testing.assert_allclose(found[0], expected, rtol=3e-7, atol=1e-35)
 
 
-def test_threads_share_the_heads(
+@settings(max_examples=60)
+@given(st.integers(0, 9), st.integers(1, 40), st.integers(8, 50), st.booleans())
+def test_products_are_right_and_the_same_for_any_number_of_rows(count: int, deep: int, wide: int, apart: bool) -> None:
+    draw = np.random.default_rng(count * wide + deep)
+    rows, weight = (draw.standard_normal((size, deep), dtype=np.float32) for size in (count, wide))
+    found = np.full((count, wide), math.nan, np.float32)
+    for low, top in [(0, 8), (8, wide)] if apart and wide >= 16 else [(0, wide)]:
+        kernels.product(rows, weight, found, low, top)
+    np.testing.assert_allclose(found, rows.astype(np.float64) @ weight.T, rtol=1e-4, atol=1e-5)
+    for i in range(count):
+        alone = np.empty((1, wide), np.float32)
+        kernels.product(rows[i : i + 1], weight, alone, 0, wide)
+        assert alone.tobytes() == found[i].tobytes()
+
+
+def test_threads_share_heads_and_products(
     folder: Callable[..., Path], plain_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -48,6 +65,9 @@ def test_threads_share_the_heads(
     run(make_engine(folder(), slots=4), *jobs)
     for job in jobs:
         assert job.log_probs == pytest.approx(reference_log_probs(plain_model(), job), abs=1e-5)
+    rows, weight, bias = torch.randn(50, 200), torch.randn(301, 200), torch.randn(301)
+    found = fast._product(weight, bias)(rows.numpy())
+    np.testing.assert_allclose(found, (rows @ weight.T + bias).numpy(), rtol=1e-4, atol=1e-4)
 
 
 def test_kernels_are_compiled_where_nothing_can_be_kept() -> None:
