@@ -1,4 +1,4 @@
-"""What lies between a decoder's matrix products, each as one pass over memory, compiled by numba.
+"""What a decoder does with few tokens, each step as one pass over memory, compiled by numba.
 
 1. Compiled once a machine: the code is kept beside this file or, where that cannot be written, in the user's cache folder.
 2. All arrays are float32 and changed in place; sums may be taken in any order, a NaN stays one.
@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
@@ -32,17 +36,37 @@ def _compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", 
     return compiled
 
 
+@intrinsic
+def _prefetch(context: Any, array: Any, row: Any, column: Any) -> Any:
+    """Ask for a number's line of the cache, which may lie behind the array's end."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, given[0])
+        place = cgutils.get_item_pointer(context, builder, signature.args[0], array, given[1:])
+        address, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        to_read, soon, data = number(0), number(2), number(1)
+        builder.call(function, [builder.bitcast(place, address), to_read, soon, data])
+        return context.get_dummy_value()
+
+    return types.void(array, row, column), generate
+
+
 @_compiled("void(f4[:,::1], f4[:,::1], f4[:,::1], i8, i8)")
 def product(rows: Floats, weight: Floats, out: Floats, low: int, top: int) -> None:
     """`rows` [T, K] times `weight` [N, K], as columns `low` to `top` (at least 8 of them) of `out` [T, N].
 
-    Two rows by eight columns at a time, which is what fits the processor's registers; each number is the same however
-    many rows there are.
+    Two rows by eight columns at a time, which is what fits the processor's registers, while the weights of the next eight
+    columns are on their way; each number is the same however many rows there are.
     """
+    share = 16 * rows.shape[1] // max(2, len(rows))
     for column in range(low, top, 8):
         n = min(column, top - 8)
         for one in range(0, len(rows), 2):
             two = min(one + 1, len(rows) - 1)
+            for k in range(one // 2 * share, (one // 2 + 1) * share, 16):
+                _prefetch(weight, n + 8, k)
             a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = np.float32(0)
             b0 = b1 = b2 = b3 = b4 = b5 = b6 = b7 = np.float32(0)
             for k in range(rows.shape[1]):
