@@ -32,16 +32,15 @@ Scorer = Callable[[Sample], Scored | Awaitable[Scored]]
 Check = Callable[[Sample], bool | Awaitable[bool]]
 Otherwise = Literal["zero", "multiply", "subtract"]
 CreditStrategy = Literal["last", "all", "average"]
-Reduction = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A check of a sample, and what a failed one does to the score that it guards.
+    """A check of a sample, and what a failed one does to the reward.
 
     Attributes:
         check: `sample -> bool`, plain or async; or a grader's name, which must find the answer correct.
-        otherwise: "zero" (the graders it guards are then not asked), "multiply" by `amount`, or "subtract" it.
+        otherwise: "zero" (the graders are then not asked), "multiply" by `amount`, or "subtract" it.
         amount: the factor or the penalty.
         name: what it is called among the parts, with `verifier_` before it; default the function's name.
     """
@@ -77,14 +76,12 @@ class Weighted:
         grader: a grader's name, or `sample -> float` (or a `Grade`), plain or async.
         weight: its factor; negative for a penalty.
         part: which of the grade's `parts` counts instead of its score.
-        verifiers: checks that guard this grader's score alone.
         name: what it is called among the parts; default the grader's or function's name.
     """
 
     grader: Scorer | str
     weight: float = 1.0
     part: str | None = None
-    verifiers: tuple[Verifier, ...] = ()
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -106,25 +103,18 @@ class StepRewards:
         distribution: which steps the trajectory's reward is credited to: the "last", "all" (each the whole of it), or
             "average" (each an equal share). Steps are the model's turns.
         weight: factor of the steps' own rewards.
-        reduce: how the steps' rewards go into the one number: their "sum" or "mean".
     """
 
     distribution: CreditStrategy = "last"
     weight: float = 1.0
-    reduce: Reduction = "sum"
 
     def __post_init__(self) -> None:
         _one_of("StepRewards: distribution", self.distribution, CreditStrategy)
-        _one_of("StepRewards: reduce", self.reduce, Reduction)
         _number("StepRewards: weight", self.weight)
 
     def total(self, rewards: Sequence[float | None]) -> float:
         """What the steps add to the trajectory's reward."""
-        return self._factor(rewards) * math.fsum(reward for reward in rewards if reward is not None)
-
-    def _factor(self, rewards: Sequence[float | None]) -> float:
-        given = sum(reward is not None for reward in rewards)
-        return self.weight if self.reduce == "sum" else self.weight / max(1, given)
+        return self.weight * math.fsum(reward for reward in rewards if reward is not None)
 
     def credit(self, rewards: Sequence[float | None], trajectory: float, turns: int) -> list[float]:
         """Per turn, from the first on: its own reward times the weight, and its share of the trajectory's.
@@ -134,8 +124,7 @@ class StepRewards:
             trajectory: the trajectory's reward.
             turns: how many turns the trajectory has had, at least one.
         """
-        factor = self._factor(rewards)
-        credit = [factor * (reward or 0.0) for reward in rewards] + [0.0] * (turns - len(rewards))
+        credit = [self.weight * (reward or 0.0) for reward in rewards] + [0.0] * (turns - len(rewards))
         share = trajectory / turns if self.distribution == "average" else trajectory
         for turn in range(turns - 1 if self.distribution == "last" else 0, turns):
             credit[turn] += share
@@ -159,8 +148,7 @@ class Combined:
     ) -> None:
         self._parts, self._steps = parts, steps
         self._gates = (gate,) if isinstance(gate, Verifier) else tuple(gate)
-        guards = dict.fromkeys([*self._gates, *(guard for part in parts for guard in part.verifiers)])
-        labels = [part.label for part in parts] + [guard.label for guard in guards]
+        labels = [part.label for part in parts] + [gate.label for gate in self._gates]
         self._labels = ["score", "trajectory", *labels]
         if double := sorted(label for label, times in Counter([*self._labels, "steps"]).items() if times > 1):
             raise SettingsError(f"combine: {', '.join(double)} is there twice; give one of them another name=")
@@ -184,12 +172,13 @@ class Combined:
         """The reward as "score", and all its parts; parts behind a closed gate are 0."""
         said = dict.fromkeys(self._labels, 0.0)
         failed = await _failed(args, sample, self._gates, said)
-        if not _closed(failed):
+        if all(gate.otherwise != "zero" for gate in failed):
             await each(self._parts, lambda _, part: _score(args, sample, part, said))
         said["trajectory"] = sum(part.weight * said[part.label] for part in self._parts)
         if self._steps is not None:
             said["steps"] = _credit(self._steps, sample, said["trajectory"], failed)
-        said["score"] = _after(failed, said["trajectory"] + said.get("steps", 0.0))
+        whole = said["trajectory"] + said.get("steps", 0.0)
+        said["score"] = reduce(lambda score, gate: gate.apply(score), failed, whole)
         return said
 
 
@@ -197,17 +186,14 @@ combine = Combined
 
 
 async def _score(args: Any, sample: Sample, part: Weighted, said: dict[str, float]) -> None:
-    """Put a part's score after its own verifiers, and what those said, among the parts that were `said`."""
-    failed = await _failed(args, sample, part.verifiers, said)
-    if _closed(failed):
-        return
+    """Put a part's score among the parts that were `said`."""
     result = await _asked(args, sample, part.grader)
     grade = result if isinstance(result, Grade) else Grade(result, correct=False)
     score = grade.part(part.part or "score")
     if part.part and score is None:
         has = ", ".join(grade.parts) or "none"
         raise GraderFailure(f"{part.label}: no part {part.part!r}; it has {has}", kind="grader_no_part")
-    said[part.label] = _after(failed, _number(part.label, score, _bad_reward))
+    said[part.label] = _number(part.label, score, _bad_reward)
 
 
 async def _failed(args: Any, sample: Sample, checks: Sequence[Verifier], said: dict[str, float]) -> list[Verifier]:
@@ -224,15 +210,6 @@ async def _failed(args: Any, sample: Sample, checks: Sequence[Verifier], said: d
 
     await each(checks, ask)
     return [check for check in checks if not said[check.label]]
-
-
-def _closed(failed: Sequence[Verifier]) -> bool:
-    return any(check.otherwise == "zero" for check in failed)
-
-
-def _after(failed: Sequence[Verifier], score: float) -> float:
-    """The score after some checks have failed."""
-    return reduce(lambda left, check: check.apply(left), failed, score)
 
 
 def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Sequence[Verifier]) -> float:

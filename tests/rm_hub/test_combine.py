@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.combine import CreditStrategy, Otherwise, Reduction, StepRewards, Verifier, Weighted, combine
+from agentrl.rm_hub.combine import CreditStrategy, Otherwise, StepRewards, Verifier, Weighted, combine
 from agentrl.rm_hub.grade import Grade
 from agentrl.rollout.functions import RewardFunction
 from agentrl.sample import Sample
@@ -89,13 +89,6 @@ async def test_a_closed_gate_asks_no_grader() -> None:
     assert item.metadata["rewards"]["expensive"] == 0.0
 
 
-async def test_verifiers_of_one_part_leave_the_others_alone() -> None:
-    penalised = Weighted(slow_half, 2.0, verifiers=(Verifier(never, "subtract", 0.75),))
-    assert await combine(Weighted("exact_match"), penalised)(ARGS, sample()) == pytest.approx(1.0 + 2 * -0.25)
-    gated = Weighted(slow_half, 2.0, verifiers=(Verifier(never),))
-    assert await combine(Weighted("exact_match"), gated)(ARGS, sample()) == 1.0
-
-
 async def test_a_grader_can_be_the_check() -> None:
     reward = combine(Weighted(slow_half), gate=Verifier("exact_match"))
     assert await reward(ARGS, sample()) == 0.5
@@ -141,8 +134,6 @@ async def test_a_step_reward_belongs_to_its_turn() -> None:
     item = sample(turns=3, step_rewards=[None, 2.0, None])
     assert await combine(Weighted("exact_match"), steps=StepRewards("average", 0.5))(ARGS, item) == 2.0
     assert item.metadata["step_credit"] == pytest.approx([1 / 3, 1 / 3 + 1.0, 1 / 3])
-    item = sample(step_rewards=[1.0, None, 3.0, None])
-    assert await combine(steps=StepRewards(reduce="mean"))(ARGS, item) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -159,10 +150,10 @@ async def test_the_turns_of_earlier_siblings_have_a_share_too(
     assert item.metadata["step_credit"] == pytest.approx(credit)
 
 
-async def test_step_rewards_alone_by_their_mean() -> None:
+async def test_step_rewards_alone() -> None:
     item = sample(step_rewards=[1.0, 2.0, 6.0])
-    assert await combine(steps=StepRewards(reduce="mean"))(ARGS, item) == 3.0
-    assert item.metadata["step_credit"] == pytest.approx([1 / 3, 2 / 3, 2.0])
+    assert await combine(steps=StepRewards())(ARGS, item) == 9.0
+    assert item.metadata["step_credit"] == [1.0, 2.0, 6.0]
 
 
 async def test_the_credit_is_that_of_the_entry_that_trains() -> None:
@@ -188,12 +179,11 @@ async def test_a_failed_gate_reaches_the_steps(otherwise: Otherwise, credit: lis
     st.integers(0, 4),
     st.sampled_from(["last", "average"]),
     st.floats(-2, 2),
-    st.sampled_from(["sum", "mean"]),
 )
 def test_last_and_average_credit_sum_to_the_one_number(
-    rewards: list[float], trajectory: float, more: int, distribution: CreditStrategy, weight: float, reduce: Reduction
+    rewards: list[float], trajectory: float, more: int, distribution: CreditStrategy, weight: float
 ) -> None:
-    steps = StepRewards(distribution, weight, reduce)
+    steps = StepRewards(distribution, weight)
     credit = steps.credit(rewards, trajectory, max(1, len(rewards) + more))
     assert math.fsum(credit) == pytest.approx(trajectory + steps.total(rewards), abs=1e-9)
 
@@ -233,7 +223,6 @@ async def test_failures_of_graders_come_out_as_they_are() -> None:
         (lambda: Verifier("f2"), "no such grader"),
         (lambda: Verifier(never, "halve"), "one of zero, multiply, subtract"),  # type: ignore[arg-type]
         (lambda: StepRewards("first"), "one of last, all, average"),  # type: ignore[arg-type]
-        (lambda: StepRewards(reduce="max"), "one of sum, mean"),  # type: ignore[arg-type]
     ],
 )
 def test_mistakes_are_said_when_it_is_made(make: Callable[[], object], message: str) -> None:
