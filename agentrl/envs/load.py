@@ -25,34 +25,20 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
     Raises:
         PluginError: nothing is there, it is no environment class, or the class is badly defined.
     """
-    if path.endswith(".py"):
-        raise PluginError(f"{what} {path!r}: {_named_in(path, what)}")
     found = load_object(path, what=what)
     label = f"{what} {path!r}"
-    if not inspect.isclass(found):
-        raise PluginError(f"{label}: {_what_is_it(found)}")
-    if not issubclass(found, Environment):
-        raise PluginError(f"{label}: class {found.__name__} does not subclass agentrl.Environment")
+    if not (inspect.isclass(found) and issubclass(found, Environment)):
+        kind, name = "class" if inspect.isclass(found) else type(found).__name__, getattr(found, "__name__", "")
+        raise PluginError(f"{label}: expected a class that subclasses agentrl.Environment, got {kind} {name}".rstrip())
     if found is Environment and not path.startswith("agentrl"):
-        own = _named_in(path.rpartition(":")[0], what) if ".py:" in path else "name a subclass of it"
         raise PluginError(
-            f"{label}: this is the base class itself; {own}, or agentrl:Environment for one answer a prompt"
+            f"{label}: this is the base class itself; name a subclass of it, or agentrl:Environment for one answer a prompt"
         )
     try:
         check_environment(found)
     except PluginError as error:
         raise PluginError(f"{label}: {error}") from error
     return found
-
-
-def _named_in(file: str, what: str) -> str:
-    """What to write for a file without `:Name`."""
-    inside = load_object(f"{file}:__dict__", what=what)
-    defined = [value for value in inside.values() if inspect.isclass(value) and value.__module__ == inside["__name__"]]
-    names = [kind.__name__ for kind in defined if issubclass(kind, Environment)]
-    if not names:
-        return "it defines no environment; write a subclass of agentrl.Environment in it"
-    return "name the environment too: " + " or ".join(f"{file}:{name}" for name in names)
 
 
 def check_environment(cls: type[Environment]) -> None:
@@ -117,19 +103,6 @@ def _check_method(cls: type[Environment], method: str) -> None:
     except TypeError as error:
         expected = ", ".join(inspect.signature(getattr(Environment, method)).parameters)
         raise PluginError(f"{where}{inspect.signature(function)}: expected the parameters ({expected})") from error
-
-
-def _what_is_it(found: Any) -> str:
-    if isinstance(found, Environment):
-        return f"this is an instance of {type(found).__name__}; give the class"
-    if inspect.isfunction(found):
-        return (
-            f"{found.__name__} is a function, expected a subclass of agentrl.Environment "
-            "(an own agent loop goes to --custom-generate-function-path)"
-        )
-    if inspect.ismodule(found):
-        return f"{found.__name__} is a module, expected a class in it: '{found.__name__}:Name'"
-    return f"expected a subclass of agentrl.Environment, got {type(found).__name__} {found!r}"
 
 
 def _hints(cls: type[Environment]) -> dict[str, Any]:

@@ -129,7 +129,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"env": "env.py:AddEnf"}, ["--env", "did you mean 'AddEnv'"]),
         ({"env": "syntax.py:Env"}, ["--env", "SyntaxError", "syntax.py, line 1"]),
         ({"env": "raises.py:Env"}, ["--env", "NameError", "raises.py:2"]),
-        ({"env": "plugins.py:function"}, ["function is a function, expected a subclass of agentrl.Environment"]),
+        (
+            {"env": "plugins.py:function"},
+            ["expected a class that subclasses agentrl.Environment, got function function"],
+        ),
         ({"env": None}, ["nothing gives an answer a reward", "--rm-type", "--env", "--custom-generate-function-path"]),
         ({"env_args": "size=3"}, ["--env-args: AddEnv has no argument 'size'; it takes none"]),
         ({"env": None, "env_args": "size=3"}, ["--env-args has no effect without --env"]),
