@@ -96,8 +96,7 @@ class _Director:
         kind: type[Environment] = self.stage.kind or type("Nobody", (Environment,), {})
         with Watchdog.watching(STALL, self._stalled(stuck)), self._observer.watching(kind):
             alone = await self._alone()
-            self._find(*self._prover.of_tools(kind.declared_tools()), *self._prover.of_calls(alone))
-            self._find(*self._observer.findings, *self._blocks())
+            self._find(*self._prover.of_tools(kind.declared_tools()), *self._observer.findings, *self._blocks())
             if not self.stage.ungraded:
                 self._find(*self._prover.of_rewards(alone))
             await self._more(alone)

@@ -135,19 +135,6 @@ class Prover:
                     f"tool `{tool.name}`: its docstring describes {tool.stray[0]!r}, but its parameters are: {names}"
                 )
 
-    def of_calls(self, episodes: Sequence[Episode]) -> Iterator[Finding]:
-        """Tools that are offered and never run: a call leads to nothing that plain words do not lead to."""
-        samples = [(e.name, s) for e in episodes for s in e.samples if "failure" not in s.metadata]
-        called = [s for _, s in samples if any(m.get("tool_calls") for m in _messages(s))]
-        idle = [_reaction(s) for name, s in samples if name == WRONG]
-        ran = any(
-            s.metadata.get("counters", {}).get("tool_calls") or any(m["role"] == "tool" for m in _messages(s))
-            for s in called
-        )
-        if called and idle and not ran and all(_reaction(s) == idle[0] for s in called):
-            what = f"{self.where('step')} never runs the tools that the model is offered (fine if a call itself is the answer)"
-            yield Finding(f"{what}: call `await self.run_tools(turn)` or `await super().step(turn)`", note=True)
-
     def of_pair(self, first: Episode, second: Episode, how: str) -> Iterator[Finding]:
         """The same sample and the same policy twice, played `how`: everything must be the same."""
         again = f"differs in a second episode of the same sample, played {how}: {_REMEDY}"
@@ -208,14 +195,6 @@ def difference(chat: Chat, a: Sequence[int], b: Sequence[int], one: str, other: 
 
 def _messages(sample: Sample) -> list[Message]:
     return sample.metadata.get("messages") or []
-
-
-def _reaction(sample: Sample) -> object:
-    """What was said to the first turn."""
-    roles = [message["role"] for message in _messages(sample)] + ["assistant"]
-    first = roles.index("assistant")
-    after = roles.index("assistant", first + 1) if "assistant" in roles[first + 1 :] else first + 1
-    return [message.get("content") for message in _messages(sample)[first + 1 : after]]
 
 
 def _squeezed(text: str) -> str:

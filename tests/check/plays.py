@@ -102,11 +102,6 @@ class Speaks(Sound):
         return Step([{"role": "assistant", "content": "I see."}, {"role": "user", "content": "Go on."}])
 
 
-class Ignores(Sound):
-    async def step(self, turn: Turn) -> Step:
-        return Step(done=True)
-
-
 class OneAnswer(Sound):
     async def step(self, turn: Turn) -> Step:
         return Step([{"role": "tool", "content": "seen"}]) if turn.tool_calls else Step(done=True)

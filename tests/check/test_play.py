@@ -23,7 +23,6 @@ MISTAKES = {
     "Race": ("Race.step differs in a second episode", "beside others"),
     "ByIndex": ("ByIndex.reset begins the samples of one group with different prompts", "sample.group_index"),
     "Speaks": ("Speaks.step gives a message of the assistant",),
-    "Ignores": ("Ignores.step never runs the tools",),
     "OneAnswer": ("OneAnswer.step answers 2 tool calls with 1 tool messages",),
     "Rewrites": ("Rewrites.reward changes tokens", "Rewrites.reward leaves other tokens", "from token "),
     "Unkept": ("Unkept.reset leaves something in the sample that no ledger can keep", "metadata"),
