@@ -24,8 +24,10 @@ _LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1.442695041), np.float32(0.693359375), 
 _EXP = tuple(map(np.float32, (1.98756915e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)))
 
 
-def _compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", "nsz", "arcp")) -> Callable[[_F], _F]:
-    def compiled(function: _F) -> _F:
+def compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", "nsz", "arcp")) -> Callable[[_F], _F]:
+    """A decorator: compile for arguments of one type, or within others; `flags` are the liberties taken with numbers."""
+
+    def decorate(function: _F) -> _F:
         options = {"fastmath": set(flags), "nogil": True, "error_model": "numpy", "boundscheck": False}
         try:
             made: _F = numba.njit(*signature, cache=True, **options)(function)
@@ -33,7 +35,7 @@ def _compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", 
             made = numba.njit(*signature, **options)(function)
         return made
 
-    return compiled
+    return decorate
 
 
 @intrinsic
@@ -53,7 +55,7 @@ def _prefetch(context: Any, array: Any, row: Any, column: Any) -> Any:
     return types.void(array, row, column), generate
 
 
-@_compiled("void(f4[:,::1], f4[:,::1], f4[:,::1], i8, i8)")
+@compiled("void(f4[:,::1], f4[:,::1], f4[:,::1], i8, i8)")
 def product(rows: Floats, weight: Floats, out: Floats, low: int, top: int) -> None:
     """`rows` [T, K] times `weight` [N, K], as columns `low` to `top` (at least 8 of them) of `out` [T, N].
 
@@ -85,7 +87,7 @@ def product(rows: Floats, weight: Floats, out: Floats, low: int, top: int) -> No
                 out[two, n + i] = value
 
 
-@_compiled()
+@compiled()
 def _scale(row: Floats, eps: Any) -> Any:
     """What an RMS norm multiplies `row` by, beside its weights."""
     squares = np.float32(0)
@@ -94,7 +96,7 @@ def _scale(row: Floats, eps: Any) -> Any:
     return np.float32(1) / np.sqrt(squares / np.float32(len(row)) + eps)
 
 
-@_compiled("void(f4[:,::1], f4[:,::1], f4[::1], f4, f4[:,::1])")
+@compiled("void(f4[:,::1], f4[:,::1], f4[::1], f4, f4[:,::1])")
 def add_norm(hidden: Floats, added: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """`hidden` [T, N] plus `added`, and in `out` its RMS norm."""
     for row in range(len(hidden)):
@@ -105,7 +107,7 @@ def add_norm(hidden: Floats, added: Floats, weight: Floats, eps: float, out: Flo
             out[row, i] = hidden[row, i] * scale * weight[i]
 
 
-@_compiled(flags=("contract",))
+@compiled(flags=("contract",))
 def _exp(x: Any) -> Any:
     """Cephes' `expf`: off by at most 9e-8 of the value; from e^-87 to e^88 at the ends."""
     x = np.float32(-87) if x < np.float32(-87) else np.float32(88) if x > np.float32(88) else x
@@ -118,7 +120,7 @@ def _exp(x: Any) -> Any:
     return power * np.int32((np.int32(whole) + 127) << 23).view(np.float32)
 
 
-@_compiled("void(f4[:,::1], f4[:,::1])")
+@compiled("void(f4[:,::1], f4[:,::1])")
 def gated(parts: Floats, out: Floats) -> None:
     """SiLU of the first half of each row of `parts` [T, 2 N], times the second half, as `out` [T, N]."""
     size = out.shape[1]
@@ -128,7 +130,7 @@ def gated(parts: Floats, out: Floats) -> None:
             out[row, i] = gate / (np.float32(1) + _exp(-gate)) * parts[row, size + i]
 
 
-@_compiled("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[:,::1], f4[:,:,::1], f4[:,::1], f4)")
+@compiled("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[:,::1], f4[:,:,::1], f4[:,::1], f4)")
 def place(parts: Floats, keys: Floats, values: Floats, where: Places, turn: Floats, norms: Floats, eps: float) -> None:
     """Norms and rope of queries and keys; keys and values to their places in the cache.
 
@@ -156,7 +158,7 @@ def place(parts: Floats, keys: Floats, values: Floats, where: Places, turn: Floa
                 values[slot, head, position, i] = parts[row, turning + head, i]
 
 
-@_compiled()
+@compiled()
 def _score(query: Floats, keys: Floats, scores: Floats) -> None:
     """`query` [groups, dim] times `keys` [n, dim], four at a time."""
     last = len(keys) - 1
@@ -171,7 +173,7 @@ def _score(query: Floats, keys: Floats, scores: Floats) -> None:
             scores[group, one], scores[group, two], scores[group, three], scores[group, four] = a, b, c, d
 
 
-@_compiled(flags=("reassoc", "nsz", "nnan"))
+@compiled(flags=("reassoc", "nsz", "nnan"))
 def _most(scores: Floats) -> Any:
     """The largest; any of them where one is a NaN."""
     most = scores[0]
@@ -180,7 +182,7 @@ def _most(scores: Floats) -> Any:
     return most
 
 
-@_compiled()
+@compiled()
 def _soften(scores: Floats, scale: Any) -> None:
     """Softmax of `scores` times `scale`."""
     most, total = _most(scores), np.float32(0)
@@ -191,7 +193,7 @@ def _soften(scores: Floats, scale: Any) -> None:
         scores[i] /= total
 
 
-@_compiled()
+@compiled()
 def _mix(weights: Floats, values: Floats, out: Floats) -> None:
     """Add `weights` [groups, n] times `values` [n, dim] to `out`, four at a time."""
     fours = len(values) // 4 * 4
@@ -207,7 +209,7 @@ def _mix(weights: Floats, values: Floats, out: Floats) -> None:
                 out[group, i] += weights[group, at] * values[at, i]
 
 
-@_compiled("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[:,::1], f4[:,:,::1], f4, i8, i8, i8)")
+@compiled("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[:,::1], f4[:,:,::1], f4, i8, i8, i8)")
 def attend(
     parts: Floats,
     keys: Floats,
@@ -241,82 +243,3 @@ def attend(
                     mixed[group, i] = 0
             for source, begin, stop in spans:
                 _mix(scores[:, begin - first :], values[source, head, begin:stop], mixed)
-
-
-@_compiled("i4(f4)", flags=())
-def _bin(value: Any) -> Any:
-    """Of numbers from 0 to 1; the larger number is in the same one or a higher one, 32 for each power of two."""
-    return np.float32(value).view(np.int32) >> 18
-
-
-@_compiled("f4[::1](f4[::1], i8, f4[::1])", flags=())
-def _falling(values: Floats, wanted: int, room: Floats) -> Floats:
-    """Those of `values` that are in a bin, the largest first, in `room`."""
-    count = 0
-    for value in values:
-        if _bin(value) == wanted:
-            room[count] = -value
-            count += 1
-    found = room[:count]
-    found.sort()
-    for i in range(count):
-        found[i] = -found[i]
-    return found
-
-
-@_compiled("void(f4[:,::1], i8[::1], f8[::1], f4[::1], f8[::1], i8[::1], i8[::1])", flags=())
-def choose(
-    probs: Floats,
-    top_k: Places,
-    top_p: NDArray[np.float64],
-    min_p: Floats,
-    uniforms: NDArray[np.float64],
-    tokens: Places,
-    counts: Places,
-) -> None:
-    """For each row of `probs` [N, vocabulary] a token of those that the filters keep, and how many these are.
-
-    The largest come first, of equal ones the lower id; the token is the first with which their mass passes `uniforms`
-    times that of all. Only the bins in which something ends are sorted.
-    """
-    last = _bin(1.0)
-    mass, sizes, room = np.empty(last + 2), np.empty(last + 2, np.int64), np.empty(probs.shape[1], np.float32)
-    for row in range(len(probs)):
-        values, largest = probs[row], np.float32(0)
-        mass[:] = 0
-        sizes[:] = 0
-        for value in values:
-            largest = max(largest, value)
-            at = _bin(value)
-            mass[at] += value
-            sizes[at] += 1
-        least, top = largest * min_p[row], _bin(largest)
-        kept, total, end = 0, 0.0, top
-        while end > _bin(least) and kept + sizes[end] < top_k[row] and total + mass[end] <= top_p[row]:
-            kept += sizes[end]
-            total += mass[end]
-            end -= 1
-        for value in _falling(values, end, room):
-            if kept == top_k[row] or total > top_p[row] or value < least:
-                break
-            kept += 1
-            total += value
-        target = min(uniforms[row] * total, np.nextafter(total, 0.0))
-        passed, at = 0.0, top
-        while at > end and passed + mass[at] <= target:
-            passed += mass[at]
-            at -= 1
-        chosen, alike = np.float32(-1), 0
-        for value in _falling(values, at, room):
-            alike = alike + 1 if value == chosen else 0
-            chosen = value
-            passed += value
-            if passed > target:
-                break
-        for token in range(len(values)):
-            if values[token] == chosen:
-                tokens[row] = token
-                alike -= 1
-                if alike < 0:
-                    break
-        counts[row] = kept

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.engine.embedded import kernels
+from agentrl.engine.embedded import filtering
 from agentrl.engine.embedded.params import SamplingParams
 
 Kept = tuple[NDArray[np.int32], float]
@@ -92,7 +92,7 @@ def _choose_filtered(probs: Tensor, params: Sequence[SamplingParams], uniforms: 
     top_p = np.array([p.top_p if p.top_p < 1 else 2.0 for p in params])
     min_p = np.array([p.min_p for p in params], np.float32)
     tokens, counts = np.zeros((2, len(params)), np.int64)
-    kernels.choose(probs.cpu().numpy(), top_k, top_p, min_p, uniforms[:, 0].cpu().numpy(), tokens, counts)
+    filtering.choose(probs.cpu().numpy(), top_k, top_p, min_p, uniforms[:, 0].cpu().numpy(), tokens, counts)
     return torch.from_numpy(tokens).to(probs.device), torch.from_numpy(counts)
 
 

@@ -73,4 +73,4 @@ def test_threads_share_heads_and_products(
 def test_kernels_are_compiled_where_nothing_can_be_kept() -> None:
     space: dict[str, Any] = {}
     exec("def twice(x): return 2 * x", space)  # has no file, and so no folder beside it
-    assert kernels._compiled("f8(f8)")(space["twice"])(2.0) == 4
+    assert kernels.compiled("f8(f8)")(space["twice"])(2.0) == 4
