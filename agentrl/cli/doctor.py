@@ -1,8 +1,6 @@
 """`agentrl doctor`."""
 
-import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -12,9 +10,6 @@ from typing import Literal, NamedTuple
 
 import click
 
-_MB = 1024 * 1024
-_FILES_WANTED = 4096
-_SHARED_MEMORY_WANTED = 256 * _MB
 _EXTRAS = {
     "transformers": ("rollout", "chat templates and rollouts"),
     "torch": ("engine", "the built-in engine"),
@@ -35,7 +30,7 @@ class Line(NamedTuple):
 
 @click.command("doctor")
 def command() -> int:
-    """Look at this machine: what is installed, what it has, and which sandbox the Python tool gets.
+    """Look at this machine: what is installed, which GPUs it has, and which sandbox the Python tool gets.
 
     The sandbox keeps model-written code away from your files and the network. Each way to build one is tried here by
     really running a small program that tries to get out; the first that works is the one that runs will use.
@@ -46,7 +41,7 @@ def command() -> int:
     from rich.table import Table
     from rich.text import Text
 
-    rows = [*_software(), *_machine(), *_sandbox()]
+    rows = [*_software(), *_gpus(), *_sandbox()]
     table = Table(show_header=False, box=None, pad_edge=False)
     for column in ("", "", ""):
         table.add_column(column, overflow="fold")
@@ -58,46 +53,13 @@ def command() -> int:
 
 
 def _software() -> Iterator[Line]:
-    python = f"{platform.python_version()}, {sys.executable}"
-    yield Line("Python", "ok", python)
+    yield Line("system", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    yield Line("Python", "ok", f"{platform.python_version()}, {sys.executable}")
     for name, (extra, use) in _EXTRAS.items():
         try:
             yield Line(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Line(name, "note", "not installed", f"for {use}: pip install 'agentrl[{extra}]'")
-
-
-def _machine() -> Iterator[Line]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Line("system", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
-    yield Line("processors", "ok", f"{usable} usable of {os.cpu_count()}")
-    yield Line("memory", "ok", _memory())
-    yield _shared_memory()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = 0 <= soft < _FILES_WANTED
-    advice = f"many rollouts at once need more: ulimit -n {_FILES_WANTED}" if few else ""
-    yield Line("open files", "note" if few else "ok", f"{_count(soft)} (at most {_count(hard)})", advice)
-    yield from _gpus()
-
-
-def _memory() -> str:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found = dict(line.split(":", 1) for line in file)
-        total, free = (int(found[name].split()[0]) / 1024**2 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError):
-        return "unknown"
-    return f"{total:.1f} GiB, {free:.1f} GiB available"
-
-
-def _shared_memory() -> Line:
-    try:
-        free = shutil.disk_usage("/dev/shm").free
-    except OSError:
-        return Line("/dev/shm", "note", "not there", "Ray and data loaders use it; in a container: --shm-size=2g")
-    small = free < _SHARED_MEMORY_WANTED
-    advice = "small for Ray and data loaders; in a container: --shm-size=2g" if small else ""
-    return Line("/dev/shm", "note" if small else "ok", f"{free / 1024**3:.1f} GiB free", advice)
 
 
 def _gpus() -> Iterator[Line]:
@@ -147,7 +109,3 @@ _WHY = {
     "landlock": "namespaces are not to be had; one process that reads its libraries and writes nothing",
 }
 _NO_SANDBOX = "make one of the two above work, or take backend unsafe_subprocess on a machine that holds nothing"
-
-
-def _count(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

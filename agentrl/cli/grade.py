@@ -6,7 +6,6 @@ import json
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -24,7 +23,6 @@ from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rowfiles import RowFile, json_type, open_rows
 from agentrl.settings import flag_of
 
-_SHORT = {"grader_processes": ["--processes"], "grader_timeout": ["--timeout"]}
 Outcome = Grade | GraderFailure
 
 
@@ -34,8 +32,8 @@ def _grader_settings(function: Any) -> Any:
         choices = typing.get_args(info.annotation) if typing.get_origin(info.annotation) is Literal else ()
         kind = click.Choice(choices) if choices else None
         shown = "" if info.default is None else f" [default: {info.default}]"
-        flags, metavar = [flag_of(name), *_SHORT.get(name, [])], None if choices else "VALUE"
-        function = click.option(*flags, name, type=kind, metavar=metavar, help=f"{info.description}{shown}")(function)
+        metavar = None if choices else "VALUE"
+        function = click.option(flag_of(name), type=kind, metavar=metavar, help=f"{info.description}{shown}")(function)
     return function
 
 
@@ -86,8 +84,8 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     if spec.runs == "service":
         import httpx  # noqa: F401 - if it is missing, that is one message and not one failure an answer
     rows = open_rows(answers, "answers", json.loads)  # not stricter: what models write holds lone surrogates
-    with writing(out, answers) as write, _progress() as progress:
-        report = Report(rows, options["explain"], write, progress)
+    with writing(out, answers) as write:
+        report = Report(rows, options["explain"], write)
         anyio.run(_grade_all, rm_type, spec, options, settings, report)
     report.show(out)
     return 1 if report.summary.failures else 0
@@ -125,7 +123,6 @@ class Report:
     rows: RowFile
     explain: int
     write: Write
-    progress: Callable[[int, float | None], None]
     summary: Summary = field(default_factory=Summary)
     _next: int = 0
     _waiting: dict[int, tuple[Mapping[str, Any], Outcome]] = field(default_factory=dict)
@@ -144,7 +141,6 @@ class Report:
         while self._next in self._waiting:
             self.write(_result(self._next, *self._waiting.pop(self._next)))
             self._next += 1
-            self.progress(self._next, self._next / len(self.rows))
 
     def show(self, out: str | None) -> None:
         """Print the explanations and the summary."""
@@ -244,22 +240,6 @@ async def _grade_all(
                 outcome = GraderFailure(said, kind="bad_row")
             report.add(at, row, response, label, outcome)
 
-        await each(range(len(rows))[: options["limit"]], one, tasks)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, float | None], None]]:
-    """A line for every tenth of the file; on a terminal one line that changes."""
-    said, live = 0, sys.stderr.isatty()
-
-    def line(count: int, done: float | None) -> None:
-        nonlocal said
-        step = count // 1000 if done is None else int(done * (1000 if live else 10))
-        if step > said:
-            said = step
-            share = "" if done is None else f" ({done:.0%} of the file)"
-            click.echo(f"\rgraded {count}{share}" if live else f"graded {count}{share}", err=True, nl=not live)
-
-    yield line
-    if live and said:
-        click.echo(err=True)
+        chosen = range(len(rows))[: options["limit"]]
+        with click.progressbar(chosen, label="grading", show_pos=True, file=sys.stderr) as bar:
+            await each(bar, one, tasks)

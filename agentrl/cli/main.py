@@ -24,7 +24,7 @@ COMMANDS = {
     "demo": "Watch a tiny model learn to use a calculator, on this machine.",
     "new": "Write a small project: an environment, prompts, settings, a test.",
     "init": "Make a tiny model and tokenizer to try things with.",
-    "doctor": "Look at this machine: packages, memory, GPUs, sandbox.",
+    "doctor": "Look at this machine: packages, GPUs, sandbox.",
     "check": "Play an environment without a model, or look at a template, before a run does.",
     "rollout": "Generate and grade trajectories; train nothing.",
     "train": "Train a model: generate, grade, learn, repeat.",

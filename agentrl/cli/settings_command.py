@@ -86,13 +86,13 @@ def settings_command(
     """
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
-        def callback(config: str | None, slime_script: str | None, dry_run: bool, dry_run_all: bool) -> int:
+        def callback(config: str | None, slime_script: str | None, dry_run: bool) -> int:
             settings = given_settings(config, presets, slime_script)
             foreign_notes = door.notes(settings) if (door := foreign()) else ()
             for line in [*named(settings, purpose), *foreign_notes]:
                 click.echo(f"note: {line}", err=True)
-            if dry_run or dry_run_all:
-                return _dry_run(settings, purpose, everything=dry_run_all)
+            if dry_run:
+                return _dry_run(settings, purpose)
             return function(settings.check_complete(purpose))
 
         made = SettingsCommand(
@@ -108,7 +108,7 @@ def settings_command(
     return make
 
 
-def _dry_run(settings: RunSettings, purpose: Purpose, *, everything: bool) -> int:
+def _dry_run(settings: RunSettings, purpose: Purpose) -> int:
     """Print, and then check what the run itself checks before it starts anything."""
     from agentrl.config.dry_run import show
     from agentrl.run.preflight import preflight
@@ -117,7 +117,7 @@ def _dry_run(settings: RunSettings, purpose: Purpose, *, everything: bool) -> in
 
     with suppress(AgentRLError):  # what is wrong is said below
         settings = whole_epochs(settings)
-    show(settings, purpose=purpose, everything=everything)
+    show(settings, purpose=purpose)
     settings = whole_epochs(settings.check_complete(purpose))
     for note in preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose):
         click.echo(f"note: {note}", err=True)
@@ -139,7 +139,6 @@ def _own_options() -> list[click.Parameter]:
         click.Option(
             ["--dry-run"], is_flag=True, help="Check what the run would, print what differs from defaults, and stop."
         ),
-        click.Option(["--dry-run-all"], is_flag=True, help="The same with all settings."),
         click.Option(
             ["--help-all"],
             is_flag=True,

@@ -1,11 +1,6 @@
-"""`--dry-run`: the resolved settings, and what will be placed where. Imports neither torch nor ray.
-
-Trainer ranks are numbered in Megatron's order, tensor parallel fastest, then context, data, and pipeline slowest:
-`rank = tp + TP * (cp + CP * (dp + DP * pp))`.
-"""
+"""`--dry-run`: the resolved settings, and what will be placed where. Imports neither torch nor ray."""
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 from rich.console import Console
@@ -15,37 +10,33 @@ from agentrl.config.settings import Purpose, RunSettings
 from agentrl.settings import shown
 
 
-def show(
-    settings: RunSettings, console: Console | None = None, *, purpose: Purpose = "train", everything: bool = False
-) -> None:
-    """Print settings, those that were given in bold, and placement.
+def show(settings: RunSettings, console: Console | None = None, *, purpose: Purpose = "train") -> None:
+    """Print the settings that were given (in bold) or are not as they are by default, and placement.
 
     Args:
         purpose: what is to be run.
-        everything: all settings; else those that were given, and those that are not as they are by default.
     """
     console = console or Console()
-    for text, style in _lines(settings, purpose, everything):
+    for text, style in _lines(settings, purpose):
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(settings: RunSettings, purpose: Purpose, everything: bool) -> Iterator[tuple[str, str]]:
+def _lines(settings: RunSettings, purpose: Purpose) -> Iterator[tuple[str, str]]:
     for section, values in settings:
-        seen = [(n, v, n in values.model_fields_set, v == all_fields()[n].default) for n, v in values]
-        if rows := [row for row in seen if everything or row[2] or not row[3]]:
+        seen = [(name, value, name in values.model_fields_set) for name, value in values]
+        if rows := [row for row in seen if row[2] or row[1] != all_fields()[row[0]].default]:
             yield f"[{section}]", "cyan"
-            for name, value, given, default in rows:
-                why = "" if given else "  # default" if default else "  # follows from the rest"
+            for name, value, given in rows:
+                why = "" if given else "  # follows from the rest"
                 yield f"{name} = {render(value)}{why}", "bold" if given else "dim"
             yield "", ""
     yield "[placement]", "cyan"
     yield from ((line, "") for line in describe(settings, purpose))
-    if not everything:
-        yield f"\nThe rest of the {len(all_fields())} settings is as by default; --dry-run-all prints it.", ""
+    yield f"\nThe rest of the {len(all_fields())} settings is as by default; --help-all explains it.", ""
 
 
 def describe(settings: RunSettings, purpose: Purpose = "train") -> Iterator[str]:
-    """The placement in sentences, one a kind of process, and one a trainer process where there are several."""
+    """The placement in sentences, one a kind of process."""
     train, cluster, rollout = settings.train, settings.cluster, settings.rollout
     if purpose == "train" and not cluster.debug_rollout_only:
         yield from _trainer_lines(settings)
@@ -73,9 +64,6 @@ def _trainer_lines(settings: RunSettings) -> Iterator[str]:
         yield f"critic: {own} process(es) of its own, DP {own // train.model_parallel_size}, cut as the trainer"
     elif "values" in settings.algorithm.reads:
         yield "critic: in the trainer's processes"
-    for rank, place in enumerate(product(*map(range, (pp, dp, cp, tp))) if cluster.world_size > 1 else ()):
-        node, process = divmod(rank, cluster.actor_num_gpus_per_node)
-        yield f"trainer rank {rank}: node {node} process {process}: pp {place[0]} dp {place[1]} cp {place[2]} tp {place[3]}"
 
 
 def _engine_lines(settings: RunSettings) -> Iterator[str]:

@@ -23,7 +23,6 @@ BESIDE = 8
 """Most trajectories side by side."""
 _MOST = 100_000
 """Most tokens on a page of several; browsers become slow."""
-_ELSEWHERE = 12
 _ABOUT = 20_000
 
 
@@ -61,21 +60,14 @@ def one(library: Library, here: Place, query: Query) -> str:
     shown = load(library, here)
     source, row = library.source(here[0]), shown.row
     before, after = (None, None) if query.at is None else neighbours(source, query, query.at)
-    siblings = [(r, _href((here[0], r.id)), "") for r in source.reader.query(Filter(keys=[row.key]), "place")]
-    elsewhere = [
-        (other, _href((number, other.id)), "" if number == here[0] else there.name)
-        for number, there in enumerate(library.sources)
-        for other in there.reader.query(Filter({"prompt": row.prompt}), "-step", _ELSEWHERE)
-        if (number, other.key) != (here[0], row.key)
-    ]
+    siblings = [(r, _href((here[0], r.id))) for r in source.reader.query(Filter(keys=[row.key]), "place")]
     return macro("page.html", "one")(
         shown,
         query.url("/", at=None),
         before and query.url(f"/t/{here[0]}/{before.id}", at=(query.at or 0) - 1),
         after and query.url(f"/t/{here[0]}/{after.id}", at=(query.at or 0) + 1),
         siblings,
-        elsewhere[:_ELSEWHERE],
-        "/side?rows=" + ",".join(f"{here[0]}.{r.id}" for r, _, _ in siblings[:BESIDE]),
+        "/side?rows=" + ",".join(f"{here[0]}.{r.id}" for r, _ in siblings[:BESIDE]),
     )
 
 

@@ -63,7 +63,7 @@ def settings_page() -> Iterator[str]:
         "(`--config run.yaml`; without the dashes, with underscores). Flags win over the file, the file over defaults. "
         "This page is made from the settings themselves.\n\nA setting that was given and has no effect in the run is refused, or, "
         "where that may be meant, named in a note: one file serves several commands. `--dry-run` checks what the run would check "
-        "before it starts anything, and prints what differs from the defaults; `--dry-run-all` prints all. A run that is resumed "
+        "before it starts anything, and prints what differs from the defaults. A run that is resumed "
         "with other settings says which, and is refused if its prompts are others.\n"
     )
     for section, info in Sections.model_fields.items():
