@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,8 +37,6 @@ class Algorithm(ABC):
     """As the command line and messages spell it."""
     takes: ClassVar[frozenset[str]]
     """The fields of `AlgorithmSettings` that have an effect beside `WEIGHTS`; others are refused if they are given."""
-    hints: ClassVar[dict[str, str]] = {}
-    """For settings that are refused: why, and what to do instead."""
     supervised: ClassVar[bool] = False
     """Whether it needs neither rewards nor log-probs of samples."""
     whitened: ClassVar[bool] = False
@@ -78,10 +75,6 @@ class Algorithm(ABC):
     @abstractmethod
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
         """One advantage [N] a response token of the whole rollout, before any whitening."""
-
-    def metrics(self, inputs: AdvantageInputs, advantages: Tensor) -> Mapping[str, float]:
-        """What there is to say of the advantages [N] that it gave, beside their spread."""
-        return {}
 
     @abstractmethod
     def token_loss(self, view: TokenView) -> TokenLoss:
@@ -125,7 +118,7 @@ class Algorithm(ABC):
         """A sentence for each setting that was given and has no effect."""
         chosen = {"loss_type", "advantage_estimator"} | WEIGHTS | self.taken
         return [
-            f"{name} {value} has no effect with {self.name}{self.hints.get(name, '; leave it out')}"
+            f"{name} {value} has no effect with {self.name}; leave it out"
             for name, field in type(self.settings).model_fields.items()
             if name not in chosen and (value := getattr(self.settings, name)) != field.default
         ]

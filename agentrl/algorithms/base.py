@@ -76,9 +76,9 @@ class Estimate:
         advantages: [N] float32, as the loss reads them.
         returns: [N] float32, what a critic is to predict: the advantages before whitening plus the old values; None
             where `Algorithm.reads` does not name "values".
-        metrics: `advantages/mean`, `std` (biased), `max` and `min` over trained tokens, where there are any; what the
-            algorithm has to say; where a teacher is listened to `opd_reverse_kl`, the mean log-ratio of student and teacher;
-            where a critic learns `critic/explained_variance`, see `ops.returns`.
+        metrics: `advantages/mean`, `std` (biased), `max` and `min` over trained tokens, where there are any; where a
+            teacher is listened to `opd_reverse_kl`, the mean log-ratio of student and teacher; where a critic learns
+            `critic/explained_variance`, see `ops.returns`.
     """
 
     advantages: Tensor

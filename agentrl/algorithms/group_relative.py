@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.base import AdvantageInputs, Tensor
-from agentrl.algorithms.policy import ONE_EACH, PolicyGradient
+from agentrl.algorithms.policy import PolicyGradient
 
 
 class GroupRelative(PolicyGradient):
@@ -26,10 +25,6 @@ class GroupRelative(PolicyGradient):
     """
 
     takes = PolicyGradient.takes | {"turn_credit"}
-    hints = ONE_EACH | {
-        "gamma": ", which has one advantage a sample; leave it out, or set turn_credit to returns or gigpo",
-        "turn_credit_weight": "; it is the weight of turn_credit gigpo",
-    }
 
     @abstractmethod
     def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
@@ -62,7 +57,3 @@ class GroupRelative(PolicyGradient):
         turns = ops.turns.Turns.of(inputs, self.settings.kl_coef)
         peers = turns.by_number if self.settings.turn_credit == "returns" else turns.by_state
         return self.compare(*peers(turns.returns(self.settings.gamma), inputs))[turns.of_token]
-
-    def metrics(self, inputs: AdvantageInputs, advantages: Tensor) -> Mapping[str, float]:
-        """With turn credit those of `ops.turns.turn_metrics`."""
-        return {} if self.settings.turn_credit == "none" else ops.turns.turn_metrics(inputs, advantages)

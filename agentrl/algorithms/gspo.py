@@ -17,9 +17,6 @@ class GSPO(GRPO):
 
     name = "gspo"
     takes = GRPO.takes - {"turn_credit"}
-    hints = GRPO.hints | {
-        "turn_credit": ", whose ratio is the sample's, so that a turn's advantage would move all of it; use grpo",
-    }
 
     def surrogate(self, view: TokenView) -> TokenLoss:
         log_ratio = view.mean_over_sample(view.log_probs - view.old_log_probs)

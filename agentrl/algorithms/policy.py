@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import Algorithm
@@ -22,18 +22,6 @@ CORRECTIONS = frozenset(
     | {"use_rs", "rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "use_opsm", "opsm_delta"}
 )
 """The settings of `ops.corrections`."""
-
-ONE_EACH: Final[dict[str, str]] = {
-    "gamma": ", which has one advantage a sample; leave it out",
-    "lambd": ", which has one advantage a sample; leave it out",
-    "value_clip": ", which has no critic; leave it out",
-}
-"""Why estimators that compare whole samples take no settings of steps."""
-
-TOKEN_REWARDS: Final[dict[str, str]] = {
-    "turn_credit": ", whose tokens are credited with the rewards of the turns after them as it is; leave it out"
-}
-"""Why estimators with token rewards take no turn credit."""
 
 
 class PolicyGradient(Algorithm):

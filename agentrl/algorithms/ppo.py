@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.base import AdvantageInputs, Computed, Tensor, need
-from agentrl.algorithms.policy import TOKEN_REWARDS, PolicyGradient
+from agentrl.algorithms.policy import PolicyGradient
 
 
 class PPO(PolicyGradient):
@@ -12,7 +12,6 @@ class PPO(PolicyGradient):
 
     name = "ppo"
     takes = PolicyGradient.takes | {"gamma", "lambd", "value_clip"}
-    hints = TOKEN_REWARDS
 
     @property
     def reads(self) -> frozenset[Computed]:

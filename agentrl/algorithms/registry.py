@@ -74,7 +74,8 @@ def compute_advantages(
         )
     what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
     found = finite(algorithm.advantages(inputs) if given is None else given[0], inputs.loss_mask, what)
-    metrics, returns = dict(algorithm.metrics(inputs, found)), None
+    metrics: dict[str, float] = {}
+    returns = None
     if "values" in algorithm.reads:
         values = need(inputs.values, "values", algorithm.name)
         returns = given[1].float() if given else (found + values).float()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.base import AdvantageInputs, Tensor
-from agentrl.algorithms.policy import ONE_EACH, TOKEN_REWARDS, PolicyGradient
+from agentrl.algorithms.policy import PolicyGradient
 
 
 class ReinforcePlusPlus(PolicyGradient):
@@ -15,7 +15,6 @@ class ReinforcePlusPlus(PolicyGradient):
 
     name = "reinforce_plus_plus"
     takes = PolicyGradient.takes | {"gamma"}
-    hints = TOKEN_REWARDS | {"value_clip": ONE_EACH["value_clip"]}
     whitened = True
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:

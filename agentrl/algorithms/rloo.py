@@ -15,10 +15,6 @@ class RLOO(GroupRelative):
     """
 
     name = "rloo"
-    hints = GroupRelative.hints | {
-        "rewards_normalization": ", which always subtracts the mean of the others; leave it out",
-        "grpo_std_normalization": ", which never divides by the standard deviation; leave it out",
-    }
 
     def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
         return ops.normalization.group_normalize(

@@ -111,7 +111,6 @@ class _Probe:
         prompt = self._render([user(1)], self.tools) or ""
         begin = _behind_user(prompt)
         without = _behind_user(self._render([user(1)], None, generation_prompt=False) or "")
-        start, edges = self.codec.encode(begin), ("\n", "\n\n", " ", "a", "1", "<")
         return TemplateReport(
             can=self.can,
             generation_prompt=begin.removeprefix(without),
@@ -120,8 +119,6 @@ class _Probe:
             closers=self.closers,
             history_kwargs=dict(chosen),
             uses_date=self._uses_date(prompt),
-            whitespace=self._whitespace(),
-            merges_with=tuple(e for e in edges if self.codec.encode(f"{begin}{e}zq")[: len(start)] != start),
             boundaries=tuple(self._boundaries()),
         )
 
@@ -180,16 +177,6 @@ class _Probe:
     def _uses_date(self, prompt: str) -> bool:
         forms, now = ("%Y-%m-%d", "%d %b %Y", "%B %d, %Y", "%d %B %Y"), datetime.now()
         return "strftime_now" in self.template.source and any(now.strftime(form) in prompt for form in forms)
-
-    def _whitespace(self) -> dict[str, str]:
-        edged = "\n zqWzq \n"
-        cases: dict[str, list[Message]] = {
-            "assistant": [user(1), {"role": "assistant", "content": edged}, user(2)],
-            "user": [{"role": "user", "content": edged}, assistant(1), user(2)],
-        }
-        if self.can.tool_messages:
-            cases["tool"] = [user(1), assistant(1, calls=[1], content=False), {**result(1), "content": edged}]
-        return {role: _edge(self._render(messages)) for role, messages in cases.items()}
 
     def _boundaries(self) -> Iterator[Boundary]:
         delta = DeltaRenderer(self.template, self.can, self.stops)
@@ -280,14 +267,6 @@ def _cases(can: Capabilities, reasoning: bool) -> Iterator[tuple[str, list[Messa
 
 def _behind_user(text: str) -> str:
     return text.rpartition("zqUser1zq")[2] if "zqUser1zq" in text else ""
-
-
-def _edge(text: str | None) -> str:
-    if text is None:
-        return "refused"
-    if "\n zqWzq \n" in text:
-        return "kept"
-    return "escaped" if "\\n zqWzq" in text else "stripped"
 
 
 def common(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -76,8 +76,6 @@ class TemplateReport:
         closers: those of them that close a turn in the template's history; a stop that opens the next turn is none.
         history_kwargs: template arguments that were chosen because they keep history as the model wrote it.
         uses_date: the prompt depends on today's date.
-        whitespace: per role, what happens to edge whitespace: kept, stripped or escaped.
-        merges_with: first characters of a turn that would merge with the generation prompt's last token.
         boundaries: the probed turn boundaries.
     """
 
@@ -88,8 +86,6 @@ class TemplateReport:
     closers: tuple[str, ...]
     history_kwargs: Mapping[str, Any]
     uses_date: bool
-    whitespace: Mapping[str, str]
-    merges_with: tuple[str, ...]
     boundaries: tuple[Boundary, ...]
 
     def predict(self, next_role: str, thoughts: Iterable[Thought] = Thought, *, beside: bool = True) -> Verdict:
@@ -139,8 +135,6 @@ class TemplateReport:
             ("generation prompt", repr(self.generation_prompt) + (" (opens reasoning)" * self.opens_reasoning)),
             ("generation ends at", " ".join(self.stops) or "nothing"),
             ("turns are closed by", " ".join(self.closers) or "the next turn's opener"),
-            ("edge whitespace", ", ".join(f"{role} {what}" for role, what in self.whitespace.items())),
-            ("merges with prompt", " ".join(map(repr, self.merges_with)) or "nothing"),
             ("history arguments", ", ".join(f"{k}={v}" for k, v in self.history_kwargs.items()) or "none"),
             ("boundaries", f"{self.exact_count} of {len(self.boundaries)} exact"),
         ]

@@ -41,7 +41,6 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ),
     ("Trainer against engine: effective sample size", (("share", "train/mismatch_ess"),)),
     ("Critic: explained variance of returns", (("explained", "train/critic/explained_variance"),)),
-    ("Credit per turn: tokens with a credit of their own", (("share", "train/turn_credit/share"),)),
     ("Reverse KL to the teacher", (("KL", "train/opd_reverse_kl"),)),
     ("Tokens kept by truncated sampling", (("kept", "truncation/kept"),)),
     (

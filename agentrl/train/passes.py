@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.base import TokenLoss, need
-from agentrl.algorithms.ops.mismatch import PEAK, mismatch_sums
+from agentrl.algorithms.ops.mismatch import mismatch_sums
 from agentrl.exact import exactly
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import Microbatch, TrainHooks
@@ -161,14 +161,11 @@ class Passes(ABC):
             sums: dict[str, Tensor] = defaultdict(lambda: zero)
             for entry in found:
                 for name, value in entry.items():
-                    sums[name] = torch.maximum(sums[name], value) if name == PEAK else sums[name] + value
-            peak, names = sums.pop(PEAK, None), sorted(sums)
+                    sums[name] = sums[name] + value
+            names = sorted(sums)
             vector = torch.stack([sums[name] for name in names])
             dist.all_reduce(vector, group=self.ranks.dp_cp_group)
             totals = dict(zip(names, vector.tolist(), strict=True))
-            if peak is not None:
-                dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.ranks.dp_cp_group)
-                totals[PEAK] = float(peak)
         everywhere: dict[str, float] = self.from_end(totals)
         return everywhere
 

@@ -27,7 +27,7 @@ def test_defaults_are_slimes() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"advantage_estimator": "grop"}, "did you mean 'grpo'"),
+        ({"advantage_estimator": "grop"}, "unknown advantage_estimator 'grop', expected one of"),
         (
             {"loss_type": "sft_loss", "advantage_estimator": "ppo"},
             "advantage_estimator ppo has no effect with sft_loss",
@@ -106,7 +106,6 @@ def test_the_built_in_algorithms_are_spelled_as_they_are_registered() -> None:
     for name, algorithm in {**ESTIMATORS, **LOSS_TYPES}.items():
         assert algorithm.name == name
         assert algorithm.takes <= fields.keys()
-        assert algorithm.hints.keys() <= fields.keys() - algorithm.takes
 
 
 def test_every_field_has_a_help_text() -> None:

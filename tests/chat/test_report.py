@@ -57,7 +57,6 @@ def test_capabilities_and_warnings() -> None:
     assert (llama.can.tool_messages, llama.can.parallel_calls) == (True, False)
     assert any("one tool call" in note for note in llama.warnings())
     assert make_chat("gptoss").report.uses_date
-    assert make_chat("llama3_1").report.whitespace == {"assistant": "stripped", "user": "stripped", "tool": "escaped"}
 
 
 @pytest.mark.parametrize(

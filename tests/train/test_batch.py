@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import DataError, SampleError, TrainError
+from agentrl.errors import SampleError, TrainError
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 
@@ -241,14 +241,6 @@ def test_pickle_is_out_of_band(groups: list[list[Sample]]) -> None:
     for name, array in batch.arrays().items():
         np.testing.assert_array_equal(getattr(again, name), array)
     assert any(np.shares_memory(again.tokens, np.frombuffer(b.raw(), np.uint8)) for b in buffers if b.raw().nbytes)
-
-
-def test_arrays_that_disagree_are_refused() -> None:
-    arrays: dict[str, Any] = {"loss_weights": None, **TrainBatch.from_samples([[make_sample()]]).arrays()}
-    with pytest.raises(DataError, match="rollout_ids has 2 entries, expected 1"):
-        TrainBatch(**{**arrays, "rollout_ids": np.zeros(2, np.int64)})
-    with pytest.raises(DataError, match="tokens must be int32 of 1 dimension"):
-        TrainBatch(**{**arrays, "tokens": arrays["tokens"].astype(np.int64)})
 
 
 def test_selecting_beyond_the_end() -> None:

@@ -16,11 +16,8 @@ from agentrl.algorithms.ops.clipping import MAX_LOG_RATIO
 from agentrl.errors import TrainError
 
 PREFIX = "mismatch/"
-PEAK = f"{PREFIX}ratio_max"
-"""Of the sums the one that is a maximum: parts are joined by the greater."""
-
 _PARTS = ("", "numerics_", "staleness_")
-_SUMS = ("tokens", "abs_diff", "kl", "k3_kl", "ratio", "square")
+_SUMS = ("tokens", "abs_diff", "kl", "ratio", "square")
 
 
 def mismatch_sums(view: TokenView, *, engine_is_old: bool) -> dict[str, Tensor]:
@@ -31,39 +28,36 @@ def mismatch_sums(view: TokenView, *, engine_is_old: bool) -> dict[str, Tensor]:
     """
     old = view.log_probs.detach() if engine_is_old else view.old_log_probs
     logs = (old - need(view.rollout_log_probs, "rollout_log_probs", "the mismatch")).double()
-    bounded = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = bounded.exp()
-    values = torch.stack([torch.ones_like(logs), logs.abs(), -logs, bounded.expm1() - bounded, ratio, ratio.square()])
+    ratio = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    values = torch.stack([torch.ones_like(logs), logs.abs(), -logs, ratio, ratio.square()])
     trained = view.loss_mask != 0
     parts = torch.stack([trained, trained & (view.staleness == 0), trained & (view.staleness > 0)])
     sums = torch.where(parts[:, None], values, 0).sum(-1).flatten()
     names = [f"{PREFIX}{part}{name}" for part in _PARTS for name in _SUMS]
-    peak = torch.cat([ratio.new_zeros(1), ratio.where(trained, 0)]).max()
-    return dict(zip(names, sums, strict=True)) | {PEAK: peak}
+    return dict(zip(names, sums, strict=True))
 
 
 def mismatch_metrics(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Of the sums of optimizer steps, means over tokens; nothing of a part without tokens.
 
     Names: `train_rollout_logprob_abs_diff` of all tokens; `mismatch_kl` (mean of log engine - log trainer),
-    `mismatch_k3_kl`, `mismatch_ratio` (trainer / engine), `mismatch_ratio_max`, and `mismatch_ess`, the effective sample
-    size (sum of ratios)^2 / (tokens * sum of squares), 1 where both agree; `mismatch_numerics_...` over the tokens of
-    staleness 0 and `mismatch_staleness_...` over the older ones, `abs_diff` among them.
+    and `mismatch_ess`, of the ratios trainer / engine the effective sample size (sum of ratios)^2 / (tokens * sum of
+    squares), 1 where both agree; `mismatch_numerics_...` over the tokens of staleness 0 and `mismatch_staleness_...` over
+    the older ones, `abs_diff` among them.
     """
     total: dict[str, float] = defaultdict(float)
     for step in steps:
         for name, value in step.items():
-            total[name] = max(total[name], value) if name == PEAK else total[name] + value
+            total[name] += value
     found: dict[str, float] = {}
     for part in _PARTS:
         sums = {name: total[f"{PREFIX}{part}{name}"] for name in _SUMS}
         if tokens := sums["tokens"]:
-            shown = {name: sums[name] / tokens for name in ("abs_diff", "kl", "k3_kl", "ratio")}
+            shown = {name: sums[name] / tokens for name in ("abs_diff", "kl")}
             shown["ess"] = sums["ratio"] ** 2 / (tokens * sums["square"])
             found |= {f"mismatch_{part}{name}": value for name, value in shown.items()}
     if found:
         found["train_rollout_logprob_abs_diff"] = found.pop("mismatch_abs_diff")
-        found["mismatch_ratio_max"] = total[PEAK]
     return found
 
 

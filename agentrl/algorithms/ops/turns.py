@@ -72,13 +72,3 @@ class Turns:
     def by_state(self, returns: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
         """The same to compare it with all turns that answer what it answers; NaN where that is unknown."""
         return returns.masked_fill(self.state < 0, torch.nan), self.state, torch.arange(len(returns))
-
-
-def turn_metrics(inputs: AdvantageInputs, advantages: Tensor) -> dict[str, float]:
-    """`turn_credit/share` of trained tokens whose advantage is not their sample's mean, `turn_credit/mean_abs` by how much."""
-    trained = inputs.loss_mask > 0
-    values, sample = advantages[trained].double(), sample_of_token(inputs)[trained]
-    count = torch.bincount(sample, minlength=len(inputs.lengths)).clamp(min=1)
-    mean = torch.bincount(sample, values, minlength=len(inputs.lengths)) / count
-    own, size = (values - mean[sample]).abs(), max(len(values), 1)
-    return {"turn_credit/share": (own > 1e-9).sum().item() / size, "turn_credit/mean_abs": own.sum().item() / size}

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -163,10 +163,6 @@ class WeightMap:
         tied = {"output_layer.weight"} if self.shape.tied and self.entries[0] in learn else set()
         return {entry.parameter for entry in filter(self.is_mine, learn)} | tied
 
-    def names(self) -> list[str]:
-        """HF names in export order."""
-        return [name for entry in self.entries for name in entry.names]
-
     def specs(self) -> list[WeightSpec]:
         """What `export` yields of the model's own tensors, in its order, without touching one."""
         return [
@@ -176,19 +172,13 @@ class WeightMap:
         ]
 
     @torch.no_grad()
-    def export(
-        self, tensors: Mapping[str, Tensor], only: Collection[str] | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
+    def export(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield (HF name, full tensor) on rank 0; see the module's point 2.
 
         Args:
             tensors: this rank's, by megatron name: the weights, or anything of their shapes and dtypes.
-            only: HF names to export; the same on every rank.
         """
-        wanted = set(self.names()) if only is None else set(only)
         for entry in self.entries:
-            if wanted.isdisjoint(entry.names):
-                continue
             found: list[Tensor] = []
             cut, mine = self.cut(entry), self.is_mine(entry)
             if cut.first and mine:
@@ -196,7 +186,7 @@ class WeightMap:
             if entry.stage != 0 or entry.part != 0:
                 found = self._to_rank_zero(found if cut.rank == 0 else [], entry)
             if self.layout.rank == 0:
-                yield from (pair for pair in zip(entry.names, found, strict=True) if pair[0] in wanted)
+                yield from zip(entry.names, found, strict=True)
 
     def _to_rank_zero(self, tensors: list[Tensor], entry: Entry) -> list[Tensor]:
         """Send those of an entry that rank 0 has not, if this rank is to, or receive them."""

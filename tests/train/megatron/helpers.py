@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+import agentrl.train.megatron.backend  # noqa: F401  (so that it is loaded when `tests.conftest` looks)
 from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
 from agentrl.algorithms.ops.weights import token_weights
 from agentrl.sample import Sample
@@ -95,9 +96,9 @@ def timeless(metrics: Mapping[str, float]) -> dict[str, float]:
 def gradients(made: TrainBackend) -> Iterator[tuple[str, torch.Tensor]]:
     """The last step's gradients (float32 as the weights, after clipping) under Hugging Face names."""
     network: Any = made.actor.network
-    found = {name: tensor.main_grad for name, tensor in network.parameters().items() if tensor.requires_grad}
-    only = [name for name in network.weights.names() if not name.endswith("e_score_correction_bias")]
-    return ((name, tensor.cpu()) for name, tensor in network.weights.export(found, only))
+    learning = {name: tensor.main_grad for name, tensor in network.parameters().items() if tensor.requires_grad}
+    exported = network.weights.export({**network.parameters(), **learning})
+    return ((name, tensor.cpu()) for name, tensor in exported if not name.endswith("e_score_correction_bias"))
 
 
 def by_hub_name(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
