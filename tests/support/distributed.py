@@ -6,6 +6,7 @@ rank's traceback.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -65,6 +66,7 @@ def _collect(ends: list[Connection], timeout: float) -> list[Any]:
 
 def _run(end: Connection, function: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
+    gc.freeze()  # as in `tests.conftest`
     try:
         end.send((False, function(rank, *args)))
     except BaseException:  # noqa: BLE001  (whatever it is, the parent must hear of it)
