@@ -30,7 +30,6 @@ from agentrl.buffer.sqlite import LedgerFile
 from agentrl.buffer.states import (
     MOVES,
     Lease,
-    Recovery,
     State,
     forget,
     read_checkpoint,
@@ -235,7 +234,7 @@ class Ledger(LedgerFile):
 
     # ---- resuming -----------------------------------------------------------------------------------------
 
-    def recover(self, checkpoint_step: int | None) -> Recovery:
+    def recover(self, checkpoint_step: int | None) -> None:
         """Put the rows back to what the checkpoint proves; call it once after opening the ledger of an earlier life.
 
         Args:
@@ -253,9 +252,9 @@ class Ledger(LedgerFile):
                     "load this run's own checkpoint, or move the ledger away to start its data afresh"
                 )
             self._event(db, None, None, "recover", covered, None)
-            proved = self._each(db, "state='completed' AND train_step<=?", (covered,), State.TRAINED, "the checkpoint")
+            self._each(db, "state='completed' AND train_step<=?", (covered,), State.TRAINED, "the checkpoint")
             late = "state='trained' AND train_step>? AND group_id {} (SELECT group_id FROM payloads)"
-            replayed = self._each(db, late.format("IN"), (covered,), State.COMPLETED, "after the checkpoint")
+            self._each(db, late.format("IN"), (covered,), State.COMPLETED, "after the checkpoint")
             gone = "SELECT coalesce(min(train_step), ?) FROM groups WHERE " + late.format("NOT IN")
             (first,) = db.execute(gone, (last, covered)).fetchone()
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
@@ -266,22 +265,21 @@ class Ledger(LedgerFile):
                 )
                 db.execute("UPDATE groups SET train_step=NULL WHERE state='completed' AND train_step>?", (first,))
                 forget(db, remade, starts=False)
-            released = self._each(db, "state='leased'", (), State.WAITING, "the run stopped")
+            self._each(db, "state='leased'", (), State.WAITING, "the run stopped")
             db.executemany("UPDATE groups SET train_step=NULL WHERE group_id=?", [(i,) for i in remade])
             write_checkpoint(db, covered)
         self._recovered = True
-        return Recovery(tuple(i for i in replayed if i not in remade), remade, released, proved)
 
     def _each(
         self, db: sqlite3.Connection, where: str, values: tuple[object, ...], to: State, reason: str
-    ) -> tuple[int, ...]:
+    ) -> list[int]:
         found = db.execute(f"SELECT group_id, state, train_step FROM groups WHERE {where} ORDER BY group_id", values)
         rows = found.fetchall()
         for group_id, state, step in rows:
             self._event(db, group_id, State(state), to, step, reason)
         now = time.time()
         db.executemany("UPDATE groups SET state=?, updated_at=? WHERE group_id=?", [(to, now, row[0]) for row in rows])
-        return tuple(row[0] for row in rows)
+        return [row[0] for row in rows]
 
     # ---- asking -------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.states import Lease, Recovery
+from agentrl.buffer.states import Lease
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
 from agentrl.errors import PluginError
@@ -36,7 +36,7 @@ class GroupQueue(GroupStore):
         source: the built-in source or a user's, as `load_source` gives it.
         ledger: open for writing.
         checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh. The
-            ledger is recovered to it at once, and `recovery` says what that changed.
+            ledger is recovered to it at once.
         trajectories: where groups that are dropped can be looked at.
 
     Raises:
@@ -55,7 +55,7 @@ class GroupQueue(GroupStore):
         self._placed = source if isinstance(source, RolloutDataSource) and _draws_as_built_in(source) else None
         if self._placed is not None:
             ledger.bind(self._placed.identity())
-        self.recovery: Recovery = ledger.recover(checkpoint_step)
+        ledger.recover(checkpoint_step)
         self._replayed: set[int] = set()
         self._completed: dict[int, Group] = {}
         # The runner's thread and the driver's calls meet here; a user's source need not bear two at once.

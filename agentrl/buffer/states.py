@@ -49,20 +49,6 @@ class Lease:
     start: Group | None
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What `recover` changed, in group ids."""
-
-    replayed: tuple[int, ...]
-    """Trained after the checkpoint; their stored samples will be trained again at the same steps."""
-    remade: tuple[int, ...]
-    """Trained after the checkpoint, samples pruned, or sampled by weights that came after such: leased again."""
-    released: tuple[int, ...]
-    """Leased when the run stopped: leased again."""
-    proved: tuple[int, ...]
-    """Trained by the checkpoint's own evidence although the run stopped before it could write so."""
-
-
 def select_ids(db: sqlite3.Connection, query: str, value: int) -> list[int]:
     """What a query of one `?` and one column gives."""
     return [group_id for (group_id,) in db.execute(query, (value,))]

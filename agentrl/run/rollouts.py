@@ -8,7 +8,7 @@
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -133,9 +133,6 @@ class LedgerRollouts(Rollouts, WeightSink):
         self._hooks = hooks_of(generation.player.context.args)
         environments = generation.plugins.environments
         self._names = environments.names if environments else ()
-        # What the first batch tells of how the ledger was put back.
-        changed = asdict(queue.recovery)
-        self._resumed = {f"resume/{what}": float(len(groups)) for what, groups in changed.items() if groups}
 
     @classmethod
     @asynccontextmanager
@@ -185,9 +182,7 @@ class LedgerRollouts(Rollouts, WeightSink):
         if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, self._settings.rollout, self._names)
-        metrics |= self._resumed | self.generation.pool.figures()
-        self._resumed = {}
-        metrics |= self.generation.watchdog.take()
+        metrics |= self.generation.pool.figures() | self.generation.watchdog.take()
         return groups, {} if hooks.log(groups, metrics, stats.seconds) else metrics
 
     def _store(self, step: int, groups: Sequence[Group]) -> None:

@@ -39,6 +39,17 @@ def complete(ledger: Ledger, n: int, step: int) -> list[int]:
     return ids
 
 
+def recovered(ledger: Ledger, checkpoint_step: int | None) -> dict[str, list[int]]:
+    """Recover; returns the groups that this moved, by the reason of their events."""
+    ledger.recover(checkpoint_step)
+    moved: dict[str, list[int]] = {}
+    with ledger.transaction() as db:
+        its = "seq > (SELECT max(seq) FROM events WHERE to_state='recover')"
+        for group_id, reason in db.execute(f"SELECT group_id, reason FROM events WHERE {its} ORDER BY seq"):
+            moved.setdefault(reason, []).append(group_id)
+    return moved
+
+
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     return path

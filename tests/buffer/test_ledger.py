@@ -13,7 +13,7 @@ from agentrl.buffer.states import Lease, State
 from agentrl.data.order import Place
 from agentrl.errors import LedgerError, SampleError
 from agentrl.sample import Sample
-from tests.buffer.make import complete, finished, lease
+from tests.buffer.make import complete, finished, lease, recovered
 from tests.support.audit import audit_ledger
 
 
@@ -159,9 +159,7 @@ def test_resume_trains_the_same_samples_at_the_same_steps(path: Path) -> None:
         lease(ledger, 2, 4)
         ledger.checkpointed(1)
     with Ledger(path) as ledger:
-        done = ledger.recover(1)
-        assert done.replayed == (4, 5, 6, 7)
-        assert done.released == (8, 9)
+        assert recovered(ledger, 1) == {"after the checkpoint": [4, 5, 6, 7], "the run stopped": [8, 9]}
         assert [ledger.fix_batch(2, step) for step in (2, 3)] == batches[2:]
         assert [train_step(ledger, step) for step in (2, 3, 4)] == [*batches[2:], [8, 9]]
         report = audit_ledger(path, through_step=4, groups_per_step=2)
@@ -177,7 +175,7 @@ def test_a_late_group_does_not_change_a_batch_that_is_trained_again(path: Path) 
         ledger.complete(0, finished(0))
         ledger.checkpointed(0)
     with Ledger(path) as ledger:
-        assert ledger.recover(0).replayed == (3, 4), "only what the checkpoint covers was pruned"
+        assert recovered(ledger, 0) == {"after the checkpoint": [3, 4]}, "only what the checkpoint covers was pruned"
         assert train_step(ledger, 1) == [3, 4]
         assert train_step(ledger, 2) == [0, 5]
 
@@ -188,8 +186,8 @@ def test_resume_from_an_older_checkpoint_makes_pruned_groups_again(path: Path) -
             train_step(ledger, step)
         ledger.checkpointed(1)
     with Ledger(path) as ledger:
-        done = ledger.recover(0)
-        assert (done.remade, done.replayed) == ((2, 3, 4, 5), ())
+        ledger.recover(0)
+        assert [leased.group_id for leased in ledger.waiting()] == [2, 3, 4, 5]
         assert train_step(ledger, 1) == [2, 3], "the same prompts, made anew"
         assert train_step(ledger, 2) == [4, 5]
         assert audit_ledger(path, through_step=2, groups_per_step=2).ok
@@ -220,7 +218,8 @@ def test_a_group_made_again_is_trained_when_it_is_wanted(path: Path) -> None:
             train_step(ledger, step)
         ledger.checkpointed(2)
     with Ledger(path) as ledger:
-        assert ledger.recover(0).remade == (2, 3, 4, 5)
+        ledger.recover(0)
+        assert [leased.group_id for leased in ledger.waiting()] == [2, 3, 4, 5]
         lease(ledger, 2, 1)
         ledger.drop(2, "filtered this time")
         ledger.complete(3, finished(3))
@@ -235,7 +234,7 @@ def test_a_checkpoint_proves_a_step_that_the_ledger_could_not_record(path: Path)
         complete(ledger, 2, 1)
         ledger.fix_batch(2, 1)  # trained, checkpoint of step 1 written, killed before mark_trained
     with Ledger(path) as ledger:
-        assert ledger.recover(1).proved == (2, 3)
+        assert recovered(ledger, 1) == {"the checkpoint": [2, 3]}
         assert audit_ledger(path, through_step=1, groups_per_step=2).ok
 
 

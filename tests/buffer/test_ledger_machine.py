@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.states import State
 from agentrl.errors import LedgerError
-from tests.buffer.make import finished, lease
+from tests.buffer.make import finished, lease, recovered
 from tests.support.audit import audit_ledger
 
 BATCH = 2
@@ -160,23 +160,23 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.model:
             with pytest.raises(LedgerError, match="call recover"):
                 lease(self.ledger, 1, self.step)
-        done = self.ledger.recover(None if checkpoint < 0 else checkpoint)
+        moved = recovered(self.ledger, None if checkpoint < 0 else checkpoint)
         late = {i for i in self.having(State.TRAINED) if self.trained_at[i] > checkpoint}
-        assert set(done.released) == set(self.having(State.LEASED))
+        released = self.having(State.LEASED)
+        assert set(moved.get("the run stopped", ())) == set(released)
         gone, stored = late & self.pruned, {*self.having(State.COMPLETED), *(late - self.pruned)}
         first = min((self.trained_at[i] for i in gone), default=self.step)
         dead = {i for i in stored if gone and self.leased_for[i] > first}
-        assert set(done.remade) == gone | dead, (
-            "samples go only under a checkpoint, or with the weights that came after"
-        )
-        assert set(done.replayed) == late - gone - dead
+        assert set(moved.get("samples pruned", ())) == gone, "samples go only under a checkpoint"
+        assert set(moved.get("weights of another life", ())) == dead
+        assert set(moved.get("after the checkpoint", ())) == late - gone
         self.pruned -= late
         if gone:
             self.batches = {step: batch for step, batch in self.batches.items() if step <= first}
-        self.model.update(dict.fromkeys(done.replayed, State.COMPLETED))
-        self.model.update(dict.fromkeys([*done.remade, *done.released], State.WAITING))
+        self.model.update(dict.fromkeys(late, State.COMPLETED))
+        self.model.update(dict.fromkeys([*gone, *dead, *released], State.WAITING))
         for batch in self.batches.values():
-            batch[:] = [i for i in batch if i not in done.remade]
+            batch[:] = [i for i in batch if i not in gone | dead]
         self.step, self.checkpoint = checkpoint + 1, checkpoint
 
     @invariant()
