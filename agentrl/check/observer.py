@@ -9,12 +9,11 @@ from copy import deepcopy
 from typing import Any
 from unittest.mock import patch
 
-from agentrl.buffer.codec import encode_group
 from agentrl.chat import normalise_messages
 from agentrl.check.proofs import Finding
 from agentrl.data.prompts import ROLES
 from agentrl.envs import Environment, Step, Turn
-from agentrl.errors import SampleError, TemplateError
+from agentrl.errors import TemplateError
 from agentrl.sample import Sample
 
 
@@ -47,11 +46,11 @@ class Observer:
             sample = next(
                 (g.sample if isinstance(g, Turn) else g for g in given if isinstance(g, Turn | Sample)), Sample()
             )
-            world, had, prompt = _world(), _had(sample), (sample.prompt, deepcopy(sample.prompt))
+            world, prompt = _world(), (sample.prompt, deepcopy(sample.prompt))
             task = asyncio.current_task()
             cancels = task.cancelling() if task else 0
             answer = await method(env, *given)
-            said = [*_had_changed(had, _had(sample)), *_shown(answer, where)]
+            said = list(_shown(answer, where))
             if task and task.cancelling() > cancels:
                 said.append(
                     "goes on when its trajectory is cancelled: let CancelledError through (`except Exception` does)"
@@ -70,23 +69,6 @@ class Observer:
 
 def _world() -> set[tuple[str, str]]:
     return {("the working directory", os.path.realpath(".")), *((f"${k}", v) for k, v in os.environ.items())}
-
-
-def _had(sample: Sample) -> tuple[Any, str]:
-    """What only the rollout may change, and why no ledger could keep the sample."""
-    try:
-        encode_group([sample])
-        unkept = ""
-    except SampleError as error:
-        unkept = str(error).partition(": ")[2]
-    return (list(sample.tokens), list(sample.loss_mask or ()), sample.response_length), unkept
-
-
-def _had_changed(before: tuple[Any, str], now: tuple[Any, str]) -> Iterator[str]:
-    if before[0] != now[0]:
-        yield "changes tokens, loss mask or length of the sample: these are the rollout's, and are trained on"
-    if now[1] and not before[1]:
-        yield f"leaves something in the sample that no ledger can keep: {now[1]}"
 
 
 def _shown(answer: Any, where: str) -> Iterator[str]:

@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from agentrl.buffer.codec import encode_group
 from agentrl.chat import Chat
 from agentrl.chat.probe import common
 from agentrl.check.script import ANSWERS, WRONG
 from agentrl.check.stage import Episode
+from agentrl.errors import SampleError
 from agentrl.sample import Message, Sample
 from agentrl.tools import Tool
 
@@ -63,7 +65,7 @@ class Prover:
         return f"{self.user}.{method}" if self.methods else self.user
 
     def of_episode(self, episode: Episode) -> Iterator[Finding]:
-        """Failures, ids that are not those that were sampled, messages that the model never saw, tools whose code is wrong."""
+        """Failures, samples that no ledger can keep, ids that were not sampled, messages that the model never saw, wrong tools."""
         said = [_PLACE.sub("", failure) for failure in episode.failures]
         if any(sample.label is None for sample in episode.samples):
             said = [f"{s}; the sample has no label: set --label-key if it should" if "reward" in s else s for s in said]
@@ -77,6 +79,10 @@ class Prover:
         for sample in episode.samples:
             if "failure" not in sample.metadata:
                 said += [*self._ids(sample, episode), *self._messages(sample)]
+        try:
+            encode_group(episode.samples)
+        except SampleError as error:
+            said.append(str(error))
         return (Finding(what, episode=episode.name) for what in said)
 
     def _ids(self, sample: Sample, episode: Episode) -> Iterator[str]:
@@ -86,7 +92,7 @@ class Prover:
         best = max((t.given + t.wrote for t in turns), key=lambda ids: (common(ids, tokens), -len(ids)), default=tokens)
         if best != tokens:
             said = difference(self.chat, best, tokens, "the model read and wrote", "the sample has")
-            yield f"{self.where('reward')} leaves other tokens in the sample than the model's: {said}; append ids, never text"
+            yield f"{self.user} leaves other tokens in the sample than the model's: {said}; append ids, never text"
             return
         wrote = [0] * len(tokens)
         for turn in turns:
@@ -97,7 +103,7 @@ class Prover:
         if (at := common(mask, wrote[start:])) < len(mask):
             text = self.chat.decode([tokens[start + at]])
             who = "the model" if wrote[start + at] else "somebody else"
-            yield f"{self.where('reward')} leaves loss mask {mask[at]} at token {start + at} ({text!r}), which {who} wrote"
+            yield f"{self.user} leaves loss mask {mask[at]} at token {start + at} ({text!r}), which {who} wrote"
 
     def _messages(self, sample: Sample) -> Iterator[str]:
         messages = _messages(sample)
