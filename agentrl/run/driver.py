@@ -151,7 +151,6 @@ class Driver:
         now = time.monotonic()
         times = {"perf/wait_seconds": self._waited, "perf/train_seconds": now - began}
         times["perf/step_seconds"] = now - self._began
-        times |= self._turns.taken()
         times["perf/wait_time_ratio"] = self._waited / max(now - self._began, 1e-9)
         named = {k if k.startswith("perf/") else f"train/{k}": v for k, v in metrics.items()}
         self._log(step, {**batch.metrics, **named, **times})

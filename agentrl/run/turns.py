@@ -4,8 +4,6 @@ While engines generate the trainer is away; while it trains they are. A weight u
 engines, their weights; so does writing checkpoints and the model, so that weights that were just sent are not lost.
 """
 
-import time
-
 from agentrl.config.placement import ClusterSettings
 from agentrl.run.parts import WHOLE, Parts, within
 from agentrl.run.schedule import Do
@@ -21,16 +19,11 @@ _ENGINES: dict[Do, frozenset[str]] = {
 
 
 class Turns:
-    """Gives the memory to whoever needs it next.
-
-    Attributes:
-        seconds: how long that has taken since `taken`.
-    """
+    """Gives the memory to whoever needs it next."""
 
     def __init__(self, settings: ClusterSettings, parts: Parts) -> None:
         self._settings, self._parts = settings, parts
         self._before: Do | None = None
-        self.seconds = 0.0
 
     async def before(self, do: Do) -> None:
         """Return when `do` may begin."""
@@ -38,7 +31,7 @@ class Turns:
         same = self._before is not None and _ENGINES[self._before] == _ENGINES[do]
         if self._parts.weights is None or same:
             return
-        began, self._before = time.monotonic(), do
+        self._before = do
         with within(self._settings.start_timeout, "taking turns on the devices (--colocate)"):
             if generates and self._settings.offload_train:
                 await self._parts.trainer.offload()
@@ -46,9 +39,3 @@ class Turns:
                 await self._parts.rollouts.occupy(_ENGINES[do])
             if not generates and self._settings.offload_train:
                 await self._parts.trainer.onload()
-        self.seconds += time.monotonic() - began
-
-    def taken(self) -> dict[str, float]:
-        """The metric of a step, where turns are taken."""
-        seconds, self.seconds = self.seconds, 0.0
-        return {"perf/turns_seconds": seconds} if self._settings.colocate else {}

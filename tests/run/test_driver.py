@@ -118,7 +118,6 @@ async def test_trainer_and_engines_take_turns_on_shared_devices(tmp_path: Path) 
         *engines,
     ]
     assert next(iter(read_metrics(tmp_path / METRICS)))["step"] == -1
-    assert [row["perf/turns_seconds"] >= 0 for row in read_metrics(tmp_path / METRICS) if "train/loss" in row]
     only_engines = await drive(settings(tmp_path / "b", colocate=True, offload_train=False), Notes())
     assert not [entry for entry in only_engines if entry.startswith("trainer")]
     only_trainer = await drive(settings(tmp_path / "c", colocate=True, offload_rollout=False), Notes())
