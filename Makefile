@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two tests at a time, those of one file one after another.
+AT_ONCE := -n 2 --dist loadfile
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: venv demo example-search example-retool test test-nightly test-sglang test-browser test-without-compat coverage lint docs bench clean
@@ -33,10 +35,10 @@ example-retool: venv
 	$(BIN)/python -m examples.retool.run --seed $(or $(SEED),0)
 
 test: venv
-	$(BIN)/python -m pytest -m 'not slow and not sglang and not browser'
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow and not sglang and not browser'
 
 test-nightly: venv
-	$(BIN)/python -m pytest -m 'not sglang'
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'not sglang'
 	$(MAKE) test-without-compat
 
 test-sglang: venv

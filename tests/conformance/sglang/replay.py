@@ -7,7 +7,7 @@ Not compared: sampled text and ids, times, and what `INTENDED` and the key table
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +109,25 @@ def names(*prefixes: str) -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.json") if file.stem.startswith(prefixes))
 
 
-def send(url: str, request: Mapping[str, Any], replace: Mapping[str, Any] | None = None) -> httpx.Response:
-    """Send a recorded request; `replace` changes fields of its body (paths, ports)."""
+def send(
+    url: str,
+    request: Mapping[str, Any],
+    replace: Mapping[str, Any] | None = None,
+    arrived: Callable[[], None] = lambda: None,
+) -> httpx.Response:
+    """Send a recorded request; `replace` changes fields of its body (paths, ports); `arrived` is called with each piece."""
     body = request["body"]
     if isinstance(body, dict):
         body = {**body, **(replace or {})}
     content = None if body is None else body if isinstance(body, str) else json.dumps(body)
     headers = {"Content-Type": "application/json", **request.get("headers", {})} if content is not None else {}
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-        return client.request(request["method"], request["path"], content=content, headers=headers)
+    call = {"method": request["method"], "url": request["path"], "content": content, "headers": headers}
+    pieces = []
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client, client.stream(**call) as answer:
+        for piece in answer.iter_bytes():
+            pieces.append(piece)
+            arrived()
+    return httpx.Response(answer.status_code, headers=answer.headers, content=b"".join(pieces))
 
 
 class Background:
@@ -125,8 +135,16 @@ class Background:
 
     def __init__(self, url: str, request: Mapping[str, Any], replace: Mapping[str, Any] | None = None) -> None:
         self._answer: list[httpx.Response] = []
-        self._thread = threading.Thread(target=lambda: self._answer.append(send(url, request, replace)), daemon=True)
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(url, request, replace), daemon=True)
         self._thread.start()
+
+    def _run(self, url: str, request: Mapping[str, Any], replace: Mapping[str, Any] | None) -> None:
+        self._answer.append(send(url, request, replace, self._begun.set))
+
+    def begun(self) -> None:
+        """Wait for the first piece of the answer."""
+        assert self._begun.wait(60)
 
     @property
     def finished(self) -> bool:

@@ -30,7 +30,7 @@ def step(url: str) -> Step:
 
 @pytest.fixture
 def long_request(url: str) -> Iterator[Callable[..., Background]]:
-    """Start a request of 1500 tokens and wait until it has a slot; all are aborted at the end of the test."""
+    """Start a request of 1500 tokens and wait until it has a slot, and a stream until it has begun; all are aborted at the end of the test."""
 
     def start(name: str = "", **replace: Any) -> Background:
         body = {"input_ids": [10, 60, 61, 62], "sampling_params": LONG, "return_logprob": True, **replace}
@@ -41,6 +41,8 @@ def long_request(url: str) -> Iterator[Callable[..., Background]]:
         background = Background(url, request)
         while running(url) < wanted:
             assert not background.finished
+        if request["body"].get("stream"):
+            background.begun()
         return background
 
     yield start
