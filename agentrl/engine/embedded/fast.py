@@ -185,7 +185,7 @@ def _by_kernel(module: Any) -> None:
 def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Floats], Floats]:
     """What takes [T, K] times `weight` [N, K], plus `bias` [N]; the weight's memory must stay where it is."""
     array, added, (wide, deep) = weight.numpy(), None if bias is None else bias.numpy(), weight.shape
-    few = _FEW if wide >= 8 and mkl.is_available() else 0
+    few = _FEW if wide >= 8 and weight.is_contiguous() and mkl.is_available() else 0
 
     def product(rows: Floats) -> Floats:
         if len(rows) > few:
