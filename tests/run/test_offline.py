@@ -12,6 +12,7 @@ from agentrl.config import RunSettings
 from agentrl.errors import SettingsError
 from agentrl.groups import read_groups
 from agentrl.observability.metrics import read_metrics
+from agentrl.run.driver import open_folder
 from agentrl.run.evaluations import refuse_others
 from tests.support.runs import Run, RunKit
 
@@ -77,3 +78,12 @@ def test_dumps_of_an_unknown_run_are_not_written_over(tmp_path: Path) -> None:
         SettingsError, match=r"0\.jsonl is there, and settings\.json .* is not; choose another --output-dir"
     ):
         refuse_others(settings)
+
+
+def test_how_far_and_how_many_at_once_is_no_other_setting(tmp_path: Path) -> None:
+    given = {"output_dir": str(tmp_path)}
+    with open_folder(RunSettings.from_flat(given), "rollout"):
+        pass
+    refuse_others(RunSettings.from_flat({**given, "num_rollout": 7, "rollout_max_concurrency": 7, "lr": 1.0}))
+    with pytest.raises(SettingsError, match=r"--rollout-top-p 1\.0 -> 0\.5; choose another --output-dir, or go on"):
+        refuse_others(RunSettings.from_flat({**given, "rollout_top_p": 0.5}))
