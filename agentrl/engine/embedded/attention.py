@@ -11,8 +11,10 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from agentrl.engine.embedded.kernels import Places
+from agentrl.engine.embedded import kernels
+from agentrl.engine.embedded.kernels import Floats, Places
 from agentrl.errors import AgentRLError
 
 ATTENTION = "agentrl_slots"
+_ENDLESS = 1 << 40
+_THREADS = ThreadPoolExecutor()
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,8 @@ class Plan:
     chunks: list[Chunk]
     where: Places
     """See `kernels`."""
+    by_kernel: bool
+    """Whether a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit."""
 
     def __post_init__(self) -> None:
         self.seen = functools.cache(self._seen)
@@ -142,12 +149,38 @@ def slot_attention(
         slots, positions = plan.places
         keys[slots, :, positions] = key[0, :, :count].transpose(0, 1)
         values[slots, :, positions] = value[0, :, :count].transpose(0, 1)
-        parts.append(_attend_singles(plan, query, keys, values, scale, window))
+        if plan.by_kernel:
+            out = np.empty((count, query.shape[1], values.shape[3]), np.float32)
+            attend_singles(
+                plan, query[0, :, :count].transpose(0, 1).contiguous().numpy(), keys, values, out, scale, window
+            )
+            parts.append(torch.from_numpy(out))
+        else:
+            parts.append(_attend_singles(plan, query, keys, values, scale, window))
     for chunk in plan.chunks:
         span, new = slice(chunk.offset, chunk.offset + chunk.count), slice(chunk.start, chunk.start + chunk.count)
         keys[chunk.slot, :, new], values[chunk.slot, :, new] = key[0, :, span], value[0, :, span]
         parts.append(attend_chunk(plan, chunk, query, keys, values, scale, window))
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+
+
+def attend_singles(
+    plan: Plan, rows: Floats, keys: Tensor, values: Tensor, out: Floats, scale: float | None, window: int | None
+) -> None:
+    """What the single-token sequences' queries find, as `out` [singles, H, V]; `rows` [T, H or more, D] begins with them."""
+    options = scale or keys.shape[3] ** -0.5, window or _ENDLESS
+    attend = partial(kernels.attend, rows, keys.numpy(), values.numpy(), plan.where, out, *options)
+    in_threads(attend, keys.shape[1], keys.shape[1])
+
+
+def in_threads(work: Callable[[int, int], None], count: int, most: int) -> None:
+    """Call `work` for parts of `count`, in as many threads as torch may use, and at most `most`."""
+    threads = min(torch.get_num_threads(), most)
+    if threads > 1:
+        ends = [i * count // threads for i in range(threads + 1)]
+        list(_THREADS.map(work, ends, ends[1:]))
+    else:
+        work(0, count)
 
 
 def attend_chunk(

@@ -63,9 +63,10 @@ class Engine:
 
     def __init__(self, model: Any, *, slots: int, context_length: int, chunk: int = 1024, exact: bool = False) -> None:
         self.model = model
-        self.forward = forward_of(model, exact=exact)
         self.exact = exact
         self.device: torch.device = model.device
+        self._by_kernel = not exact and self.device.type == "cpu" and model.dtype == torch.float32
+        self.forward = forward_of(model, by_kernel=self._by_kernel)
         self.chunk = chunk
         self.cache = KVCache(layers_of(model), slots, context_length, model.dtype, self.device)
         self.routing = Routing(model, slots, context_length)
@@ -246,7 +247,7 @@ class Engine:
         places = np.array(where).T.copy()
         positions = torch.from_numpy(places[None, 1]).to(self.device)
         singles = [(job.slot, job.filled + 1) for job, _ in work[:single_count]]
-        plan = Plan(self.cache, singles, chunks, places)
+        plan = Plan(self.cache, singles, chunks, places, self._by_kernel)
         with torch.inference_mode(), exactly(self.exact):
             kept = torch.tensor(keep, dtype=torch.long, device=self.device)
             return self.forward(torch.tensor([ids], device=self.device), positions, kept, plan)

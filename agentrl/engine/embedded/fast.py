@@ -9,7 +9,6 @@
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -21,7 +20,7 @@ from torch.backends import mkl
 from torch.nn.functional import linear, rms_norm, silu
 
 from agentrl.engine.embedded import kernels
-from agentrl.engine.embedded.attention import Plan, Probe, attend_chunk
+from agentrl.engine.embedded.attention import Plan, Probe, attend_chunk, attend_singles, in_threads
 from agentrl.engine.embedded.kernels import Floats, Places
 
 Forward = Callable[[Tensor, Tensor, Tensor, "Plan | Probe"], Tensor]
@@ -30,20 +29,18 @@ _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _HEADS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _NORMS = {"q_norm", "k_norm"}
-_ENDLESS = 1 << 40
 _FEW = 64
-_THREADS = ThreadPoolExecutor()
 
 
-def forward_of(model: Any, *, exact: bool = False) -> Forward:
-    """How to run `model`; with `exact`, or elsewhere than on a CPU in float32, as transformers does."""
+def forward_of(model: Any, *, by_kernel: bool) -> Forward:
+    """How to run `model`; as transformers does where kernels may not (see `Plan`)."""
 
     def plain(ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan | Probe) -> Tensor:
         out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
         logits: Tensor = out.logits[0]
         return logits
 
-    if exact or model.device.type != "cpu" or model.dtype != torch.float32:
+    if not by_kernel:
         return plain
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
@@ -89,7 +86,7 @@ class _Attention:
     def __init__(self, own: Any, probe: Probe) -> None:
         self._project, self._out = _together(own.q_proj, own.k_proj, own.v_proj), _together(own.o_proj)
         self._index, self._dim, options = own.layer_idx, own.head_dim, probe.options[own.layer_idx]
-        self._scale, self._window = options["scaling"] or own.head_dim**-0.5, options["sliding_window"]
+        self._scale, self._window = options["scaling"], options["sliding_window"]
         self._heads, self._kv_heads = (len(part.weight) // self._dim for part in (own.q_proj, own.k_proj))
         norms, self._eps = torch.empty(0, self._dim), 0.0
         if hasattr(own, "q_norm"):
@@ -104,8 +101,7 @@ class _Attention:
             keys, values = torch.empty(2, 1, self._kv_heads, count, self._dim)
         else:
             keys, values = plan.cache.keys[self._index], plan.cache.values[self._index]
-        given = parts, keys.numpy(), values.numpy(), where
-        kernels.place(*given, turn, self._norms, self._eps)
+        kernels.place(parts, keys.numpy(), values.numpy(), where, turn, self._norms, self._eps)
         query = torch.from_numpy(parts[:, : self._heads]).transpose(0, 1)[None]
         attended = np.empty((count, self._heads, self._dim), np.float32)
         if isinstance(plan, Probe):
@@ -113,8 +109,7 @@ class _Attention:
             attended[:] = plan.seen(self._index, query, keys, values, options)[0].numpy()
         else:
             if singles := len(plan.singles):
-                attend = partial(kernels.attend, *given, attended[:singles], self._scale, self._window or _ENDLESS)
-                _in_threads(attend, self._kv_heads, self._kv_heads)
+                attend_singles(plan, parts, keys, values, attended[:singles], self._scale, self._window)
             for chunk in plan.chunks:
                 found = attend_chunk(plan, chunk, query, keys, values, self._scale, self._window)
                 attended[chunk.offset : chunk.offset + chunk.count] = found.numpy()
@@ -192,20 +187,10 @@ def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Floats], Floats]:
             return linear(torch.from_numpy(rows), weight, bias).numpy()
         out = np.empty((len(rows), wide), np.float32)
         most = min(1 + (len(rows) * wide * deep >> 20), wide // 8)
-        _in_threads(partial(kernels.product, rows, array, out), wide, most)
+        in_threads(partial(kernels.product, rows, array, out), wide, most)
         return out if added is None else np.add(out, added, out)
 
     return product
-
-
-def _in_threads(work: Callable[[int, int], None], count: int, most: int) -> None:
-    """Call `work` for parts of `count`, in as many threads as torch may use, and at most `most`."""
-    threads = min(torch.get_num_threads(), most)
-    if threads > 1:
-        ends = [i * count // threads for i in range(threads + 1)]
-        list(_THREADS.map(work, ends, ends[1:]))
-    else:
-        work(0, count)
 
 
 def _has_common_form(model: Any) -> bool:

@@ -221,9 +221,9 @@ def attend(
     low: int,
     top: int,
 ) -> None:
-    """Attention of the first tokens of `parts`, as many as `out` [T, heads, dim] has, one new one a sequence.
+    """Attention of the first tokens of `parts` [T or more, heads or more, dim], one new one a sequence.
 
-    Of the key heads `low` to `top` only: threads take some each.
+    `out`: [T, heads, dim of values]. Of the key heads `low` to `top` only: threads take some each.
     """
     groups = out.shape[1] // keys.shape[1]
     scores = np.empty((groups, keys.shape[2]), np.float32)
@@ -239,7 +239,7 @@ def attend(
                 _score(query, keys[source, head, begin:stop], scores[:, begin - first :])
             for group in range(groups):
                 _soften(scores[group, : end - first], scale)
-                for i in range(keys.shape[3]):
+                for i in range(values.shape[3]):
                     mixed[group, i] = 0
             for source, begin, stop in spans:
                 _mix(scores[:, begin - first :], values[source, head, begin:stop], mixed)
