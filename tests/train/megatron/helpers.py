@@ -54,7 +54,7 @@ def make_batch(groups: int = 3, per_group: int = 4, seed: int = 0, vocab: int = 
 
 
 def settings(folder: Path, **changes: Any) -> TrainSettings:
-    """Packed microbatches of at most 80 tokens, a large learning rate, no weight decay."""
+    """Packed microbatches of at most 160 tokens, a large learning rate, no weight decay."""
     chosen: dict[str, Any] = {
         "hf_checkpoint": str(folder),
         "train_backend": "megatron",
@@ -63,7 +63,7 @@ def settings(folder: Path, **changes: Any) -> TrainSettings:
         "adam_eps": 1e-4,  # so that gradients of pure rounding noise do not become full steps
         "bf16": False,  # where there is a GPU, too: what is compared are formulas
         "use_dynamic_batch_size": True,
-        "max_tokens_per_gpu": 80,
+        "max_tokens_per_gpu": 160,
     }
     return TrainSettings(**(chosen | changes))
 

@@ -19,7 +19,7 @@ from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import PPO, backend, make_batch, settings, timeless
 
-STEPS = 3
+STEPS = 2
 ALGORITHM = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.05, kl_loss_type="k3", entropy_coef=0.01)
 SEQUENCES = AlgorithmSettings(
     advantage_estimator="gspo",
