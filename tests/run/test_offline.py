@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentrl.buffer.reader import StoreReader
+from agentrl.cli import main
 from agentrl.cli.eval import command
 from agentrl.config import RunSettings
 from agentrl.errors import SettingsError
@@ -18,6 +19,8 @@ from tests.support.runs import Run, RunKit
 
 pytestmark = pytest.mark.timeout(300)
 
+OFFLINE: dict[str, object] = {"lr": None, "train_threads": None, "device": None}
+
 
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
@@ -25,13 +28,15 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 
 def ran(kit: RunKit, name: str, **settings: object) -> Run:
-    output, none = str(settings.pop("output_dir", name)), {"lr": None, "train_threads": None, "device": None}
-    run = kit.start(kit.arguments(output, **none, **settings), name)
+    output = str(settings.pop("output_dir", name))
+    run = kit.start(kit.arguments(output, **OFFLINE, **settings), name)
     run.wait()
     return run
 
 
-def test_rollouts_go_on_where_they_were_and_are_never_overwritten(kit: RunKit) -> None:
+def test_rollouts_go_on_where_they_were_and_are_never_overwritten(
+    kit: RunKit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = ran(kit, "rollout", num_rollout=1)
     folder = first.folder / "rollouts"
     made = (folder / "0.jsonl").read_bytes()
@@ -46,13 +51,16 @@ def test_rollouts_go_on_where_they_were_and_are_never_overwritten(kit: RunKit) -
         assert [(part.kind, part.trajectories, part.last) for part in reader.kinds()] == [("rollout", 20, 2)]
         assert sorted({row.group_index or 0 for row in reader.query()}) == list(range(10))
     there = {file: file.read_bytes() for file in folder.glob("*.json*")}
-    changed = ran(kit, "rollout", num_rollout=9, n_samples_per_prompt=4, rollout_temperature=0.5)
-    assert changed.process.returncode == 2
-    assert "--n-samples-per-prompt 2 -> 4, --rollout-temperature 1.0 -> 0.5" in changed.output
-    assert "choose another --output-dir" in changed.output
+    monkeypatch.chdir(kit.folder)
+    # What starts no engine needs no process of its own.
+    changed = kit.arguments("rollout", **OFFLINE, num_rollout=9, n_samples_per_prompt=4, rollout_temperature=0.5)
+    assert main.run(["rollout", *changed]) == 2
+    said = capsys.readouterr().err
+    assert "--n-samples-per-prompt 2 -> 4, --rollout-temperature 1.0 -> 0.5" in said
+    assert "choose another --output-dir" in said
     assert {file: file.read_bytes() for file in folder.glob("*.json*")} == there, "not touched"
-    done = ran(kit, "rollout", num_rollout=2)
-    assert "holds 3 rollouts, and --num-rollout is 2: nothing left to do" in done.output
+    assert main.run(["rollout", *kit.arguments("rollout", **OFFLINE, num_rollout=2)]) == 0
+    assert "holds 3 rollouts, and --num-rollout is 2: nothing left to do" in capsys.readouterr().err
 
 
 @pytest.mark.slow
