@@ -17,8 +17,10 @@ def backend_class(name: str) -> type[TrainBackend]:
         SettingsError: there is none of that name.
     """
     if name == "megatron":
-        from agentrl.train.megatron.backend import MegatronBackend
+        from agentrl.train.megatron.device import uncompiled
 
+        with uncompiled():
+            from agentrl.train.megatron.backend import MegatronBackend
         return MegatronBackend
     if name == "fsdp":
         from agentrl.train.fsdp.backend import FsdpBackend

@@ -36,6 +36,21 @@ _MODULES = (
 """Modules of megatron.core with a literal CUDA device or pinned memory on the training or checkpoint path."""
 
 
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Without CUDA: modules that are imported here leave their functions as they are.
+
+    Many of megatron's are marked for `torch.compile`, which loads inductor for seconds as soon as it marks one.
+    """
+    compiled = torch.compile
+    if not torch.cuda.is_available():
+        vars(torch)["compile"] = lambda function=None, **_: function or (lambda given: given)
+    try:
+        yield
+    finally:
+        vars(torch)["compile"] = compiled
+
+
 @functools.cache
 def prepare() -> None:
     """Make megatron.core usable on this machine; idempotent."""

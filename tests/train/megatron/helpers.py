@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-import agentrl.train.megatron.backend  # noqa: F401  (so that it is loaded when `tests.conftest` looks)
 from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
 from agentrl.algorithms.ops.weights import token_weights
 from agentrl.sample import Sample
@@ -20,6 +19,8 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import Learners, RankInfo
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
+
+backend_class("megatron")  # so that it is there when `tests.conftest` looks
 
 TEMPERATURE = 0.8
 PPO = AlgorithmSettings(advantage_estimator="ppo", gamma=0.99, lambd=0.95)

@@ -25,6 +25,7 @@ from agentrl.errors import TrainError
 from agentrl.train import logprobs
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.device import uncompiled
 from agentrl.train.megatron.families import FAMILIES, Family, Layout, family_of, shape_of
 from agentrl.train.megatron.rope import Rope
 from agentrl.train.microbatches import Packer, inputs_of
@@ -38,6 +39,18 @@ from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_megatrons_functions_are_compiled_on_gpus_alone(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    compiled: Any = torch.compile
+    with uncompiled():
+        assert (torch.compile is compiled) == cuda
+        if not cuda:
+            assert torch.compile(abs) is abs
+            assert torch.compile(dynamic=True)(abs) is abs
+    assert torch.compile is compiled
 
 
 @pytest.mark.parametrize("chunk", [1, 30, 1 << 25])
