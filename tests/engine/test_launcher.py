@@ -98,13 +98,19 @@ async def test_a_bad_model_path_is_an_error_with_the_log(tmp_path: Path) -> None
             pass
 
 
-async def test_death_is_noticed_and_stopping_the_dead_is_fine(tiny_model: Path, tmp_path: Path) -> None:
-    async with launch(EMBEDDED, tiny_model, log_dir=tmp_path) as (engine,):
+async def test_built_in_servers_pick_their_ports_and_the_death_of_one_is_noticed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with launch(EMBEDDED, tiny_model, log_dir=tmp_path, count=2) as engines:
+        ports = [int(engine.url.rsplit(":", 1)[1]) for engine in engines]
+        assert len({0, *ports}) == 3
+        engine, other = engines
         assert engine.poll() is None
         engine.kill()
         with anyio.fail_after(10.0):
             assert await engine.wait() == -signal.SIGKILL
         await engine.stop()
+        assert other.poll() is None
 
 
 def test_blocking_launch_serves_external_users_and_stops(tiny_model: Path, tmp_path: Path) -> None:
@@ -172,12 +178,6 @@ async def test_somebody_else_at_the_port_who_never_answers_is_not_waited_for(
             async with launch(stand_in("echo address already in use; exit 1"), "nowhere", log_dir=tmp_path):
                 raise AssertionError("it came up")
     assert caught.value.kind == "engine_exited"
-
-
-async def test_the_built_in_server_picks_its_port_itself(tmp_path: Path, tiny_model: Path) -> None:
-    async with launch(EMBEDDED, tiny_model, log_dir=tmp_path, count=2) as engines:
-        ports = [int(engine.url.rsplit(":", 1)[1]) for engine in engines]
-        assert len({0, *ports}) == 3
 
 
 PARENT = """
