@@ -48,7 +48,8 @@ def rollout_metrics(
     metrics.update(_counts("failures", stats.failures))
     metrics.update(_counts("dropped", stats.dropped))
     metrics["perf/rollout_seconds"] = stats.seconds
-    metrics["perf/rollout_tokens_per_second"] = stats.tokens.generated / stats.seconds if stats.seconds else 0.0
+    if stats.tokens.generated:  # else all samples were ready before the rollout was asked for
+        metrics["perf/rollout_tokens_per_second"] = stats.tokens.generated / stats.seconds
     account = stats.account
     metrics |= {f"tokens/{name}": float(getattr(account, name)) for name in ("generated", "trained", "waiting")}
     return metrics | _counts("tokens/dropped", account.lost)

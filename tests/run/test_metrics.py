@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.rollout.settings import RolloutSettings
-from agentrl.rollout.stats import RolloutStats, describe
+from agentrl.rollout.stats import RolloutStats, Tokens, describe
 from agentrl.run.metrics import rollout_metrics
 from agentrl.sample import Sample, SpecInfo, Status
 
@@ -37,6 +37,16 @@ def test_siblings_are_one_trajectory() -> None:
 def test_a_rollout_in_which_nothing_was_finished_offers_no_mean() -> None:
     found = rollout_metrics([[part(0, 1, None)]], RolloutStats(), SETTINGS)
     assert not [name for name in found if name.startswith("offered/")]
+
+
+def test_a_rollout_that_was_ready_before_has_no_rate() -> None:
+    rates = [
+        rollout_metrics([[part(0, 1, None)]], RolloutStats(tokens=Tokens(generated), seconds=2.0), SETTINGS).get(
+            "perf/rollout_tokens_per_second"
+        )
+        for generated in (0, 12)
+    ]
+    assert rates == [None, 6.0]
 
 
 def test_answers_that_were_not_judged_are_counted_by_kind() -> None:
