@@ -206,9 +206,9 @@ def test_every_package_that_agentrl_imports_is_required_or_brought_by_an_extra()
     project = tomllib.loads((Path(rooms.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     required = {re.split(r"[^\w.-]", line)[0] for line in declared} | {"yaml", "agentrl", *sys.stdlib_module_names}
-    others = {"pydantic_core", "httpx2", "latex2sympy2_extended", "yarl", "huggingface_hub"}
+    others = {"llvmlite", "pydantic_core", "httpx2", "latex2sympy2_extended", "yarl", "huggingface_hub"}
     missing = {name for name in imported if not {name, _DISTRIBUTED_AS.get(name, name).replace("_", "-")} & required}
-    assert missing == others, "these come with pydantic, mcp, math-verify, aiohttp, transformers"
+    assert missing == others, "these come with numba, pydantic, mcp, math-verify, aiohttp, transformers"
 
 
 def test_the_extra_of_a_package_is_the_commands_else_the_smallest() -> None:

@@ -22,7 +22,7 @@ def batch() -> TrainBatch:
 
 
 def test_estimators_see_tokens_turns_step_rewards_and_kl() -> None:
-    settings = AlgorithmSettings(advantage_estimator=f"{__file__}:credit", kl_coef=0.5, kl_loss_type="k2")
+    settings = AlgorithmSettings(advantage_estimator=f"{__name__}:credit", kl_coef=0.5, kl_loss_type="k2")
     old, ref = torch.zeros(12), torch.full((12,), 2.0)
     got = estimate(batch(), {"old_log_probs": old, "ref_log_probs": ref}, algorithm_of(settings)).advantages
     one = [110.0, 111.5, 107.0, 220.5]
