@@ -11,8 +11,9 @@ import hashlib
 import os
 import re
 import sqlite3
+import tempfile
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from agentrl.buffer.reader import StoreReader
@@ -21,8 +22,8 @@ from agentrl.files import stamp
 
 _BATCH = 64
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS state (store TEXT, key INTEGER);
-CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5(text, content='', columnsize=0, detail=none);
+CREATE TABLE state (store TEXT, key INTEGER);
+CREATE VIRTUAL TABLE texts USING fts5(text, content='', columnsize=0, detail=none);
 """
 
 
@@ -49,7 +50,7 @@ class TextIndex:
         try:
             with closing(self._open()) as db:
                 return [found for (found,) in db.execute("SELECT rowid FROM texts WHERE texts MATCH ?", (words,))]
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise DataError(f"{self.path}: cannot be searched: {error}; delete it, it is made again") from error
 
     def wait(self, timeout: float) -> bool:
@@ -96,12 +97,23 @@ class TextIndex:
         return bool(last > found[1])
 
     def _open(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists():
+            _make(self.path)
         db = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
-        db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
-        db.executescript(_SCHEMA)
         return db
+
+
+def _make(path: Path) -> None:
+    """All at once: SQLite lets nobody else in, and nobody wait, while it changes the journal of a new file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        new = Path(folder) / path.name
+        with closing(sqlite3.connect(new)) as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.executescript(_SCHEMA)
+        with suppress(FileExistsError):  # somebody else was faster
+            os.link(new, path)
 
 
 def _alive(thread: threading.Thread | None) -> bool:

@@ -3,7 +3,10 @@
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from click.testing import CliRunner
@@ -114,6 +117,25 @@ def test_an_index_that_failed_is_tried_again_when_there_is_more(tmp_path: Path) 
     with TrajectoryStore(source.path, 1000) as store:
         write_step(store, 1)
     assert found(source.index, "seven")
+
+
+def test_two_make_the_same_index_at_once(tmp_path: Path) -> None:
+    for i in range(100):
+        store, together = tmp_path / str(i) / "trajectories.sqlite", Barrier(2)
+        store.parent.mkdir()
+
+        def begin(store: Path = store, together: Barrier = together) -> None:
+            together.wait(10)
+            with closing(TextIndex(store)._open()) as db:
+                db.execute("BEGIN IMMEDIATE")
+                db.execute("INSERT INTO state VALUES ('it', 1)")
+                db.execute("COMMIT")
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda _: begin(), range(2)))
+        with closing(TextIndex(store)._open()) as db:
+            assert db.execute("SELECT count(*) FROM state").fetchone() == (2,)
+        assert [file.name for file in store.parent.iterdir()] == ["trajectories.texts.sqlite"]
 
 
 def test_the_table_and_its_choices_follow_the_store(tmp_path: Path) -> None:
