@@ -2,7 +2,8 @@
 
 1. Names, shapes and meanings of the model's tensors are as before, so weight updates and checksums do not notice.
 2. Linear maps of up to `_FEW` rows, which is what decoding is made of, are a kernel's and up to 1.9 times as fast as
-   MKL's (measured with AVX-512). Where torch computes with another library (Apple's processors have their own), they are that library's.
+   MKL's (measured with AVX-512). Where torch computes with another library (Apple's processors have their own), they are
+   that library's.
 3. A decoder of the common form (norms, attention with a rope by halves, a gated or any other MLP) runs in a `Decoder`: the
    queries, keys and values of a token are one product, as are gate and up, and what lies between products is a few
    kernels. Whether a model has that form is asked of its parts and then of its numbers; others run as they are.
