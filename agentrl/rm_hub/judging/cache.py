@@ -1,8 +1,7 @@
 """Verdicts that were already given, in an SQLite file that several processes may share.
 
 1. A verdict is found by a digest of everything that went into it: model, rubric and texts.
-2. The file is read and written in a thread, one at a time: waiting for another process's lock does not stop the event
-   loop. SQLite ends that wait.
+2. The file is read and written in a thread: waiting for another process's lock does not stop the event loop.
 3. It keeps SQLite's rollback journal: switching to the write-ahead log is refused at once, without waiting, while
    another process opens the file, and what that log saves is nothing beside one call to a judge.
 """
@@ -18,6 +17,7 @@ import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
+from agentrl.tools.threads import run_in_daemon_thread
 
 _WAIT = 30.0
 """Seconds to wait for another process's write."""
@@ -36,7 +36,7 @@ class JudgeCache:
     async def __aenter__(self) -> Self:
         self._one_at_a_time = anyio.CapacityLimiter(1)
         try:
-            self._db = await anyio.to_thread.run_sync(self._open)
+            self._db = await run_in_daemon_thread(self._open)
         except (sqlite3.Error, OSError) as error:
             raise SettingsError(
                 f"--judge-cache-path {self.path}: cannot be used as a cache: {error}; name a file of its own in a "
@@ -45,7 +45,8 @@ class JudgeCache:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._db.close()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_WAIT):
+            await self._run(self._db.close)
 
     async def get(self, key: str) -> Grade | None:
         """The verdict kept under `key`, or None."""
@@ -60,13 +61,16 @@ class JudgeCache:
         await self._run(lambda: self._db.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", row))
 
     async def _run(self, work: Callable[[], Any]) -> Any:
-        try:
-            return await anyio.to_thread.run_sync(work, limiter=self._one_at_a_time)
-        except sqlite3.Error as error:
-            raise GraderFailure(
-                f"the judge's cache {self.path} failed: {error}; free space, or name another --judge-cache-path",
-                kind="judge_cache",
-            ) from error
+        async with self._one_at_a_time:
+            try:
+                with anyio.fail_after(2 * _WAIT):
+                    return await run_in_daemon_thread(work)
+            except (sqlite3.Error, TimeoutError) as error:
+                raise GraderFailure(
+                    f"the judge's cache {self.path} failed: {error or 'it is locked'}; free space, or name another "
+                    "--judge-cache-path",
+                    kind="judge_cache",
+                ) from error
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
