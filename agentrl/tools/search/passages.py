@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
+
+import orjson
 
 from agentrl.errors import DataError, disk_trouble
 from agentrl.rowfiles import open_rows
 
 _TEXT_FIELDS = ("text", "contents", "content", "passage")
-_STORED, _BATCH = "passages.arrow", 4096
-_VERSION = 2
+_ROWS, _OFFSETS = "passages.jsonl", "passages.offsets.npy"
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,33 +133,48 @@ def find_index(folder: str | Path, header: str, missing: str) -> Path:
 
 
 class StoredPassages(Sequence[Passage]):
-    """Passages in a folder: an Arrow file, mapped, of which a passage is decoded when asked for."""
+    """Passages in a folder: a JSONL file and the offsets of its lines, both mapped, parsed when asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `DataError` where the file is missing or damaged."""
-        import pyarrow as pa
+        """Raises `DataError` where the files are missing, or do not belong together."""
+        import numpy as np
 
         try:
-            table = pa.ipc.open_file(pa.memory_map(str(folder / _STORED))).read_all()
-        except (OSError, pa.ArrowException) as error:
+            self._offsets: Any = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
+            with (folder / _ROWS).open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
             raise DataError(f"{folder}: the index's passages cannot be read: {error}; build the index again") from error
-        self._columns = [table[field.name] for field in fields(Passage)]
+        if len(self._offsets) < 2 or int(self._offsets[-1]) != len(self._map):
+            raise DataError(f"{folder}: {_ROWS} and {_OFFSETS} do not belong together; build the index again")
 
     @staticmethod
-    def write(folder: Path, passages: Sequence[Passage]) -> None:
-        """Write the file."""
-        import pyarrow as pa
+    def write(folder: Path, passages: Iterable[Passage]) -> None:
+        """Write the two files."""
+        from array import array
 
-        schema = pa.schema([(field.name, pa.string()) for field in fields(Passage)])
-        with pa.OSFile(str(folder / _STORED), "wb") as file, pa.ipc.new_file(file, schema) as stored:
-            for at in range(0, len(passages), _BATCH):
-                rows = [asdict(passage) for passage in passages[at : at + _BATCH]]
-                stored.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+        import numpy as np
+
+        offsets = array("q", [0])
+        with (folder / _ROWS).open("wb") as file:
+            for passage in passages:
+                row = orjson.dumps({"id": passage.id, "title": passage.title, "text": passage.text})
+                file.write(row + b"\n")
+                offsets.append(offsets[-1] + len(row) + 1)
+        np.save(folder / _OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
 
     def __len__(self) -> int:
-        return len(self._columns[0])
+        return len(self._offsets) - 1
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Passage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Passage]: ...
+    def __getitem__(self, index: int | slice) -> Passage | list[Passage]:
         if isinstance(index, slice):
-            return [self[at] for at in range(len(self))[index]]
-        return Passage(*(column[index].as_py() for column in self._columns))
+            return [self[at] for at in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        start, end = self._offsets[index % len(self)], self._offsets[index % len(self) + 1]
+        row = orjson.loads(self._map[start:end])
+        return Passage(row["id"], row["text"], row["title"])
