@@ -150,13 +150,12 @@ def slot_attention(
         keys[slots, :, positions] = key[0, :, :count].transpose(0, 1)
         values[slots, :, positions] = value[0, :, :count].transpose(0, 1)
         if plan.by_kernel:
-            out = np.empty((count, query.shape[1], values.shape[3]), np.float32)
-            attend_singles(
-                plan, query[0, :, :count].transpose(0, 1).contiguous().numpy(), keys, values, out, scale, window
-            )
+            rows = query[0, :, :count].transpose(0, 1).contiguous().numpy()
+            out = np.empty((*rows.shape[:2], values.shape[3]), np.float32)
+            attend_singles(plan, rows, keys, values, out, scale, window)
             parts.append(torch.from_numpy(out))
         else:
-            parts.append(_attend_singles(plan, query, keys, values, scale, window))
+            parts.append(_attend_masked(plan, query, keys, values, scale, window))
     for chunk in plan.chunks:
         span, new = slice(chunk.offset, chunk.offset + chunk.count), slice(chunk.start, chunk.start + chunk.count)
         keys[chunk.slot, :, new], values[chunk.slot, :, new] = key[0, :, span], value[0, :, span]
@@ -204,7 +203,7 @@ def attend_chunk(
     return attended[0].transpose(0, 1)
 
 
-def _attend_singles(
+def _attend_masked(
     plan: Plan, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
 ) -> Tensor:
     """One new token a sequence; query heads of one group are folded into the query axis, which takes no copy of KV."""
