@@ -1,13 +1,23 @@
-"""Tiny models made on the spot: a Hugging Face folder with random weights, a tokenizer and a chat template.
+"""Tiny models: a Hugging Face folder with a tokenizer and a chat template, made on the spot or shipped.
 
 1. `create` needs no network: the tokenizer is trained on a small text, the weights are random and depend on the seed
    alone. The same arguments give the same files.
-2. The template is ChatML with Hermes tool calls. Its markup tags, every digit and every operator are single tokens,
+2. `shipped` gives the folder of a model that was taught a task; `agentrl.tiny.make_models` makes these again.
+3. The template is ChatML with Hermes tool calls. Its markup tags, every digit and every operator are single tokens,
    so that a model of under a million parameters can learn to copy numbers within minutes on a laptop.
-3. torch and transformers are imported when `create` runs, not before.
+4. torch and transformers are imported when `create` runs, not before.
 """
+
+from pathlib import Path
 
 from agentrl.tiny.create import Arch, create
 from agentrl.tiny.template import CHAT_TEMPLATE, MARKUP_TOKENS, SPECIAL_TOKENS
 
-__all__ = ["CHAT_TEMPLATE", "MARKUP_TOKENS", "SPECIAL_TOKENS", "Arch", "create"]
+__all__ = ["CHAT_TEMPLATE", "MARKUP_TOKENS", "SHIPPED", "SPECIAL_TOKENS", "Arch", "create", "shipped"]
+
+SHIPPED = Path(__file__).parent / "models"
+
+
+def shipped(name: str) -> Path:
+    """Return the folder of a shipped model: `calculator`, `examples` or `tools`."""
+    return SHIPPED / name

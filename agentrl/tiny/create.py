@@ -31,6 +31,7 @@ def create(
     hidden: int = 128,
     heads: int = 4,
     kv_heads: int = 2,
+    feed_forward: int | None = None,
     vocab_size: int = 512,
     context_length: int = 1024,
     tie_embeddings: bool = True,
@@ -46,9 +47,10 @@ def create(
         path: the folder to write; made if it does not exist.
         arch: the architecture, one that the trainer and SGLang know.
         layers: number of transformer layers.
-        hidden: width of the residual stream, a multiple of `heads`; a feed-forward layer or an expert is three times as wide.
+        hidden: width of the residual stream, a multiple of `heads`.
         heads: attention heads.
         kv_heads: key-value heads, a divisor of `heads`; latent attention (deepseek_v3) has one for every head.
+        feed_forward: width of a feed-forward layer or an expert; by default three times `hidden`.
         vocab_size: size of the embedding; the tokenizer has at most as many ids.
         context_length: longest sequence in tokens.
         tie_embeddings: whether the output layer shares the embedding's weights.
@@ -81,7 +83,7 @@ def create(
     sizes: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
+        "intermediate_size": feed_forward or 3 * hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -95,7 +97,7 @@ def create(
         "initializer_range": _INIT_STD,
         "dtype": "float32",
     }
-    config = transformers.AutoConfig.for_model(arch, **sizes | _own(arch, hidden, heads))
+    config = transformers.AutoConfig.for_model(arch, **sizes | _own(arch, hidden, heads, feed_forward or 3 * hidden))
     model = _model(config, seed, draw_pad_row)
     try:
         model.save_pretrained(path)
@@ -107,16 +109,16 @@ def create(
     return model
 
 
-def _own(arch: Arch, hidden: int, heads: int) -> dict[str, Any]:
-    """What an architecture's config has beside the usual sizes, or instead: a mixture's four experts, two a token."""
-    experts = {"num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 3 * hidden}
+def _own(arch: Arch, hidden: int, heads: int, wide: int) -> dict[str, Any]:
+    """Return the parts of an architecture's config besides the usual sizes: a mixture's four experts, two a token."""
+    experts = {"num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": wide}
     match arch:
         case "mistral":
             return {"sliding_window": None}
         case "glm":
             return {"attention_bias": True}
         case "qwen2_moe":
-            return {"num_experts": 4, "shared_expert_intermediate_size": 3 * hidden, **experts}
+            return {"num_experts": 4, "shared_expert_intermediate_size": wide, **experts}
         case "qwen3_moe":
             return {"num_experts": 4, **experts}
         case "glm4_moe":

@@ -1,4 +1,4 @@
-"""What `agentrl init --skilled` teaches a tiny model: to call the one tool that its prompt offers, and to copy its answer.
+"""Lessons of `agentrl init --skilled`: a tiny model calls the one tool that its prompt offers and copies its answer.
 
 1. Names of tools and arguments, what is asked about and what is found are drawn anew for every conversation, so that the
    model learns to read the schema and to copy, not the words. A tool has one argument, a text.
@@ -9,15 +9,12 @@ import json
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from agentrl.sample import Message
-from agentrl.tiny.warm_start import Phase, Say, WarmStartSettings, in_own_process
+from agentrl.tiny.acceptance import Check
+from agentrl.tiny.warm_start import Phase
 
-RECIPE = WarmStartSettings(
-    vocab_size=768, spaces_apart=True, skill_steps=400, skill_success=0.6, habit_steps=0, train_threads=2
-)
 _LISTS = 2400
 """Conversations that repeat a list, before the first call of a tool."""
 
@@ -43,15 +40,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _UNITS = (" million", "", " km", " people", " euros", "%", " degrees", " thousand")
 
 
-def skilled_model(cache: Path, seed: int, say: Say) -> Path:
-    """Make the model, or find it in `cache`; returns its Hugging Face folder."""
-    return in_own_process(cache, ToolLessons(), RECIPE.model_copy(update={"seed": seed}), say)
-
-
 class ToolLessons:
     """See `agentrl.tiny.warm_start.Lessons`."""
 
-    name, version, markup = "skilled", 1, ()
+    markup = ()
 
     def corpus(self) -> Iterator[str]:
         """The words of schemas, questions and answers; names only in parts."""
@@ -73,17 +65,23 @@ class ToolLessons:
         for number in count():
             yield _repeated(rng) if number < _LISTS and number % 2 else conversation(rng)
 
-    async def checks(self) -> list[list[Message]]:
-        """64 questions with their answers."""
-        rng = random.Random("held-out demonstrations")
-        return [conversation(rng, 1) for _ in range(64)]
+    async def checks(self) -> list[Check]:
+        """Every form of question, 64 times each; the whole call and the answer are checked."""
+        rng, found = random.Random("held-out demonstrations"), []
+        for question in _QUESTIONS * 64:
+            messages = conversation(rng, 1, question)
+            function = messages[1]["tool_calls"][0]["function"]
+            ((argument, value),) = function["arguments"].items()
+            call = f'{function["name"]}", "arguments": {{"{argument}": "{value}'
+            found.append(Check(question, messages, {1: ("call", call), 3: ("answer", messages[3]["content"])}))
+        return found
 
 
-def conversation(rng: random.Random, most: int = 5) -> list[Message]:
-    """Some questions and their answers by a tool, which the first message `offers`."""
+def conversation(rng: random.Random, most: int = 5, question: str = "") -> list[Message]:
+    """Some questions and their answers by a tool, which the first message `offers`; `question` leaves no choice of form."""
     function = _tool(rng)
     (argument,) = function["parameters"]["properties"]
-    messages = [m for _ in range(rng.randint(1, most)) for m in _asked(rng, function["name"], argument)]
+    messages = [m for _ in range(rng.randint(1, most)) for m in _asked(rng, function["name"], argument, question)]
     return [{**messages[0], "offers": function}, *messages[1:]]
 
 
@@ -92,9 +90,9 @@ def _repeated(rng: random.Random) -> list[Message]:
     return [{"role": "user", "content": words}, {"role": "assistant", "content": words}]
 
 
-def _asked(rng: random.Random, tool: str, argument: str) -> list[Message]:
+def _asked(rng: random.Random, tool: str, argument: str, question: str = "") -> list[Message]:
     subject, found = _subject(rng), _found(rng)
-    question = rng.choice(_QUESTIONS).format(subject, what=rng.choice(_WHAT))
+    question = (question or rng.choice(_QUESTIONS)).format(subject, what=rng.choice(_WHAT))
     call = {"id": "call_0", "type": "function", "function": {"name": tool, "arguments": {argument: subject}}}
     return [
         {"role": "user", "content": question[0].upper() + question[1:]},

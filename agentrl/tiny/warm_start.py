@@ -1,16 +1,18 @@
 """The warm start: the project's own trainer teaches a random model a format, a tool and some bad habits.
 
 1. What is taught is a `Lessons` object. Skill phase: rounds of correct demonstrations, each with its own learning-rate
-   decay, until the model reproduces held-out ones token for token. Copying out of the context appears suddenly and at
-   a different time for every seed; a fixed number of steps would sometimes stop before it.
-2. Habit phase: fewer steps on imperfect demonstrations, so that reinforcement learning has something to improve.
-3. The result is kept in a folder named after the lessons and the hash of all settings; the same find it there.
+   decay, until the model passes the acceptance check (`agentrl.tiny.acceptance`). Copying out of the context appears
+   suddenly and at a different time for every seed; a fixed number of steps would sometimes stop before it.
+2. Habit phase: fewer steps on imperfect demonstrations, so that reinforcement learning has something to improve. The
+   model must pass the same check again.
+3. The result is deterministic on one processor only: hundreds of steps amplify the last bits. So the models that users
+   start from are shipped (`agentrl.tiny.models`).
 
 Muon is what makes copying appear within a minute or two: AdamW alone needs several times longer.
 """
 
 import asyncio
-import hashlib
+import shutil
 import tempfile
 import time
 import warnings
@@ -25,6 +27,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from agentrl.errors import TrainError
 from agentrl.sample import Message, Sample
 from agentrl.settings import Settings
+from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, Check, failures, measure
 from agentrl.tiny.create import Arch, create
 
 if TYPE_CHECKING:
@@ -35,29 +38,17 @@ Say = Callable[[str], None]
 
 Phase = Literal["skill", "habit"]
 
-_RECIPE = 2
-"""Part of the cache's key: raised when the loop changes."""
-
-_MADE = {"arch", "layers", "hidden", "vocab_size", "spaces_apart", "context_length", "seed"}
+_MADE = {"arch", "layers", "hidden", "feed_forward", "vocab_size", "spaces_apart", "context_length", "seed"}
 """Settings that `create` calls so too."""
-
-_SURE = 0.5
-"""A token with more than this probability is the one that greedy decoding picks."""
 
 
 class Lessons(Protocol):
-    """What a tiny model is taught; picklable.
+    """Lessons of a tiny model; picklable.
 
     Attributes:
-        name: of the folder in the cache, with the settings' key.
-        version: raised when the lessons change, so that no model of older ones is found.
         markup: tags besides the usual ones that are to be one token each.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> int: ...
     @property
     def markup(self) -> Sequence[str]: ...
 
@@ -70,8 +61,8 @@ class Lessons(Protocol):
     def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
         """An endless stream of conversations that end with the assistant, the same for the same arguments."""
 
-    async def checks(self) -> list[list[Message]]:
-        """Some correct conversations about held-out problems, to know when the skill phase is over."""
+    async def checks(self) -> list[Check]:
+        """Correct conversations about held-out problems: every phrase and every tool form of the task, some times each."""
 
 
 class WarmStartSettings(Settings):
@@ -81,78 +72,80 @@ class WarmStartSettings(Settings):
     arch: Arch = Field("qwen3", description="Architecture of the model, a `model_type` of transformers.")
     layers: PositiveInt = Field(4, description="Transformer layers of the model.")
     hidden: PositiveInt = Field(128, description="Width of the model.")
+    feed_forward: PositiveInt | None = Field(None, description="Width of a feed-forward layer; default 3 times hidden.")
     vocab_size: PositiveInt = Field(512, description="Ids of the tokenizer.")
     spaces_apart: bool = Field(False, description="Whether the tokenizer keeps spaces out of words.")
     context_length: PositiveInt = Field(1024, description="Longest sequence in tokens.")
-    skill_steps: PositiveInt = Field(260, description="Optimizer steps of one round of the skill phase.")
+    skill_steps: PositiveInt = Field(400, description="Optimizer steps of one round of the skill phase.")
     skill_rounds: PositiveInt = Field(4, description="Most rounds of the skill phase.")
     skill_batch: PositiveInt = Field(16, description="Demonstrations a step in the skill phase.")
     skill_lr: PositiveFloat = Field(4e-3, description="Peak learning rate of embeddings and norms in the skill phase.")
     skill_muon_lr: PositiveFloat = Field(9e-3, description="Peak learning rate of the matrices, by Muon.")
-    skill_success: float = Field(
-        0.85, ge=0, le=1, description="Share of held-out demonstrations that must be reproduced to leave the phase."
+    least_right: float = Field(
+        LEAST_RIGHT, ge=0, le=1, description="Share of each phrase's texts that must be correct."
+    )
+    least_probability: float = Field(
+        LEAST_PROBABILITY, ge=0, le=1, description="Least mean probability of these texts."
     )
     habit_steps: NonNegativeInt = Field(80, description="Optimizer steps of the habit phase; 0 leaves it out.")
     habit_batch: PositiveInt = Field(32, description="Demonstrations a step in the habit phase.")
     habit_lr: PositiveFloat = Field(1e-3, description="Peak learning rate of the habit phase, by AdamW.")
     train_threads: PositiveInt = Field(1, description="CPU threads.")
 
-    def folder_name(self, lessons: Lessons) -> str:
-        """What the result is cached under: the lessons, and all settings that change it, hashed."""
-        described = f"{_RECIPE} {lessons.version} {self.model_dump_json(exclude={'train_threads'})}"
-        return f"{lessons.name}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
-
 
 def unsaid(text: str) -> None:
     """Say nothing."""
 
 
-def warm_start(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = unsaid) -> Path:
-    """Make a tiny model and teach it, or find it in `cache`.
+def warm_start(target: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = unsaid) -> Path:
+    """Make a tiny model in the new folder `target` and teach it; returns the folder.
 
     This joins and leaves torch.distributed in the calling process; use `in_own_process` from a process that has
     other things to do.
 
-    Returns:
-        The Hugging Face folder of the model.
-
     Raises:
-        TrainError: after all rounds the model still cannot reproduce held-out demonstrations.
+        TrainError: the model does not pass the acceptance check; the message names the phrases and forms that failed.
     """
-    done = cache / settings.folder_name(lessons)
-    if (done / "config.json").is_file():
-        say(f"warm start: found in {done}")
-        return done
     from agentrl.chat import Chat
 
     started = time.monotonic()
-    say(f"warm start: teaching a tiny model, {settings.skill_steps} steps or more; it is kept in {cache}")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".work-") as folder:
+    say(f"warm start: teaching a tiny model, {settings.skill_steps} steps or more")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".work-") as folder:
         work = Path(folder)
         create(work / "random", corpus=lessons.corpus(), markup=lessons.markup, **settings.model_dump(include=_MADE))
         course = _Course(lessons, Chat.load(str(work / "random")), settings, say)
         asyncio.run(course.skill(work / "random", work / "skill"))
         if settings.habit_steps:
-            asyncio.run(course.habit(work / "skill", work / "habit"))
-        try:
-            (work / ("habit" if settings.habit_steps else "skill")).rename(done)
-        except OSError:
-            # If another run was faster, its result (the same) stays.
-            if not (done / "config.json").is_file():
-                raise
+            asyncio.run(course.by_adam("habit", work / "skill", work / "habit"))
+        (work / ("habit" if settings.habit_steps else "skill")).rename(target)
     say(f"warm start: done in {time.monotonic() - started:.0f} s")
-    return done
+    return target
 
 
-def in_own_process(cache: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = unsaid) -> Path:
-    """`warm_start` in a fresh process, whose memory and process groups go with it; `say` must be picklable."""
+def practise(target: Path, source: Path, lessons: Lessons, settings: WarmStartSettings, say: Say = unsaid) -> Path:
+    """Teach the model in `source` with correct demonstrations for `habit_steps`; returns the new folder `target`.
+
+    See `warm_start` for the process and for what it raises.
+    """
+    from agentrl.chat import Chat
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    asyncio.run(_Course(lessons, Chat.load(str(source)), settings, say).by_adam("skill", source, target))
+    return target
+
+
+def in_own_process(function: Callable[..., Path], *arguments: Any) -> Path:
+    """Call `warm_start` or `practise` in a fresh process, whose memory and process groups end with it.
+
+    All arguments, `say` included, must be picklable.
+    """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_quiet) as pool:
-        return pool.submit(warm_start, cache, lessons, settings, say).result()
+        return pool.submit(function, *arguments).result()
 
 
 def _quiet() -> None:
@@ -174,31 +167,41 @@ class _Course:
 
     async def skill(self, source: Path, target: Path) -> None:
         s = self.settings
-        checks = [self._sample(messages) for messages in await self.lessons.checks()]
         stream = self._samples("skill")
         muon = {"optimizer": "muon", "muon_lr": s.skill_muon_lr}
         with _trainer(source, s, s.skill_steps, lr=s.skill_lr, **muon) as backend:
             for round_number in range(1, s.skill_rounds + 1):
                 loss = await _train(backend, stream, s.skill_steps, s.skill_batch, self.say)
-                success = _reproduced(backend, checks)
-                self.say(
-                    f"warm start: skill round {round_number}, {s.skill_steps} steps, loss {loss:.4f}, "
-                    f"{success:.0%} of held-out demonstrations reproduced"
-                )
-                if success >= s.skill_success:
-                    backend.save_hf(target)
+                shutil.rmtree(target, ignore_errors=True)
+                backend.save_hf(target)
+                self.say(f"warm start: skill round {round_number}, {s.skill_steps} steps, loss {loss:.4f}")
+                if not (failed := await self._failures(target)):
                     return
         raise TrainError(
-            f"the warm start with seed {s.seed} reproduced {success:.0%} of held-out demonstrations after "
-            f"{s.skill_rounds} rounds, expected {s.skill_success:.0%}; use another seed or more rounds"
+            f"the warm start with seed {s.seed} failed the acceptance check after {s.skill_rounds} rounds: {failed}; "
+            f"expected at least {s.least_right:.0%} and {s.least_probability}; use another seed or more rounds"
         )
 
-    async def habit(self, source: Path, target: Path) -> None:
+    async def by_adam(self, phase: Phase, source: Path, target: Path) -> None:
         s = self.settings
         with _trainer(source, s, s.habit_steps, lr=s.habit_lr) as backend:
-            loss = await _train(backend, self._samples("habit"), s.habit_steps, s.habit_batch, self.say)
+            loss = await _train(backend, self._samples(phase), s.habit_steps, s.habit_batch, self.say)
             backend.save_hf(target)
-        self.say(f"warm start: habits, {s.habit_steps} steps, loss {loss:.3f}")
+        self.say(f"warm start: {phase}, {s.habit_steps} steps by AdamW, loss {loss:.3f}")
+        if failed := await self._failures(target):
+            raise TrainError(
+                f"the warm start with seed {s.seed} failed the acceptance check after {s.habit_steps} steps of {phase}: "
+                f"{failed}; expected at least {s.least_right:.0%} and {s.least_probability}; use another seed"
+            )
+
+    async def _failures(self, folder: Path) -> str:
+        rows = await measure(folder, self.lessons)
+        if failed := failures(rows, self.settings.least_right, self.settings.least_probability):
+            self.say(f"warm start: acceptance check failed: {failed}")
+        elif rows:
+            worst = min(rows, key=lambda row: (row.right, row.probability))
+            self.say(f"warm start: acceptance check passed; the worst of {len(rows)} rows is {worst}")
+        return failed
 
     async def _samples(self, phase: Phase) -> AsyncIterator[Sample]:
         """Fresh demonstrations as samples, without end."""
@@ -257,17 +260,3 @@ async def _train(backend: "TrainBackend", stream: AsyncIterator[Sample], steps: 
         if (step + 1) % report_every == 0 and step + 1 < steps:
             say(f"warm start: step {step + 1}/{steps}, loss {running:.3f}")
     return running
-
-
-def _reproduced(backend: "TrainBackend", samples: list[Sample]) -> float:
-    """Share of samples of which every trained token has a probability above one half.
-
-    Greedy decoding writes exactly these demonstrations, so this is a lower bound of its success.
-    """
-    import numpy as np
-
-    from agentrl.train.batch import TrainBatch
-
-    batch = TrainBatch.from_samples([[sample] for sample in samples], supervised=True)
-    sure = (np.exp(backend.log_probs(batch)) > _SURE) | (batch.loss_mask == 0)
-    return float(np.mean([sure[batch.response_slice(index)].all() for index in range(len(samples))]))
