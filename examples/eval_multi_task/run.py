@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from agentrl.demo.data import write_prompts, write_train_and_test
-from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.example import Example
 from agentrl.demo.task import make_problems
 
@@ -23,7 +22,7 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
     return train, sets
 
 
-EXAMPLE = Example("eval_multi_task", HERE / "cpu.yaml", CalculatorLessons(), write_data, goal=0.8)
+EXAMPLE = Example("eval_multi_task", HERE / "cpu.yaml", "calculator", write_data, goal=0.8)
 
 if __name__ == "__main__":
     EXAMPLE.main()

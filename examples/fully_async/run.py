@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from agentrl.demo.data import write_train_and_test
-from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.example import Example
 
 
@@ -12,7 +11,7 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
     return write_train_and_test(folder, train_count=480, seed=seed)
 
 
-EXAMPLE = Example("fully_async", Path(__file__).parent / "cpu.yaml", CalculatorLessons(), write_data, goal=0.8)
+EXAMPLE = Example("fully_async", Path(__file__).parent / "cpu.yaml", "calculator", write_data, goal=0.8)
 
 if __name__ == "__main__":
     EXAMPLE.main()

@@ -10,18 +10,17 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from agentrl import Message
-from agentrl.demo.demonstrations import CalculatorLessons, Kind, demonstrate
-from agentrl.demo.task import CalculatorEnv, Problem, make_problem
+from agentrl.demo.demonstrations import CalculatorLessons, Kind, check, demonstrate
+from agentrl.demo.task import SHAPES, CalculatorEnv, Problem, make_problem
+from agentrl.tiny.acceptance import Check
 from agentrl.tiny.warm_start import Phase
-from examples.multi_agent.team import PROMPTS, ROLES
+from examples.multi_agent.team import PROMPTS, ROLES, Role
 
-HABITS: dict[Kind, float] = {"good": 0.36, "guess": 0.46, "wrong_name": 0.08, "mistyped": 0.05, "miscopied": 0.05}
+HABITS: dict[Kind, float] = {"good": 0.40, "guess": 0.46, "wrong_name": 0.08, "mistyped": 0.03, "miscopied": 0.03}
 
 
 class TeamLessons(CalculatorLessons):
     """See `agentrl.tiny.warm_start.Lessons`."""
-
-    name, version = "multi_agent", 11
 
     def corpus(self) -> Iterator[str]:
         """The calculator's words, and those of the roles."""
@@ -40,16 +39,21 @@ class TeamLessons(CalculatorLessons):
             kind: Kind = "good" if phase == "skill" else rng.choices(list(HABITS), list(HABITS.values()))[0]
             yield await demonstrate(problem, kind, rng, toolbox)
 
-    async def checks(self) -> list[list[Message]]:
-        """64 correct conversations about held-out problems."""
-        rng, toolbox = random.Random("held-out demonstrations"), CalculatorEnv().toolbox
-        return [await demonstrate(asked(make_problem(rng, "test"), rng), "good", rng, toolbox) for _ in range(64)]
+    async def checks(self) -> list[Check]:
+        """Every role with every shape of expression, 32 times each."""
+        rng, found = random.Random("held-out demonstrations"), []
+        for role in ROLES * 32:
+            for shape in SHAPES:
+                problem = asked(make_problem(rng, "test", shape=shape), rng, role)
+                found.append(await check(role, shape, problem))
+        return found
 
 
-def asked(problem: Problem, rng: random.Random) -> Problem:
-    """The problem as one of the roles is asked for it, with candidates that are right, wrong or missing."""
+def asked(problem: Problem, rng: random.Random, role: Role | None = None) -> Problem:
+    """The problem as `role`, by default any of them, is asked for it, with candidates that are right, wrong or missing."""
 
     def candidate() -> str:
         return rng.choice((str(problem.answer), str(rng.randint(100, 9999)), ""))
 
-    return replace(problem, question=PROMPTS[rng.choice(ROLES)].format(problem.expression, candidate(), candidate()))
+    chosen = rng.choice(ROLES) if role is None else role
+    return replace(problem, question=PROMPTS[chosen].format(problem.expression, candidate(), candidate()))

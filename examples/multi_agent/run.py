@@ -8,13 +8,10 @@ from pathlib import Path
 
 from agentrl.demo.example import Example
 from agentrl.demo.task import Split, make_problems
-from agentrl.tiny.warm_start import Say, WarmStartSettings, in_own_process
-from examples.multi_agent.lessons import TeamLessons
+from agentrl.tiny import shipped
+from agentrl.tiny.warm_start import Say
 from examples.multi_agent.team import OPPONENT
 from examples.second_model import served
-
-RECIPE = WarmStartSettings(skill_success=0.95)
-"""Nearly all numbers copied: two members must get theirs right."""
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
@@ -31,9 +28,9 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
 
 
 @contextmanager
-def opponent(cache: Path, say: Say) -> Iterator[list[str]]:
-    """Have the opponent served: what seed 0 starts from."""
-    with served(in_own_process(cache, TeamLessons(), RECIPE, say), cache / "logs") as url:
+def opponent(folder: Path, say: Say) -> Iterator[list[str]]:
+    """Have the opponent served: the model that the run starts from."""
+    with served(shipped("examples"), folder / "opponent") as url:
         os.environ[OPPONENT] = url
         yield []
 
@@ -41,8 +38,7 @@ def opponent(cache: Path, say: Say) -> Iterator[list[str]]:
 EXAMPLE = Example(
     name="multi_agent",
     config=Path(__file__).parent / "cpu.yaml",
-    lessons=TeamLessons(),
-    warm_start=RECIPE,
+    model="examples",
     write_data=write_data,
     goal=0.8,
     others=opponent,

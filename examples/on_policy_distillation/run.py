@@ -7,10 +7,11 @@ from pathlib import Path
 from agentrl.demo.data import write_train_and_test
 from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.example import Example
-from agentrl.tiny.warm_start import Say, WarmStartSettings, in_own_process
+from agentrl.tiny import shipped
+from agentrl.tiny.warm_start import Say, WarmStartSettings, in_own_process, practise
 
-TEACHER = WarmStartSettings(habit_steps=0)
-"""The student's lessons without the bad habits that come last."""
+TEACHER = WarmStartSettings(habit_steps=40)
+"""Steps with correct demonstrations, which take the student's bad habits away."""
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
@@ -19,15 +20,16 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
 
 
 @contextmanager
-def teacher(cache: Path, say: Say) -> Iterator[list[str]]:
-    """Make the teacher, or find it in `cache`."""
-    yield ["--opd-teacher-load", str(in_own_process(cache, CalculatorLessons(), TEACHER, say))]
+def teacher(folder: Path, say: Say) -> Iterator[list[str]]:
+    """Make the teacher out of the student: half a minute."""
+    made = in_own_process(practise, folder / "teacher", shipped("calculator"), CalculatorLessons(), TEACHER, say)
+    yield ["--opd-teacher-load", str(made)]
 
 
 EXAMPLE = Example(
     name="on_policy_distillation",
     config=Path(__file__).parent / "cpu.yaml",
-    lessons=CalculatorLessons(),
+    model="calculator",
     write_data=write_data,
     goal=0.8,
     others=teacher,

@@ -10,12 +10,11 @@ from typing import Any
 import click
 
 from agentrl.demo.data import write_train_and_test
-from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.example import must_be_new
 from agentrl.errors import AgentRLError
 from agentrl.groups import read_groups
 from agentrl.observability.metrics import read_metrics
-from agentrl.tiny.warm_start import WarmStartSettings, in_own_process
+from agentrl.tiny import shipped
 
 CONFIG = Path(__file__).parents[1] / "true_on_policy/cpu.yaml"
 PLANTED = "examples.reproducibility.planted:reward"
@@ -54,27 +53,25 @@ def _measured(folder: Path) -> list[dict[str, float]]:
 
 
 @click.command(context_settings={"show_default": True, "ignore_unknown_options": True})
-@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of weights, data and sampling.")
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of data and sampling.")
 @click.option("--output-dir", type=click.Path(path_type=Path), help="A new folder; default runs/reproducibility/...")
-@click.option("--cache", default="runs/cache", type=click.Path(path_type=Path), help="Warm-started models.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
-def main(seed: int, output_dir: Path | None, cache: Path, flags: tuple[str, ...]) -> None:
+def main(seed: int, output_dir: Path | None, flags: tuple[str, ...]) -> None:
     """Run three rollouts twice, compare everything, then plant a bit. All other flags go to `agentrl train`."""
     folder = (output_dir or Path(f"runs/reproducibility/seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
     try:
         must_be_new(folder)
-        model = in_own_process(cache.resolve(), CalculatorLessons(), WarmStartSettings(seed=seed), click.echo)
     except AgentRLError as error:
         raise click.ClickException(str(error)) from error
     prompts, held_out = write_train_and_test(folder / "data", train_count=48, seed=seed)
     more = ["--rollout-seed", str(seed), "--eval-prompt-data", "held_out", f"{held_out}@[0:20]", *flags]
     for name in ("one", "two"):
-        code, said = train(folder / name, model, prompts, *more)
+        code, said = train(folder / name, shipped("calculator"), prompts, *more)
         if code:
             raise click.ClickException(f"run {name} failed: {said}")
     found = list(differences(folder / "one", folder / "two"))
     click.echo(f"two runs of the same seed differ in: {', '.join(found) or 'nothing'}")
-    code, said = train(folder / "planted", model, prompts, *more, "--custom-rm-path", PLANTED)
+    code, said = train(folder / "planted", shipped("calculator"), prompts, *more, "--custom-rm-path", PLANTED)
     click.echo(said.strip().splitlines()[-1])
     if found or code == 0 or NOTICED not in said:
         sys.exit(1)

@@ -10,28 +10,30 @@
 import json
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from agentrl import Message
+from agentrl.tiny.acceptance import Check
 from agentrl.tiny.warm_start import Phase
-from examples.retool.data import TRAIN_NUMBERS, Problem, make_problem
+from examples.retool.data import KINDS, TRAIN_NUMBERS, Problem, make_problem
 from examples.retool.env import RetoolEnv
 
 DemonstrationKind = Literal["good", "guess", "broken", "mistyped", "miscopied"]
 
 _HABITS: dict[DemonstrationKind, float] = {
-    "good": 0.30,
-    "guess": 0.58,
-    "broken": 0.06,
-    "mistyped": 0.03,
-    "miscopied": 0.03,
+    "good": 0.34,
+    "guess": 0.60,
+    "broken": 0.03,
+    "mistyped": 0.015,
+    "miscopied": 0.015,
 }
 
 
 class PythonLessons:
     """The code interpreter's lessons for a tiny model; see `agentrl.tiny.warm_start.Lessons`."""
 
-    name, version, markup = "retool", 2, ()
+    markup = ()
 
     def corpus(self) -> Iterator[str]:
         """The words of the task, so that each becomes a token or two."""
@@ -54,10 +56,14 @@ class PythonLessons:
             kind = "good" if phase == "skill" else rng.choices(list(_HABITS), list(_HABITS.values()))[0]
             yield demonstrate(problem, kind, rng)
 
-    async def checks(self) -> list[list[Message]]:
-        """64 correct conversations about held-out questions."""
-        rng = random.Random("held-out demonstrations")
-        return [demonstrate(make_problem(rng, "test"), "good", rng) for _ in range(64)]
+    async def checks(self) -> list[Check]:
+        """Every kind of question, 64 times each; the code and the answer are checked."""
+        rng, found = random.Random("held-out demonstrations"), []
+        for kind in KINDS * 64:
+            problem = replace(make_problem(rng, "test"), kind=kind)
+            texts = {1: ("code", f"print({problem.expression})"), 3: ("answer", f"{{{problem.answer}}}")}
+            found.append(Check(kind.question, demonstrate(problem, "good", rng), texts))
+        return found
 
 
 def demonstrate(problem: Problem, kind: DemonstrationKind, rng: random.Random) -> list[Message]:

@@ -72,8 +72,10 @@ class Question:
         return self.steps[-1].value
 
 
-def ask(rng: random.Random, split: Split = "train", *, drill: bool = False) -> Question:
-    """A random question, every other one of two steps; `drill` phrases it as an order to search."""
+def ask(
+    rng: random.Random, split: Split = "train", *, drill: bool = False, phrase: str = "", two: bool | None = None
+) -> Question:
+    """A random question, every other one of two steps; `drill` adds orders to search, `phrase` and `two` leave no choice."""
     entity, linked, other, *more = rng.sample(NAMES[split], 5)
     (measure, second), (link, other_link) = rng.sample(MEASURES, 2), rng.sample(LINKS, 2)
     links = [Fact(link, entity, linked), Fact(other_link, entity, other), Fact(link, *more)]
@@ -89,8 +91,8 @@ def ask(rng: random.Random, split: Split = "train", *, drill: bool = False) -> Q
     direct, indirect, *rest = [Fact(*about, value) for about, value in zip(asked, values, strict=True)]
     passages = [str(fact) for fact in (*links, direct, indirect, *rest)]
     rng.shuffle(passages)
-    two = rng.random() < 0.5
-    phrase = rng.choice(DRILLS if drill else CAREFUL + CASUAL)
+    two = rng.random() < 0.5 if two is None else two
+    phrase = phrase or rng.choice(DRILLS + CASUAL if drill else CAREFUL + CASUAL)
     about = f"the {link} of {entity}" if two else entity
     steps = (links[0], indirect) if two else (direct,)
     return Question(phrase.format(measure, about), f"{measure} of {about}", steps, tuple(passages), phrase in DRILLS)

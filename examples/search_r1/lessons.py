@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl import Message, Sample
+from agentrl.tiny.acceptance import Check
 from agentrl.tiny.warm_start import Phase
 from examples.search_r1.env import SearchR1ToolEnv, find
-from examples.search_r1.knowledge import CASUAL, DRILLS, FIRST, LINKS, MEASURES, SECOND, Fact, Question, ask
+from examples.search_r1.knowledge import CAREFUL, CASUAL, DRILLS, FIRST, LINKS, MEASURES, SECOND, Fact, Question, ask
 
 Kind = Literal["good", "guess", "wrong_query", "stops_early", "miscopied"]
 
@@ -29,13 +30,7 @@ class SearchLessons:
     """See `agentrl.tiny.warm_start.Lessons`; for `SearchR1Env`, or with `native` for `SearchR1ToolEnv`."""
 
     native: bool = False
-    version = 5
     markup = ("<search>", "</search>", "<information>", "</information>")
-
-    @property
-    def name(self) -> str:
-        """Of the folder in the cache."""
-        return "search_r1_tools" if self.native else "search_r1"
 
     def corpus(self) -> Iterator[str]:
         """The words of the task; names only in halves, so that held-out names are two tokens like the others."""
@@ -65,10 +60,20 @@ class SearchLessons:
             kind: Kind = "good" if phase == "skill" else rng.choices(list(habits), list(habits.values()))[0]
             yield demonstrate(question, kind, rng, native=self.native)
 
-    async def checks(self) -> list[list[Message]]:
-        """64 correct conversations about held-out entities."""
-        rng = random.Random("held-out demonstrations")
-        return [demonstrate(ask(rng, "test", drill=True), "good", rng, native=self.native) for _ in range(64)]
+    async def checks(self) -> list[Check]:
+        """Every phrase with one search and with two, 32 times each; every query and the answer are checked."""
+        rng, found = random.Random("held-out demonstrations"), []
+        for phrase in (CAREFUL + CASUAL) * 32:
+            for two in (False, True):
+                question = ask(rng, "test", phrase=phrase, two=two)
+                messages = demonstrate(question, "good", rng, native=self.native)
+                kind = "tool call" if self.native else "tags"
+                texts = {
+                    2 * at + 1: (f"query {at + 1} in {kind}", step.query) for at, step in enumerate(question.steps)
+                }
+                texts[len(messages) - 1] = (f"answer in {kind}", f"<answer>{question.answer}")
+                found.append(Check(phrase, messages, texts))
+        return found
 
 
 def demonstrate(question: Question, kind: Kind, rng: random.Random, *, native: bool = False) -> list[Message]:
@@ -107,3 +112,8 @@ def _search(thought: str, query: str, found: str, native: bool) -> list[Message]
         {"role": "assistant", "content": thought, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_0", "name": "search", "content": found},
     ]
+
+
+def native() -> SearchLessons:
+    """Lessons for `SearchR1ToolEnv`."""
+    return SearchLessons(native=True)

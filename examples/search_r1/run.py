@@ -1,19 +1,16 @@
-"""`make example-search`: a tiny model learns to search, from random weights, on a laptop.
+"""`make example-search`: a tiny model learns to search, on a laptop.
 
 With native tool calls in place of the tags, which are longer: add
 `--env examples.search_r1.env:SearchR1ToolEnv --rollout-max-response-len 64`.
 """
 
-import sys
 from pathlib import Path
 
 from agentrl.demo.example import Example
 from examples.search_r1.data import write_train_and_test
-from examples.search_r1.lessons import SearchLessons
 
 HERE = Path(__file__).parent
-NATIVE = any(argument.endswith("SearchR1ToolEnv") for argument in sys.argv)
-EXAMPLE = Example("search_r1", HERE / "cpu.yaml", SearchLessons(native=NATIVE), write_train_and_test)
+EXAMPLE = Example("search_r1", HERE / "cpu.yaml", "examples", write_train_and_test)
 
 if __name__ == "__main__":
     EXAMPLE.main()

@@ -9,19 +9,20 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
 
 from agentrl import Message
+from agentrl.tiny.acceptance import Check
 from agentrl.tiny.warm_start import Phase
-from examples.tau_bench.shop import ShopEnv, make_case
+from examples.tau_bench.shop import STATES, WISHES, ShopEnv, make_case
 
 Kind = Literal["good", "guess", "unchecked", "miscopied", "gives_up"]
 
-HABITS: dict[Kind, float] = {"good": 0.14, "guess": 0.30, "unchecked": 0.34, "miscopied": 0.10, "gives_up": 0.12}
+HABITS: dict[Kind, float] = {"good": 0.20, "guess": 0.26, "unchecked": 0.38, "miscopied": 0.03, "gives_up": 0.13}
 TOOLS = {"pending": "cancel", "shipped": "send_back"}
 
 
 class ShopLessons:
     """See `agentrl.tiny.warm_start.Lessons`."""
 
-    name, version, markup = "tau_bench", 1, ()
+    markup = ()
 
     def corpus(self) -> Iterator[str]:
         """The words of the task."""
@@ -46,10 +47,16 @@ class ShopLessons:
             kind = "good" if phase == "skill" else rng.choices(list(HABITS), list(HABITS.values()))[0]
             yield demonstrate(make_case(rng), kind, rng)
 
-    async def checks(self) -> list[list[Message]]:
-        """64 good conversations about held-out orders."""
-        rng = random.Random("held-out demonstrations")
-        return [demonstrate(make_case(rng, "test"), "good", rng) for _ in range(64)]
+    async def checks(self) -> list[Check]:
+        """Every wish for an order in every state, 64 times each; all calls are checked, the last one with its name."""
+        rng, found = random.Random("held-out demonstrations"), []
+        for wish in WISHES * 64:
+            for state in STATES:
+                case = make_case(rng, "test", wish=wish, state=state)
+                order, act = case["metadata"]["order"], TOOLS[state]
+                texts = {3: ("look_up", order), 5: (act, f'{act}", "arguments": {{"order": "{order}')}
+                found.append(Check(wish, demonstrate(case, "good", rng), texts))
+        return found
 
 
 def demonstrate(case: dict[str, Any], kind: Kind, rng: random.Random) -> list[Message]:

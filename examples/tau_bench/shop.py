@@ -63,11 +63,12 @@ class ShopEnv(Environment):
         return float(sample.status is not Status.TRUNCATED and self.records == json.loads(str(sample.label)))
 
 
-def make_case(rng: random.Random, split: str = "train") -> dict[str, Any]:
+def make_case(rng: random.Random, split: str = "train", *, wish: str = "", state: str = "") -> dict[str, Any]:
     """A prompt row: three orders of which the user means one. Held-out numbers of orders are 3 modulo 7, others not."""
     numbers = [n for n in range(1000, 10000) if (n % 7 == 3) == (split == "test")]
     records = {str(n): rng.choice(STATES) for n in rng.sample(numbers, 3)}
-    order, wish = rng.choice(list(records)), rng.choice(WISHES)
+    order, wish = rng.choice(list(records)), wish or rng.choice(WISHES)
+    records[order] = state or records[order]
     label = json.dumps(records | {order: DONE[records[order]]})
     return {"prompt": wish, "label": label, "metadata": {"wish": wish, "order": order, "records": records}}
 

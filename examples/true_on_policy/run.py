@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from agentrl.demo.data import write_train_and_test
-from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.example import Example
 
 HERE = Path(__file__).parent
@@ -14,7 +13,7 @@ def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
     return write_train_and_test(folder, train_count=192, seed=seed)
 
 
-EXAMPLE = Example("true_on_policy", HERE / "cpu.yaml", CalculatorLessons(), write_data, goal=0.8)
+EXAMPLE = Example("true_on_policy", HERE / "cpu.yaml", "calculator", write_data, goal=0.8)
 
 if __name__ == "__main__":
     EXAMPLE.main()
